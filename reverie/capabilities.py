@@ -246,6 +246,77 @@ class PolicyWorldModelEnv(WorldModelEnv, Protocol):
         """Return the latent state `(N, ...)` of a state of `resume`, by name."""
 
 
+class StateInspection(NamedTuple):
+    """What an agent predicts in one state; None where it predicts nothing."""
+
+    value: float | None = None
+    entropy: float | None = None
+    """Of the policy, summed over all actions."""
+    probs: dict[str, np.ndarray] = {}  # noqa: RUF012
+    """Probability of every value of the discrete actions `(..., K)`, by key."""
+    latents: np.ndarray | None = None
+    """Class indices `(S,)` of the categorical latents."""
+    classes: int = 0
+    """Number of classes K of each latent."""
+    boundary: float | None = None
+    """Probability that the next step begins a segment."""
+    context: tuple[int, int] | None = None
+    """Steps in the context of a transformer, and the most that it can hold."""
+
+
+@runtime_checkable
+class InspectableWorldModelEnv(PolicyWorldModelEnv, Protocol):
+    """A world model whose predictions can be shown while it is simulated."""
+
+    def inspect(self, state: Any) -> StateInspection:
+        """Return the predictions in a state of `resume`, for the first rollout."""
+
+    def inspect_policy(self, carry: Carry) -> StateInspection:
+        """Return the predictions for the carry of the policy, for the first entry."""
+
+    def observation_kl(self, carry: Carry, row: Obs) -> float | None:
+        """Return the KL divergence from posterior to prior in a new row, in nats.
+
+        `carry` is that of the policy before the row `(1, ...)`. None if the world model
+        has no such distributions.
+        """
+
+
+@runtime_checkable
+class HasPriorKL(Protocol):
+    """A latent world with distributions of posterior and prior."""
+
+    def prior_kl(self, state: State, batch: Batch, rng: Any) -> Tensor:
+        """Return the KL divergences `(B, T)` of rows that follow `state`, in nats."""
+
+
+@runtime_checkable
+class HasBoundaryProbability(Protocol):
+    """A latent world that predicts where segments begin."""
+
+    def boundary_probability(self, states: State) -> Tensor:
+        """Return the probability `(*b)` that the next step begins a segment."""
+
+
+@runtime_checkable
+class SeedablePolicy(Protocol):
+    """A policy with random numbers that can be repeated."""
+
+    def seed_policy(self, seed: int) -> None:
+        """Reset the random generator that `policy` uses in evaluation."""
+
+
+@runtime_checkable
+class FollowsActions(Protocol):
+    """A policy whose carry contains its previous actions.
+
+    Needed to continue after other actions than its own were taken.
+    """
+
+    def follow_action(self, carry: Carry, action: Action) -> Carry:
+        """Return the carry as if the policy had chosen these actions `(N, ...)`."""
+
+
 @runtime_checkable
 class HasWorldModelEnv(Protocol):
     """Has a world model that can be simulated as an environment."""

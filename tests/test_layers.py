@@ -41,8 +41,9 @@ MAY_IMPORT: dict[str, set[str]] = {
 LIBRARY = {*MAY_IMPORT}
 RUNS = {"run", "evaluation", "recordings"}
 MAY_IMPORT |= dict.fromkeys(RUNS, LIBRARY | RUNS)
-MAY_IMPORT |= dict.fromkeys(("sweep", "bench"), LIBRARY | RUNS)
-MAY_IMPORT["cli"] = BASE | LEAVES | {"config", "convert", *RUNS, "sweep", "bench"}
+TOOLS = {"sweep", "bench", "play"}
+MAY_IMPORT |= dict.fromkeys(TOOLS, LIBRARY | RUNS)
+MAY_IMPORT["cli"] = BASE | LEAVES | {"config", "convert", *RUNS, *TOOLS}
 
 
 def room_of(module: str) -> str:

@@ -42,7 +42,7 @@ def wheel(tmp_path_factory) -> Path:
 
 
 def test_it_contains_every_file_of_the_package(wheel):
-    kinds = (".py", ".cu", ".yaml", ".typed")
+    kinds = (".py", ".cu", ".yaml", ".typed", ".html", ".css", ".js")
     wanted = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "reverie").rglob("*")

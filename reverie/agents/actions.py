@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from reverie.api import Batch
+from reverie.api import Action, Batch
 from reverie.spaces import Spaces
 
 
@@ -18,6 +19,14 @@ def zero_actions(
     return {
         key: torch.as_tensor(space.zeros(batch), device=device)
         for key, space in act_space.items()
+    }
+
+
+def to_tensors(action: Action, like: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return actions by key with the device and dtype of other actions."""
+    return {
+        key: torch.as_tensor(np.asarray(action[key])).to(tensor)
+        for key, tensor in like.items()
     }
 
 

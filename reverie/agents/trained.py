@@ -34,6 +34,10 @@ class TrainedAgent:
     def parameter_count(self) -> int:
         return sum(tensor.numel() for tensor in self.opt.tensors)
 
+    def seed_policy(self, seed: int) -> None:
+        """Reset the random generator that `policy` uses in evaluation."""
+        self.rng["eval"].reseed(seed)
+
     def state_dict(self) -> StateDict:
         weights = {k: dict(m.state_dict()) for k, m in self.components().items()}
         return {

@@ -13,6 +13,12 @@ from torch import Tensor
 from reverie.agents.actions import previous_actions
 from reverie.agents.iris.actor_critic import LSTMState, PixelNet
 from reverie.api import Action, Batch, Carry, LatentWorld, Obs
+from reverie.capabilities import (
+    HasBoundaryProbability,
+    HasPriorKL,
+    StateInspection,
+)
+from reverie.nets.distributions import Categorical, Distribution
 from reverie.nets.rng import Rng
 from reverie.nets.tree import tree_map
 from reverie.spaces import Space, Spaces, agent_obs_space
@@ -38,8 +44,11 @@ class LatentWorldModelEnv:
         device: torch.device,
         seed: int = 0,
         act: LatentPolicy | None = None,
+        inspect: Callable[[Tensor], StateInspection] | None = None,
     ):
+        """`inspect` returns the predictions of actor and critic for features."""
         self.world, self.device, self._act = world, device, act
+        self._inspect = inspect
         self.obs_space, self.act_space = agent_obs_space(obs_space), act_space
         self.seed(seed)
 
@@ -97,6 +106,34 @@ class LatentWorldModelEnv:
         fields = {k: x for k, x in state._asdict().items() if isinstance(x, Tensor)}
         return {**fields, "feat": self.world.features(state)}
 
+    @torch.no_grad()
+    def inspect(self, state: Any) -> StateInspection:
+        first = tree_map(lambda x: x[:1], state)
+        result = StateInspection()
+        if self._inspect is not None:
+            result = self._inspect(self.world.features(first))
+        if isinstance(self.world, HasBoundaryProbability):
+            probability = float(self.world.boundary_probability(first)[0])
+            result = result._replace(boundary=probability)
+        stoch = getattr(state, "stoch", None)
+        if stoch is not None and stoch.ndim == 3 and stoch.shape[-1] > 1:
+            latents = stoch[0].argmax(-1).cpu().numpy()
+            result = result._replace(latents=latents, classes=stoch.shape[-1])
+        return result
+
+    def inspect_policy(self, carry: Carry) -> StateInspection:
+        return self.inspect(carry.state)
+
+    @torch.no_grad()
+    def observation_kl(self, carry: Carry, row: Obs) -> float | None:
+        if not isinstance(self.world, HasPriorKL):
+            return None
+        keys = [key for key in (*self.obs_space, "is_first", "reward") if key in row]
+        batch: Batch = {key: self._tensor(row[key])[:, None] for key in keys}
+        batch["prevact"] = {key: x[:, None] for key, x in carry.prevact.items()}
+        rng = Rng(0, "observation_kl", self.device)  # does not change rollouts
+        return float(self.world.prior_kl(carry.state, batch, rng)[0, 0])
+
     def _tensor(self, value: Any) -> Tensor:
         return torch.as_tensor(np.asarray(value)).to(self.device)
 
@@ -123,8 +160,11 @@ class IrisWorldModelEnv:
         act_space: Spaces,
         device: torch.device,
         seed: int = 0,
+        value: Callable[[Tensor], Distribution] | None = None,
     ):
+        """`value` returns the value distribution for outputs of the critic."""
         self.world, self.net, self.device = world, net, device
+        self._value = value
         self.act_space = act_space
         self.obs_space = {world.key: obs_space[world.key]}
         ((self.action, space),) = act_space.items()
@@ -178,6 +218,29 @@ class IrisWorldModelEnv:
     def latent(self, state: ImaginedIrisState) -> dict[str, Tensor]:
         assert state.lstm is not None, "a state of `begin` has no policy"
         return state.lstm._asdict()
+
+    def inspect(self, state: ImaginedIrisState) -> StateInspection:
+        cache, block = state.world.cache, self.world.dynamics.block
+        context = (cache.size // block, cache.keys.shape[-2] // block)
+        if state.lstm is None:
+            return StateInspection(context=context)
+        return self._inspect_lstm(state.lstm)._replace(context=context)
+
+    def inspect_policy(self, carry: Carry) -> StateInspection:
+        return self._inspect_lstm(carry.lstm)
+
+    def observation_kl(self, carry: Carry, row: Obs) -> float | None:
+        return None
+
+    @torch.no_grad()
+    def _inspect_lstm(self, lstm: LSTMState) -> StateInspection:
+        hidden = lstm.hidden[:1]
+        policy = Categorical(self.net.actor(hidden))
+        value = None
+        if self._value is not None:
+            value = float(self._value(self.net.critic(hidden)).pred()[0])
+        probs = {self.action: policy.probs[0].cpu().numpy()}
+        return StateInspection(value, float(policy.entropy()[0]), probs)
 
     def _index(self, action: Any) -> Tensor:
         index = torch.as_tensor(np.asarray(action)).long() - self.low

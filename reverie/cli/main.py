@@ -20,6 +20,7 @@ from reverie.cli.draw import DrawOptions, draw
 from reverie.cli.envs import check_env, list_envs
 from reverie.cli.evaluate import EvalOptions, evaluate
 from reverie.cli.explain import explain, explain_groups
+from reverie.cli.play import PLAY_HELP, PlayOptions, ViewOptions, play, view
 from reverie.cli.sweep import sweep, sweep_help
 from reverie.cli.train import BASE_BLOCKS, bc, demo, offline, train, train_eval
 from reverie.log.messages import print_message
@@ -204,6 +205,17 @@ COMMANDS: dict[str, Command] = {
         "LOGDIR --follow                  evaluate each new checkpoint of a training\n"
         "LOGDIR LOGDIR [--episodes 100]   compare the segment boundaries of two runs",
         _options_help(EvalOptions),
+    ),
+    "play": Command(
+        play,
+        "LOGDIR [-u | -a | -w | -e] [-s] [--header] [--port 8642] [--no-open] "
+        "[--SETTING VALUE ...]",
+        lambda words: f"{PLAY_HELP}\nOptions\n{explain(PlayOptions)}",
+    ),
+    "view": Command(
+        view,
+        "FOLDER [--port 8642] [--no-open]\nFOLDER --export DIR",
+        _options_help(ViewOptions),
     ),
     "sweep": Command(
         sweep,

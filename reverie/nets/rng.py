@@ -23,6 +23,10 @@ class Rng:
         self.generator = torch.Generator(device)
         self.generator.manual_seed(int(entropy.generate_state(1, np.uint64)[0]) >> 1)
 
+    def reseed(self, seed: int) -> None:
+        """Continue from this seed, with the same generator."""
+        self.generator.manual_seed(seed)
+
     def categorical(self, probs: Float[Tensor, "*b K"]) -> Int[Tensor, "*b"]:
         """Sample class indices; probabilities need not be exactly normalized.
 

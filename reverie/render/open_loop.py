@@ -19,6 +19,14 @@ STRIP = 4
 BOUNDARY_COLOR, INSIDE_COLOR = (230, 40, 40), (40, 60, 160)
 
 
+def error_image(
+    truth: UInt8[np.ndarray, "*b h w c"], model: UInt8[np.ndarray, "*b h w c"]
+) -> UInt8[np.ndarray, "*b h w c"]:
+    """Return the difference of two images; gray means no error."""
+    error: np.ndarray = (model.astype(np.int16) - truth + 255) // 2
+    return error.astype(np.uint8)
+
+
 def open_loop_video(
     truth: UInt8[np.ndarray, "B T h w c"],
     model: UInt8[np.ndarray, "B T h w c"],
@@ -32,8 +40,7 @@ def open_loop_video(
     boundaries, a strip below the truth is red at boundaries and blue elsewhere.
     """
     truth, model = to_rgb(truth[:count], last=True), to_rgb(model[:count], last=True)
-    error = ((model.astype(np.int16) - truth + 255) // 2).astype(np.uint8)
-    rows = [truth, model, error]
+    rows = [truth, model, error_image(truth, model)]
     if boundaries is not None:
         strip = np.empty((*truth.shape[:2], STRIP, *truth.shape[3:]), np.uint8)
         strip[:] = INSIDE_COLOR

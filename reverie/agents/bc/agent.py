@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from reverie import api
-from reverie.agents.actions import previous_actions, zero_actions
+from reverie.agents.actions import previous_actions, to_tensors, zero_actions
 from reverie.agents.bc.feature_extractor import (
     EncoderFeatures,
     check_keys,
@@ -243,6 +243,10 @@ class BC(TrainedAgent):
             action[key] = array.astype(space.dtype)
             prevact[key] = torch.as_tensor(action[key], device=self.device)
         return BCCarry(extractor_carry, head_carry, prevact), action, {}
+
+    def follow_action(self, carry: api.Carry, action: api.Action) -> api.Carry:
+        """Return the carry as if the policy had chosen these actions."""
+        return carry._replace(prevact=to_tensors(action, carry.prevact))
 
     # Training
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from reverie.agents.dreamer.config import DreamerConfig
 from reverie.agents.returns import lambda_return
 from reverie.api import Batch, Metrics, Rollout, State
+from reverie.capabilities import StateInspection
 from reverie.nets.distributions import ActionDistribution, Distribution
 from reverie.nets.heads import Head, PolicyHead
 from reverie.nets.normalize import Normalize
@@ -110,6 +111,20 @@ class ActorCritic(nn.Module):
             key: self._from_index(key, dist.pred() if greedy else dist.sample(rng))
             for key, dist in (pol or self.pol)(feat).items()
         }
+
+    @torch.no_grad()
+    def inspect(self, feat: Float[Tensor, "N F"]) -> StateInspection:
+        """Return value, entropy and action probabilities of the first state."""
+        offset, scale = self.valnorm.stats()
+        value = self.val(feat[:1]).pred() * scale + offset
+        dists = self.pol(feat[:1])
+        entropy = sum(float(dist.entropy()[0]) for dist in dists.values())
+        probs = {
+            key: dists[key].probs[0].cpu().numpy()
+            for key, space in self.act_space.items()
+            if space.is_discrete
+        }
+        return StateInspection(float(value[0]), entropy, probs)
 
     def losses(
         self,

@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from reverie.agents.actions import previous_actions, zero_actions
+from reverie.agents.actions import previous_actions, to_tensors, zero_actions
 from reverie.agents.dreamer.config import DreamerConfig
 from reverie.agents.dreamer.explorer import Explorer, ExplorerUpdate, join_metrics
 from reverie.agents.dreamer.factory import ACTOR_CRITICS, UPDATES, make_world
@@ -37,6 +37,7 @@ from reverie.agents.trained import TrainedAgent
 from reverie.agents.weights import init_generator
 from reverie.agents.world_model_env import LatentWorldModelEnv
 from reverie.api import (
+    Action,
     Batch,
     Carry,
     Extras,
@@ -183,6 +184,10 @@ class Dreamer(TrainedAgent):
         action = self.actor_critic.act(world.features(state), rng, pol, greedy)
         extras = world.to_replay(state) if self.extras else {}
         return DreamerCarry(state, action), action, extras
+
+    def follow_action(self, carry: Carry, action: Action) -> Carry:
+        """Return the carry as if the policy had chosen these actions."""
+        return carry._replace(prevact=to_tensors(action, carry.prevact))
 
     # Training
 
@@ -367,7 +372,8 @@ class Dreamer(TrainedAgent):
             return self.actor_critic.act(self.world.features(state), rng, greedy=greedy)
 
         spaces = (self.obs_space, self.act_space)
-        return LatentWorldModelEnv(self.world, *spaces, self.device, seed, act)
+        inspect = self.actor_critic.inspect
+        return LatentWorldModelEnv(self.world, *spaces, self.device, seed, act, inspect)
 
     def sections(self, feed: Feed) -> dict[str, Callable[[], Any]]:
         from reverie.agents.dreamer.sections import dreamer_sections

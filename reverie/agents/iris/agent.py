@@ -328,7 +328,8 @@ class Iris(TrainedAgent):
     def world_model_env(self, seed: int = 0) -> WorldModelEnv:
         spaces = (self.obs_space, self.act_space)
         world, net = self._refresh_imagination_world(), self.actor_critic.online
-        return IrisWorldModelEnv(world, net, *spaces, self.device, seed)
+        value = self.actor_critic.value
+        return IrisWorldModelEnv(world, net, *spaces, self.device, seed, value)
 
     # Checkpoints
 

@@ -42,6 +42,7 @@ class Catch(SeededEnv):
     """The game; `action` is 0 (left), 1 (stay) or 2 (right)."""
 
     STATE = ("row", "ball", "paddle")
+    action_names = ("left", "stay", "right")
 
     def __init__(self, config: CatchConfig | None = None, seed: int = 0):
         super().__init__(seed)

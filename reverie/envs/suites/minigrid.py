@@ -52,6 +52,8 @@ class MiniGridConfig(ImageConfig):
 class MiniGrid:
     """One task; the actions are left, right, forward, pickup, drop, toggle and done."""
 
+    action_names = ("left", "right", "forward", "pickup", "drop", "toggle", "done")
+
     def __init__(self, name: str, config: MiniGridConfig | None = None):
         self.config = config = config or MiniGridConfig()
         import gymnasium

@@ -70,6 +70,7 @@ class PinPad(SeededEnv):
     """The task; `action` is 0 (stay), 1 (up), 2 (down), 3 (left) or 4 (right)."""
 
     STATE = ("time", "countdown", "player", "history")
+    action_names = ("stay", "up", "down", "left", "right")
 
     def __init__(
         self, name: str = "three", config: PinPadConfig | None = None, seed: int = 0

@@ -90,6 +90,14 @@ class RSSM(ReconstructiveWorld):
         metrics = {"dyn_ent": kl.prior_entropy, "rep_ent": kl.post_entropy}
         return WorldLoss(losses, states, metrics)
 
+    @torch.no_grad()
+    def prior_kl(
+        self, state: RSSMState, batch: Batch, rng: Rng
+    ) -> Float[Tensor, "B T"]:
+        """Return the KL divergences from posterior to prior."""
+        states, logits = self._observe(state, batch, rng)
+        return self.dyn.kl_terms(logits, self.dyn.prior_logits(states.deter)).dyn
+
     def sections(self, state: RSSMState, batch: Batch, rng: Rng) -> dict[str, Section]:
         """Return the sections of `loss`, for profiling."""
         return rssm_sections(self, state, batch, rng)

@@ -75,6 +75,25 @@ class RecurrentVTA(ReconstructiveWorld):
         """True where a segment begins."""
         return states.boundary > 0.5
 
+    @torch.no_grad()
+    def boundary_probability(self, states: RecurrentVTAState) -> Float[Tensor, "*b"]:
+        """Return the prior probability that the next step begins a segment."""
+        return torch.softmax(self.dyn.prior_flag(states), -1)[..., UPDATE]
+
+    @torch.no_grad()
+    def prior_kl(
+        self, state: RecurrentVTAState, batch: Batch, rng: Rng
+    ) -> Float[Tensor, "B T"]:
+        """Return the KL divergences of both levels; the upper one at boundaries."""
+        was_training = self.training
+        self.eval()
+        try:
+            states, dists = self._observe(state, batch, rng)
+        finally:
+            self.train(was_training)
+        upper = dists.post_abs.kl(dists.prior_abs)
+        return states.boundary * upper + dists.post_obs.kl(dists.prior_obs)
+
     def decoder_inputs(self, states: RecurrentVTAState) -> tuple[Tensor, Tensor]:
         belief = torch.cat([states.abs_belief, states.obs_belief], -1)
         return belief, torch.cat([states.abs_stoch, states.obs_stoch], -1)

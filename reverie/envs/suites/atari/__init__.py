@@ -112,6 +112,7 @@ class Atari:
         else:
             actions = self._ale.getMinimalActionSet()
         self._actions = [action.value for action in actions]
+        self.action_names = tuple(action.name.lower() for action in actions)
         image = Space(np.uint8, (*config.size, 1 if config.gray else 3))
         self.obs_space = {"image": image, **flag_spaces()}
         self.act_space = {"action": Space(np.int32, (), 0, len(actions))}

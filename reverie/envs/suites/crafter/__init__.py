@@ -62,6 +62,7 @@ class Crafter:
             **dict.fromkeys(log_keys, Space(np.float32)),
         }
         self.act_space = {"action": Space(np.int32, (), 0, self._game.action_space.n)}
+        self.action_names = tuple(self._game.action_names)
 
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:

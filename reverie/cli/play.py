@@ -1,0 +1,189 @@
+"""`reverie play` and `reverie view`: pages in the browser."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reverie.api import UserError
+from reverie.cli.arguments import parse_arguments
+from reverie.config import check_minimum
+
+MODE_FLAGS = {
+    "u": "human-env",
+    "a": "agent-model",
+    "w": "human-model",
+    "e": "recorded",
+}
+"""Short flags of the modes, as in Δ-IRIS."""
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    port: int = 0
+    """Port of the server; 0 for the first free one from 8642."""
+    host: str = "127.0.0.1"
+    """Address to listen on. The default can only be reached from this machine, also
+    through an SSH tunnel."""
+    no_open: bool = False
+    """Print the address without opening a browser."""
+
+    def __post_init__(self) -> None:
+        check_minimum(self, port=0)
+        if self.port > 65535:
+            raise UserError(f"--port cannot be {self.port}.\n  Fix: --port 8642")
+
+
+@dataclass(frozen=True)
+class PlayOptions(ServerOptions):
+    header: bool = False
+    """Show episode, step, action, reward, return and speed above the images."""
+    seed: int = 0
+    """Seed of the first episode and of the rollouts."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_minimum(self, seed=0)
+
+
+@dataclass(frozen=True)
+class ViewOptions(ServerOptions):
+    export: str = ""
+    """Write a static page to this folder instead of starting a server."""
+
+
+PLAY_HELP = """\
+Modes (they can be changed in the page)
+  without a flag  the agent acts in the environment, next to its open-loop dream
+  -u              you act in the environment
+  -a              the agent acts in its world model
+  -w              you act in the world model
+  -e              recorded episodes: replay buffer, evaluations, recordings
+  -s              save mode: asks at the end of each episode whether to keep it
+"""
+
+
+def play(words: list[str]) -> int:
+    """Play with a trained agent and its world model in the browser."""
+    _check_installed()
+    from reverie.play.load import load_playable
+    from reverie.play.server import Sessions, serve
+    from reverie.play.session import Session
+
+    mode, save, words = _take_short_flags(words)
+    arguments = parse_arguments(words, max_positional=1)
+    if not arguments.positional:
+        raise UserError(
+            "`reverie play` needs the folder of a run.\n  Fix: reverie play LOGDIR"
+        )
+    options = arguments.take_options(PlayOptions)
+    logdir = Path(arguments.positional[0])
+    if not logdir.expanduser().is_file():
+        arguments.refuse_blocks("A session uses the settings saved with the run.")
+    parts = load_playable(logdir, arguments.flags, arguments.blocks, arguments.files)
+    reasons = parts.modes()
+    if mode and reasons[mode]:
+        raise UserError(
+            f"This mode is not available: {reasons[mode]}.\n"
+            f"  Fix: reverie play {logdir}, and choose a mode in the page."
+        )
+    mode = mode or next((name for name, reason in reasons.items() if not reason), "")
+    if not mode:
+        problems = "; ".join(sorted(set(reasons.values())))
+        raise UserError(
+            f"{logdir} cannot be played: {problems}.\n"
+            "  Fix: install the simulator of the task, or continue the training."
+        )
+    session = Session(parts, mode, options.seed, save, options.header)
+
+    def sessions() -> Sessions:
+        collection = Sessions()
+        collection.add("", session)
+        return collection
+
+    _serve(serve, sessions, options)
+    return 0
+
+
+def view(words: list[str]) -> int:
+    """Show all runs below a folder in the browser: status, curves, videos, configs."""
+    _check_installed()
+    from reverie.play.load import load_playable
+    from reverie.play.runs import RunIndex
+    from reverie.play.server import Sessions, serve
+    from reverie.play.session import Session
+
+    arguments = parse_arguments(words, max_positional=1)
+    if not arguments.positional:
+        raise UserError(
+            "`reverie view` needs a folder with runs.\n  Fix: reverie view logdir"
+        )
+    options = arguments.take_options(ViewOptions)
+    names = [field for field in vars(ViewOptions()) if field]
+    arguments.refuse_other_flags("reverie view", names)
+    runs = RunIndex(Path(arguments.positional[0]).expanduser())
+    if options.export:
+        from reverie.play.export import export
+
+        print(export(runs, Path(options.export).expanduser()))
+        return 0
+
+    def open_run(name: str) -> Session:
+        parts = load_playable(runs.folder_of(name))
+        modes = parts.modes()
+        mode = next((key for key, reason in modes.items() if not reason), "recorded")
+        return Session(parts, mode)
+
+    _serve(serve, lambda: Sessions(open_run), options, runs=runs)
+    return 0
+
+
+def _serve(serve: Any, sessions: Any, options: ServerOptions, **more: Any) -> None:
+    def started(address: str) -> None:
+        print(f"Open {address}\nStop with Ctrl-C.", flush=True)
+
+    serve(
+        sessions,
+        options.host,
+        options.port,
+        open_page=not options.no_open,
+        started=started,
+        **more,
+    )
+
+
+def _take_short_flags(words: list[str]) -> tuple[str, bool, list[str]]:
+    """Return mode, save mode and the other words."""
+    modes, save, others = [], False, []
+    for word in words:
+        letters = set(word[1:])
+        if word[:1] == "-" and word[1:2] != "-" and letters <= {*MODE_FLAGS, "s"}:
+            save = save or "s" in letters
+            modes += [MODE_FLAGS[letter] for letter in word[1:] if letter != "s"]
+        elif word[:1] == "-" and word[1:2].isalpha():
+            raise UserError(
+                f"`reverie play` has no flag {word}.\n"
+                "  Fix: choose from -u, -a, -w, -e and -s (`reverie play --help`)."
+            )
+        else:
+            others.append(word)
+    if len(set(modes)) > 1:
+        raise UserError(
+            "A session starts in one mode.\n  Fix: give one of -u, -a, -w and -e."
+        )
+    return modes[0] if modes else "", save, others
+
+
+def _check_installed() -> None:
+    missing = [
+        name
+        for name in ("starlette", "uvicorn", "websockets")
+        if importlib.util.find_spec(name) is None
+    ]
+    if missing:
+        raise UserError(
+            f"The page in the browser needs {', '.join(missing)}, not installed here.\n"
+            "  Fix: pip install 'reverie[play]'"
+        )

@@ -1,0 +1,163 @@
+"""Pages that are connected to a session.
+
+One client has the controls; the others only see. At most two views are in flight to a
+client; of the views that it cannot take yet, only the newest is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from typing import Any, Protocol
+
+from reverie.play.messages import encode_view, parse_command, parse_message
+from reverie.play.session import Session, View
+
+MAX_CLIENTS = 16
+IN_FLIGHT = 2
+"""Views that were sent and not acknowledged."""
+RATE, BURST = 200.0, 400.0
+"""Messages per second of one client, and how many at once."""
+MAX_EPISODES = 600
+"""Episodes in one list."""
+
+
+class Connection(Protocol):
+    """The part of a WebSocket that clients use."""
+
+    async def send_bytes(self, data: bytes) -> None: ...
+    async def send_json(self, data: Any) -> None: ...
+
+
+class TooManyMessages(Exception):
+    """A client sent more messages than it may."""
+
+
+class Client:
+    """One connected page."""
+
+    def __init__(self, number: int, connection: Connection):
+        self.number, self.connection = number, connection
+        self.newest: View | None = None
+        self.changed = asyncio.Event()
+        self.in_flight: list[int] = []
+        self._tokens, self._time = BURST, time.monotonic()
+
+    def count_message(self) -> None:
+        """Raise if messages come too fast."""
+        now = time.monotonic()
+        self._tokens = min(BURST, self._tokens + RATE * (now - self._time))
+        self._time = now
+        self._tokens -= 1
+        if self._tokens < 0:
+            raise TooManyMessages
+
+    def acknowledge(self, number: int) -> None:
+        self.in_flight = [sent for sent in self.in_flight if sent > number]
+        self.changed.set()
+
+    async def send_views(self, hub: Hub) -> None:
+        """Send the newest view whenever the client can take one."""
+        while True:
+            await self.changed.wait()
+            self.changed.clear()
+            view = self.newest
+            if view is None or len(self.in_flight) >= IN_FLIGHT:
+                continue
+            self.newest = None
+            self.in_flight.append(view.number)
+            await self.connection.send_bytes(hub.encode(view))
+            if self.newest is not None:
+                self.changed.set()
+
+
+class Hub:
+    """Connects a session with its clients. Used in the event loop only."""
+
+    def __init__(self, session: Session):
+        self.session = session
+        self.clients: dict[int, Client] = {}
+        self.controller: int | None = None
+        self._numbers = itertools.count(1)
+        self._loop = asyncio.get_running_loop()
+        self._encoded: tuple[int, bytes] = (0, b"")
+        session.listeners.append(self._receive)
+        session.send({"type": "idle", "on": True})
+
+    def _receive(self, view: View) -> None:
+        """Take a view from the thread of the session."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.publish, view)
+
+    def publish(self, view: View) -> None:
+        for client in self.clients.values():
+            client.newest = view
+            client.changed.set()
+
+    def encode(self, view: View) -> bytes:
+        if self._encoded[0] != view.number:
+            self._encoded = view.number, encode_view(view)
+        return self._encoded[1]
+
+    async def join(self, connection: Connection) -> Client | None:
+        """Add a client; None if there are too many."""
+        if len(self.clients) >= MAX_CLIENTS:
+            return None
+        client = Client(next(self._numbers), connection)
+        hello = {**self.session.describe(), "client": client.number}
+        await connection.send_json(hello)
+        self.clients[client.number] = client
+        if self.controller is None:
+            self.controller = client.number
+        self.session.send({"type": "idle", "on": False})
+        if self.session.view is not None:
+            client.newest = self.session.view
+            client.changed.set()
+        await self.announce()
+        return client
+
+    async def leave(self, client: Client) -> None:
+        self.clients.pop(client.number, None)
+        if self.controller == client.number:
+            self.session.send({"type": "keys", "held": []})
+            self.controller = next(iter(self.clients), None)
+        if not self.clients:
+            self.session.send({"type": "idle", "on": True})
+        await self.announce()
+
+    async def announce(self) -> None:
+        """Send every client the number of clients, and whether it has the controls."""
+        for client in list(self.clients.values()):
+            state = {
+                "type": "clients",
+                "count": len(self.clients),
+                "has_controls": client.number == self.controller,
+            }
+            try:
+                await client.connection.send_json(state)
+            except Exception:  # it disconnects; its own task notices
+                continue
+
+    async def handle(self, client: Client, text: str) -> None:
+        """Handle a message of a client; invalid ones are ignored."""
+        client.count_message()
+        message = parse_message(text)
+        if message is None:
+            return
+        kind = message["type"]
+        if kind == "ack" and isinstance(message.get("number"), int):
+            client.acknowledge(message["number"])
+        elif kind == "control":
+            if self.controller != client.number:
+                self.session.send({"type": "keys", "held": []})
+            self.controller = client.number
+            await self.announce()
+        elif kind == "episodes":
+            table = await asyncio.to_thread(self.session.parts.library.table)
+            episodes = table[:MAX_EPISODES]
+            await client.connection.send_json({"type": "episodes", "list": episodes})
+        elif client.number == self.controller:
+            command = parse_command(message)
+            if command is not None:
+                self.session.send(command)

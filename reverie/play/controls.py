@@ -1,0 +1,209 @@
+"""Controls of a person: keys, sliders and buttons for the entries of an action space.
+
+An environment with one discrete action may have an attribute `action_names`. An action
+without effect is named `noop` or `stay`. Names that consist of `left`, `right`, `up`,
+`down` and `fire` are combinations of keys: `upright` or `up_right` is the arrow up and
+the arrow right. Other names, and actions without names, get keys in order.
+
+Keys are codes of the browser (`KeyboardEvent.code`), which do not depend on the
+keyboard layout.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from reverie.api import Action
+from reverie.spaces import Spaces
+
+WORD_KEYS = {
+    "left": "ArrowLeft",
+    "right": "ArrowRight",
+    "up": "ArrowUp",
+    "forward": "ArrowUp",
+    "down": "ArrowDown",
+    "back": "ArrowDown",
+    "fire": "Space",
+    "do": "Space",
+    "toggle": "Space",
+    "attack": "Space",
+    "sleep": "KeyZ",
+    "pickup": "KeyG",
+    "drop": "KeyX",
+    "done": "KeyC",
+    "jump": "KeyJ",
+}
+"""Keys of the words that names of actions consist of."""
+
+IDLE = ("noop", "stay", "none", "idle")
+"""Names of actions without effect; they have no keys."""
+
+DIGITS = tuple(f"Digit{n}" for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 0))
+KEY_ROWS = (
+    DIGITS,
+    tuple(f"Key{letter}" for letter in "QWEYUIO"),
+    tuple(f"Key{letter}" for letter in "ASDGJKL"),
+    tuple(f"Key{letter}" for letter in "ZXCVBNM"),
+)
+"""Keys of discrete actions without names: one row for each entry of the action space.
+"""
+
+PAGE_KEYS = ("KeyP", "Period", "KeyR", "KeyF", "KeyT", "KeyH", "Comma", "Slash")
+"""Keys of the page itself, which are not used for actions."""
+
+MAX_CONTROLS = 64
+"""Number of entries of an action space that can be controlled; others are zero."""
+
+_WORDS = re.compile("|".join(("left", "right", "up", "down", "fire")))
+
+
+@dataclass(frozen=True)
+class Control:
+    """One entry of the action space."""
+
+    key: str
+    """Key of the action space."""
+    index: int
+    """Entry within this action, counted in the flattened array."""
+    label: str
+    names: tuple[str, ...] = ()
+    """Names of the values of a discrete entry; empty for a continuous one."""
+    keys: tuple[tuple[str, ...], ...] = ()
+    """Keys that together select each value; empty if it has none."""
+    idle: int = 0
+    """Value while no key is held, counted from the lowest."""
+    low: float = -1.0
+    high: float = 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def make_controls(act_space: Spaces, names: Sequence[str] = ()) -> list[Control]:
+    """Return the controls of all entries of an action space."""
+    controls: list[Control] = []
+    discrete = sum(int(np.prod(s.shape)) for s in act_space.values() if s.is_discrete)
+    for key, space in act_space.items():
+        count = int(np.prod(space.shape))
+        for index in range(count):
+            if len(controls) == MAX_CONTROLS:
+                return controls
+            label = f"{key} {index + 1}" if count > 1 else key
+            low, high = (float(x.flat[index]) for x in (space.low, space.high))
+            if not space.is_discrete:
+                low, high = max(low, -1e6), min(high, 1e6)
+                if (low, high) == (-1e6, 1e6):
+                    low, high = -1.0, 1.0
+                controls.append(Control(key, index, label, low=low, high=high))
+                continue
+            values = int(high - low)
+            own = tuple(names) if discrete == 1 and len(names) == values else ()
+            group = sum(1 for control in controls if control.names)
+            controls.append(
+                Control(
+                    key,
+                    index,
+                    label,
+                    own or tuple(str(int(low) + n) for n in range(values)),
+                    named_keys(own) if own else _row_keys(group, values),
+                    _idle_value(own),
+                    low,
+                    high,
+                )
+            )
+    return controls
+
+
+def named_keys(names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Return the keys of every named action."""
+    combinations = {name: _word_keys(name) for name in names}
+    used = {key for keys in combinations.values() for key in keys}
+    others = [key for row in KEY_ROWS for key in row]
+    free = iter([key for key in others if key not in {*used, *PAGE_KEYS}])
+    taken: set[tuple[str, ...]] = set()
+    result = []
+    for name in names:
+        keys = combinations[name]
+        if name not in IDLE and (not keys or keys in taken):
+            first = next(free, None)
+            keys = () if first is None else (first,)
+        taken.add(keys)
+        result.append(keys)
+    return tuple(result)
+
+
+def _word_keys(name: str) -> tuple[str, ...]:
+    words = [word for word in name.lower().split("_") if word != "move"]
+    if len(words) == 1 and "".join(_WORDS.findall(words[0])) == words[0]:
+        words = _WORDS.findall(words[0])
+    keys = [WORD_KEYS.get(word, "") for word in words]
+    return tuple(keys) if all(keys) else ()
+
+
+def _row_keys(group: int, values: int) -> tuple[tuple[str, ...], ...]:
+    row = KEY_ROWS[group] if group < len(KEY_ROWS) else ()
+    row = tuple(key for key in row if key not in PAGE_KEYS)
+    return tuple((row[n],) if n < len(row) else () for n in range(values))
+
+
+def _idle_value(names: Sequence[str]) -> int:
+    for name in (*IDLE, "done"):
+        if name in names:
+            return list(names).index(name)
+    return 0
+
+
+def human_action(
+    controls: Sequence[Control],
+    act_space: Spaces,
+    held: Sequence[str],
+    sliders: Mapping[int, float],
+) -> Action:
+    """Return the action of held keys and sliders.
+
+    `held` is in the order in which the keys were pressed; `sliders` has values by the
+    number of the control, also of discrete ones.
+    """
+    action = {key: np.array(space.zeros()) for key, space in act_space.items()}
+    for number, control in enumerate(controls):
+        entries = action[control.key].reshape(-1)
+        if control.names:
+            chosen = int(sliders.get(number, control.idle))
+            chosen = min(max(chosen, 0), len(control.names) - 1)
+            entries[control.index] = int(control.low) + _selected(control, held, chosen)
+        else:
+            value = float(sliders.get(number, 0.0))
+            entries[control.index] = min(max(value, control.low), control.high)
+    for key, space in act_space.items():
+        if space.is_discrete:  # entries that are not controlled
+            top = np.maximum(space.high - 1, space.low)
+            action[key] = np.clip(action[key], space.low, top).astype(space.dtype)
+    return action
+
+
+def _selected(control: Control, held: Sequence[str], idle: int) -> int:
+    """Return the value with most keys that are all held; the newest key decides."""
+    best, rank = idle, (0, -1)
+    for value, keys in enumerate(control.keys):
+        if keys and all(key in held for key in keys):
+            newest = max(held.index(key) for key in keys)
+            if (len(keys), newest) > rank:
+                best, rank = value, (len(keys), newest)
+    return best
+
+
+def describe_action(controls: Sequence[Control], action: Action) -> str:
+    """Return the names or numbers of an action, for display."""
+    words = []
+    for control in controls:
+        value = np.asarray(action[control.key]).reshape(-1)[control.index]
+        if control.names:
+            words.append(control.names[int(value) - int(control.low)])
+        else:
+            words.append(f"{float(value):.2f}")
+    return " ".join(words[:8]) + (" ..." if len(words) > 8 else "")

@@ -1,0 +1,163 @@
+"""`reverie view --export`: a static page of runs that needs no server.
+
+The page contains its scripts, styles and data, and opens from the disk. Of every run
+that can be played it contains recorded sessions: the agent in the environment with its
+open-loop dream, and the agent in the world model.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reverie.api import Action, UserError
+from reverie.log.messages import print_message
+from reverie.play.controls import describe_action
+from reverie.play.load import AGENT_ENV, AGENT_MODEL, MODES, Playable, load_playable
+from reverie.play.pictures import Painter
+from reverie.play.runs import RunIndex
+from reverie.play.server import page_files
+from reverie.play.session import DEFAULT_FPS
+from reverie.play.simulation import Simulation
+from reverie.render.video import encode_png
+from reverie.storage.atomic import write_file
+
+SCRIPTS = (
+    "dom.js",
+    "socket.js",
+    "panes.js",
+    "traces.js",
+    "keys.js",
+    "play.js",
+    "charts.js",
+    "recording.js",
+    "view.js",
+    "main.js",
+)
+"""Scripts of the page, each after those that it imports."""
+SESSION_STEPS = 100
+"""Steps of a recorded session."""
+MAX_MEDIA = 6
+"""Images and videos of one run."""
+METRICS = re.compile(r"score|length|loss|return")
+"""Metrics that are exported."""
+
+
+def export(runs: RunIndex, target: Path) -> Path:
+    """Write the page to a folder; return its path."""
+    target.mkdir(parents=True, exist_ok=True)
+    data: dict[str, Any] = {"runs": runs.summaries(), "details": {}, "series": {}}
+    if not data["runs"]:
+        raise UserError(
+            f"There are no runs in {runs.folder}.\n"
+            "  Fix: give the folder of a run, or a folder with runs."
+        )
+    for run in data["runs"]:
+        name = run["id"]
+        run["metrics"] = [key for key in run["metrics"] if METRICS.search(key)]
+        series = {key: runs.series(name, key) for key in run["metrics"]}
+        data["series"][name] = series
+        details = runs.details(name)
+        details["media"] = details["media"][:MAX_MEDIA]
+        for number, entry in enumerate(details["media"]):
+            entry["file"] = f"media/{name}-{number}.{entry['kind']}"
+            (target / "media").mkdir(exist_ok=True)
+            shutil.copyfile(runs.media(name, number), target / entry["file"])
+        details["sessions"] = _record_sessions(runs.folder_of(name))
+        data["details"][name] = details
+    page = target / "index.html"
+    write_file(page, make_page(data).encode(), sync=False)
+    return page
+
+
+def make_page(data: dict[str, Any]) -> str:
+    """Return the page with its styles, scripts and data."""
+    files = {name: content.decode() for name, content in page_files().items()}
+    text = json.dumps(data, allow_nan=False).replace("</", "<\\/")
+    code = "\n".join(_without_imports(files[name]) for name in SCRIPTS)
+    script = f"<script>\nwindow.REVERIE_EXPORT = {text};\n(() => {{\n{code}\n}})();\n"
+    html = files["index.html"]
+    style = f"<style>\n{files['style.css']}</style>"
+    html = html.replace('<link rel="stylesheet" href="style.css">', style)
+    html = html.replace('<script type="module" src="main.js"></script>\n', "")
+    return html.replace("</body>", f"{script}</script>\n</body>")
+
+
+def _without_imports(code: str) -> str:
+    """Return a module as part of one script."""
+    code = re.sub(r"^import .*;\n", "", code, flags=re.MULTILINE)
+    return re.sub(r"^export ", "", code, flags=re.MULTILINE)
+
+
+def _record_sessions(folder: Path) -> list[dict[str, Any]]:
+    try:
+        parts = load_playable(folder, [("device", "cpu")])
+    except UserError as error:
+        print_message(f"{folder.name} is exported without sessions: {error}")
+        return []
+    modes = parts.modes()
+    try:
+        return [
+            record_session(parts, mode)
+            for mode in (AGENT_ENV, AGENT_MODEL)
+            if not modes[mode]
+        ]
+    finally:
+        parts.close()
+
+
+def record_session(
+    parts: Playable, mode: str, steps: int = SESSION_STEPS
+) -> dict[str, Any]:
+    """Return a session of the agent, over several episodes if they are short."""
+    simulation = Simulation(parts)
+    predicted = list(parts.model.predicted_keys) if parts.model else []
+    painter = Painter(parts.obs_space, predicted, parts.crop)
+    simulation.start(mode)
+    table: list[dict[str, Any]] = []
+    frames: list[dict[str, np.ndarray]] = []
+    while len(table) < steps:
+        moment = simulation.moment()
+        pictures = {p.pane: p.image for p in reversed(painter.pictures(moment))}
+        action = ""
+        if moment.action is not None:
+            action = describe_action(parts.controls, moment.action)
+        scalars = {key: round(value, 4) for key, value in moment.scalars.items()}
+        table.append({"step": moment.step, "action": action, "scalars": scalars})
+        frames.append(pictures)
+        if simulation.ended:
+            simulation.start(mode)
+        else:
+            simulation.step(_no_human)
+    panes, sheets = [], []
+    for kind, label in (("real", "real"), ("model", "dream"), ("difference", "error")):
+        images = [frame[kind] for frame in frames if kind in frame]
+        if not images:
+            continue
+        blank = np.zeros_like(images[0])
+        height, width = blank.shape[:2]
+        panes.append({"kind": kind, "label": label, "width": width, "height": height})
+        sheet = np.concatenate([frame.get(kind, blank) for frame in frames])
+        content = base64.b64encode(encode_png(sheet)).decode()
+        sheets.append(f"data:image/png;base64,{content}")
+        for entry, frame in zip(table, frames, strict=True):
+            entry.setdefault("shown", []).append(kind in frame)
+    for entry in table:
+        entry.setdefault("shown", [])
+    return {
+        "title": MODES[mode],
+        "fps": parts.fps or DEFAULT_FPS,
+        "panes": panes,
+        "sheets": sheets,
+        "steps": table,
+    }
+
+
+def _no_human() -> Action:
+    raise AssertionError("the agent acts in recorded sessions")

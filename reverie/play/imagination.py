@@ -1,0 +1,121 @@
+"""A batch of imagined rollouts that continue real rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from reverie.api import Action, Carry, Obs
+from reverie.capabilities import (
+    InspectableWorldModelEnv,
+    PolicyWorldModelEnv,
+    StateInspection,
+    WorldModelEnv,
+)
+from reverie.datasets.action_units import Convert
+from reverie.datasets.images import ImageCrop
+from reverie.spaces import Spaces
+
+
+class Imagination:
+    """Simulates the world model; all rollouts start from the same rows.
+
+    Actions are in the units of the environment.
+    """
+
+    def __init__(
+        self,
+        model: WorldModelEnv,
+        act_space: Spaces,
+        to_model_units: Convert,
+        to_env_units: Convert,
+        crop: ImageCrop | None,
+    ):
+        self.model, self.act_space, self.crop = model, act_space, crop
+        self._to_model, self._to_env = to_model_units, to_env_units
+        self.stop()
+
+    def stop(self) -> None:
+        self._state: Any = None
+        self.count = 0  # rollouts
+        self.age = 0  # steps since the last real row
+        self.flushes = 0  # how often the context was full and was cleared
+        self.can_act = False
+        self.inspection = StateInspection()
+
+    @property
+    def is_running(self) -> bool:
+        return self.count > 0
+
+    def start(
+        self, rows: Sequence[Obs], carry: Carry | None, count: int, seed: int
+    ) -> None:
+        """Continue after these rows of one episode, with `count` rollouts.
+
+        With the carry of the policy after the last row, the policy can act in them.
+        """
+        self.stop()
+        self.model.seed(seed)
+        context = {
+            key: np.repeat(np.stack([row[key] for row in rows])[None], count, 0)
+            for key in rows[0]
+            if key in self._context_keys()
+        }
+        context = self._to_model(context)
+        if self.crop is not None:
+            context = self.crop.center_crop(context)
+        if carry is not None and isinstance(self.model, PolicyWorldModelEnv):
+            carry = pytree.tree_map(lambda x: _repeat(x, count), carry)
+            self._state = self.model.resume(carry, context)
+            self.can_act = True
+        else:
+            self._state = self.model.begin(context)
+        self.count = count
+        self.inspection = self._inspect()
+
+    def step(self, action: Action) -> Obs:
+        """Return the next rows `(N, ...)`; every rollout gets the same action."""
+        batch = {
+            key: np.repeat(np.asarray(action[key])[None], self.count, 0)
+            for key in self.act_space
+        }
+        before = self.inspection.context
+        self._state, rows = self.model.step(self._state, self._to_model(batch))
+        self.age += 1
+        self.inspection = self._inspect()
+        after = self.inspection.context
+        if before and after and after[0] < before[0]:
+            self.flushes += 1
+        return rows
+
+    def act(self) -> Action:
+        """Choose an action with the policy, in the first rollout."""
+        assert isinstance(self.model, PolicyWorldModelEnv)
+        action = self._to_env(self.model.act(self._state))
+        return {key: np.asarray(value)[0] for key, value in action.items()}
+
+    def _inspect(self) -> StateInspection:
+        if isinstance(self.model, InspectableWorldModelEnv):
+            return self.model.inspect(self._state)
+        return StateInspection()
+
+    def _context_keys(self) -> set[str]:
+        return {
+            *self.model.obs_space,
+            *self.model.act_space,
+            "is_first",
+            "is_last",
+            "is_terminal",
+            "reward",
+        }
+
+
+def _repeat(value: Any, count: int) -> Any:
+    """Repeat the only entry of a batch."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.repeat_interleave(count, 0)

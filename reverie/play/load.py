@@ -1,0 +1,159 @@
+"""Loads what a session plays with: environment, policy, world model and episodes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from reverie import envs
+from reverie.api import Agent, Env, UserError
+from reverie.capabilities import (
+    HasWorldModelEnv,
+    PolicyWorldModelEnv,
+    WorldModelEnv,
+)
+from reverie.datasets.action_units import Convert, convert_actions
+from reverie.datasets.images import ImageCrop
+from reverie.play.controls import Control, make_controls
+from reverie.play.library import EpisodeLibrary
+from reverie.run.config import Config, for_evaluation, with_flags
+from reverie.run.factory import FIRST_EVAL_ENV
+from reverie.run.load import SavedRun, open_run
+from reverie.spaces import FLAGS, Spaces
+
+AGENT_ENV, HUMAN_ENV = "agent-env", "human-env"
+AGENT_MODEL, HUMAN_MODEL = "agent-model", "human-model"
+RECORDED = "recorded"
+MODES = {
+    AGENT_ENV: "agent in the environment",
+    HUMAN_ENV: "human in the environment",
+    AGENT_MODEL: "agent in the world model",
+    HUMAN_MODEL: "human in the world model",
+    RECORDED: "recorded episodes",
+}
+
+
+@dataclass
+class Playable:
+    """The loaded parts of a run; None, with the reason, for parts that it lacks."""
+
+    run: SavedRun
+    library: EpisodeLibrary
+    agent: Agent
+    policy: Agent | None
+    """The agent in the units and images of the environment."""
+    model: WorldModelEnv | None
+    env: Env | None
+    obs_space: Spaces
+    act_space: Spaces
+    controls: list[Control]
+    crop: ImageCrop | None
+    to_model_units: Convert
+    reasons: dict[str, str]
+    """Why `env`, `policy` or `model` is missing."""
+
+    def modes(self) -> dict[str, str]:
+        """Return for every mode why it is not available; empty if it is."""
+        env = self.reasons.get("env", "")
+        policy = self.reasons.get("policy", "")
+        model = self.reasons.get("model", "")
+        episodes = ""
+        if self.library.is_empty():
+            episodes = "the run has no recorded episodes"
+        start = env and episodes and f"{env}, and {episodes}"
+        in_model = ""
+        if not model and not isinstance(self.model, PolicyWorldModelEnv):
+            in_model = "its world model cannot be continued by the policy"
+        return {
+            AGENT_ENV: env or policy,
+            HUMAN_ENV: env,
+            AGENT_MODEL: policy or model or in_model or start,
+            HUMAN_MODEL: model or start,
+            RECORDED: episodes,
+        }
+
+    @property
+    def fps(self) -> float:
+        """Steps per second in real time; 0 if the environment does not declare it."""
+        return float(getattr(self.env, "render_fps", 0) or 0)
+
+    def close(self) -> None:
+        if self.env is not None:
+            self.env.close()
+
+
+def load_playable(
+    logdir: Path,
+    flags: Sequence[tuple[str, Any]] = (),
+    blocks: Sequence[str] = (),
+    files: Sequence[str] = (),
+) -> Playable:
+    """Load the newest checkpoint of a run, or the one that is named."""
+    run = open_run(logdir, flags, prefer_best=True, blocks=blocks, files=files)
+    config = with_flags(for_evaluation(run.config), flags)
+    run = replace(run, config=config)
+    reasons: dict[str, str] = {}
+    env = _try_env(config, reasons)
+    spaces = run.spaces()
+    if not set(FLAGS) <= set(spaces.obs_space):
+        raise UserError(
+            f"The agent of {logdir} was trained on sequences and cannot act.\n"
+            f"  Fix: `reverie eval {logdir}` or `reverie draw boundaries {logdir}`"
+        )
+    around: Any = spaces if env is None else env
+    crop, trained = run.image_crop(), spaces
+    policy: Agent | None = None
+    try:
+        source = run.policy_source(around)
+        trained = source.trained
+        agent = run.load_agent(trained)
+        policy = source.adapt(agent)
+    except UserError as error:
+        reasons["policy"] = _first_line(error)
+        agent = run.load_agent(spaces)
+    model = None
+    if isinstance(agent, HasWorldModelEnv):
+        model = agent.world_model_env(config.seed)
+    else:
+        reasons["model"] = f"the agent {config.agent!r} has no world model"
+    convert, _ = convert_actions(
+        around.act_space, trained.act_space, config.task, "the recordings"
+    )
+    names = getattr(env, "action_names", ())
+    controls = make_controls(around.act_space, names)
+    return Playable(
+        run,
+        EpisodeLibrary(run),
+        agent,
+        policy,
+        model,
+        env,
+        around.obs_space,
+        around.act_space,
+        controls,
+        crop,
+        convert,
+        reasons,
+    )
+
+
+def _try_env(config: Config, reasons: dict[str, str]) -> Env | None:
+    """Return the environment of the task, rendered if it has no images."""
+    if config.task == "recordings":
+        reasons["env"] = "the run was trained on recorded episodes, without a simulator"
+        return None
+    with contextlib.suppress(UserError):
+        rendered = replace(config.env, render=True)
+        return envs.TaskFactory(config.task, rendered, config.seed)(FIRST_EVAL_ENV)
+    try:
+        return envs.TaskFactory(config.task, config.env, config.seed)(FIRST_EVAL_ENV)
+    except UserError as error:
+        reasons["env"] = _first_line(error)
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(".")

@@ -1,0 +1,145 @@
+"""Messages between server and page.
+
+A view is one binary message: the length of its header (4 bytes, little-endian), the
+header as JSON, and the images in the order in which the header lists them. Images of at
+most 64 pixels are PNG, which is exact; larger ones are WebP, which is smaller.
+
+Commands of the page are JSON objects with a `type`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from reverie.play.session import View
+
+EXACT_SIZE = 64
+"""Longest side of images that are sent without loss."""
+WEBP_QUALITY = 90
+MAX_MESSAGE = 16_384
+"""Bytes of a command."""
+MAX_NUMBER = 2**53
+
+COMMANDS: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "keys": {"held": list, "stamp": (int, float)},
+    "slider": {"number": int, "value": (int, float), "stamp": (int, float)},
+    "mode": {"mode": str},
+    "restart": {"seed": int},
+    "pause": {"on": bool},
+    "step": {},
+    "speed": {"speed": (int, float)},
+    "fork": {"step": int},
+    "rollouts": {"count": int},
+    "fork_every": {"steps": int},
+    "seek": {"step": int},
+    "human": {"on": bool},
+    "save": {"on": bool},
+    "keep": {"on": bool},
+    "open": {"source": str, "number": int},
+}
+"""Fields of the commands to a session."""
+REQUIRED = {
+    "keys": ("held",),
+    "slider": ("number", "value"),
+    "mode": ("mode",),
+    "speed": ("speed",),
+    "rollouts": ("count",),
+    "fork_every": ("steps",),
+    "seek": ("step",),
+    "human": ("on",),
+    "save": ("on",),
+    "keep": ("on",),
+    "open": ("source", "number"),
+}
+"""Fields that must be present."""
+
+
+def encode_view(view: View) -> bytes:
+    """Return the message of a view."""
+    images, data = [], []
+    for pane, image in view.pictures:
+        kind, content = encode_image(image)
+        height, width = image.shape[:2]
+        size = {"width": width, "height": height, "bytes": len(content)}
+        images.append({"pane": pane, "type": kind, **size})
+        data.append(content)
+    header = json.dumps({**view.header, "images": images}, allow_nan=False).encode()
+    return b"".join([struct.pack("<I", len(header)), header, *data])
+
+
+def decode_view(message: bytes) -> tuple[dict[str, Any], list[bytes]]:
+    """Return the header and the encoded images of a message."""
+    (length,) = struct.unpack_from("<I", message)
+    header = json.loads(message[4 : 4 + length])
+    images, start = [], 4 + length
+    for image in header["images"]:
+        images.append(message[start : start + image["bytes"]])
+        start += image["bytes"]
+    return header, images
+
+
+def encode_image(image: np.ndarray) -> tuple[str, bytes]:
+    """Return the media type and the content of an image."""
+    from PIL import Image
+
+    picture, buffer = Image.fromarray(np.ascontiguousarray(image)), io.BytesIO()
+    if max(image.shape[:2]) <= EXACT_SIZE:
+        picture.save(buffer, "PNG", compress_level=1)
+        return "image/png", buffer.getvalue()
+    picture.save(buffer, "WEBP", quality=WEBP_QUALITY, method=0)
+    return "image/webp", buffer.getvalue()
+
+
+def parse_message(text: str) -> dict[str, Any] | None:
+    """Return a message of the page with only known fields; None if it is invalid."""
+    if len(text) > MAX_MESSAGE:
+        return None
+    try:
+        message = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        return None
+    return message
+
+
+def parse_command(message: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a command to a session; None if it is invalid."""
+    name = message["type"]
+    fields = COMMANDS.get(name)
+    if fields is None:
+        return None
+    command = {"type": name}
+    for field, kind in fields.items():
+        value = message.get(field)
+        if value is None:
+            if field in REQUIRED.get(name, ()):
+                return None
+        elif not _is_valid(value, kind):
+            return None
+        else:
+            command[field] = value
+    if name == "keys" and not _are_short_strings(command["held"]):
+        return None
+    return command
+
+
+def _is_valid(value: Any, kind: type | tuple[type, ...]) -> bool:
+    if isinstance(value, bool):
+        return kind is bool
+    if not isinstance(value, kind):
+        return False
+    if isinstance(value, int | float):
+        return math.isfinite(value) and abs(value) <= MAX_NUMBER
+    return True
+
+
+def _are_short_strings(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, str) and len(value) <= 32 for value in values)

@@ -1,0 +1,56 @@
+// Small helpers for the document.
+
+export function byId(id) { return document.getElementById(id); }
+
+export function element(tag, properties = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name in node && name !== "list") node[name] = value;
+    else node.setAttribute(name, value);
+  }
+  node.append(...children);
+  return node;
+}
+
+export function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+export function color(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+}
+
+export function format(value) {
+  if (value === undefined || value === null || Number.isNaN(value)) return "–";
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 0.001 || size >= 100000)) return value.toExponential(1);
+  return Number.isInteger(value) ? String(value) : value.toFixed(size < 10 ? 3 : 1);
+}
+
+export function setUpTheme() {
+  const root = document.documentElement;
+  try {
+    const saved = localStorage.getItem("reverie-theme");
+    if (saved) root.dataset.theme = saved;
+  } catch { /* no storage */ }
+  byId("theme").addEventListener("click", () => {
+    const dark = getComputedStyle(root).colorScheme === "dark";
+    root.dataset.theme = dark ? "light" : "dark";
+    try { localStorage.setItem("reverie-theme", root.dataset.theme); } catch { /* no storage */ }
+    window.dispatchEvent(new Event("themechange"));
+  });
+}
+
+// Fit the bitmap of a canvas to its size on the screen; returns context, width and height.
+export function fitCanvas(canvas) {
+  const scale = window.devicePixelRatio || 1;
+  const width = Math.max(1, Math.round(canvas.clientWidth * scale));
+  const height = Math.max(1, Math.round(canvas.clientHeight * scale));
+  if (canvas.width !== width || canvas.height !== height) {
+    canvas.width = width;
+    canvas.height = height;
+  }
+  const context = canvas.getContext("2d");
+  context.clearRect(0, 0, width, height);
+  return [context, width, height, scale];
+}

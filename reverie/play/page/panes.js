@@ -1,0 +1,88 @@
+// The panes: real, dream (one or several) and difference.
+import { element, setText, color, fitCanvas } from "./dom.js";
+
+export class Panes {
+  constructor(root) {
+    this.root = root;
+    this.panes = new Map();
+  }
+
+  // Returns the pane with this name; panes stay where they are, so nothing jumps.
+  get(name, kind, label) {
+    if (!this.panes.has(name)) {
+      const canvas = element("canvas", { width: 64, height: 64, role: "img" });
+      const note = element("span", { className: "info" });
+      const caption = element("figcaption", {}, element("strong", { textContent: label }), note);
+      const figure = element("figure", { className: `pane ${kind}` }, caption, canvas);
+      const pane = { canvas, note, figure, label };
+      this.panes.set(name, pane);
+      const order = ["real", "model", "difference"];
+      const rank = (key) => order.indexOf(key.split("-")[0]) * 100 + Number(key.split("-")[1] || 0);
+      const next = [...this.panes.keys()].sort((a, b) => rank(a) - rank(b));
+      this.root.append(...next.map((key) => this.panes.get(key).figure));
+    }
+    return this.panes.get(name);
+  }
+
+  show(header, bitmaps) {
+    const counts = { real: 0, model: 0, difference: 0 };
+    const seen = new Set();
+    header.images.forEach((image, index) => {
+      const name = `${image.pane}-${counts[image.pane]++}`;
+      seen.add(name);
+      const several = header.rollouts > 1 && image.pane === "model";
+      const labels = { real: "real", model: several ? `dream ${counts.model}` : "dream", difference: "difference" };
+      const pane = this.get(name, image.pane, labels[image.pane]);
+      setText(pane.figure.querySelector("strong"), labels[image.pane]);
+      pane.figure.classList.toggle("small", several && header.rollouts > 2);
+      pane.figure.classList.remove("empty");
+      const { canvas } = pane;
+      if (canvas.width !== image.width || canvas.height !== image.height) {
+        canvas.width = image.width;
+        canvas.height = image.height;
+        canvas.style.aspectRatio = `${image.width} / ${image.height}`;
+      }
+      canvas.getContext("2d").drawImage(bitmaps[index], 0, 0);
+      bitmaps[index].close();
+      canvas.setAttribute("aria-label", `${labels[image.pane]}, step ${header.step}`);
+    });
+    for (const kind of ["real", "model"]) {
+      const values = (header.vectors || {})[kind];
+      if (values && !counts[kind]) {
+        seen.add(`${kind}-0`);
+        this.drawVector(this.get(`${kind}-0`, kind, kind === "real" ? "real" : "dream"), values, kind);
+      }
+    }
+    for (const [name, pane] of this.panes) {
+      if (seen.has(name)) continue;
+      const extra = Number(name.split("-")[1]) >= Math.max(1, header.rollouts);
+      pane.figure.hidden = extra;
+      pane.figure.classList.add("empty");
+    }
+    for (const name of seen) this.panes.get(name).figure.hidden = false;
+    this.describe(header);
+  }
+
+  describe(header) {
+    const real = this.panes.get("real-0");
+    if (real) setText(real.note, real.figure.classList.contains("empty") ? "no longer in parallel" : header.ended && !header.mode.endsWith("model") ? header.ended : "");
+    const model = this.panes.get("model-0");
+    if (model) {
+      const memory = header.context ? `, memory ${header.context[0]} of ${header.context[1]}` : "";
+      setText(model.note, header.age === null ? "" : `${header.step - (header.fork ?? header.step)} steps${memory}`);
+    }
+  }
+
+  drawVector(pane, values, kind) {
+    const [context, width, height] = fitCanvas(pane.canvas);
+    const most = Math.max(1, ...values.map(Math.abs));
+    const bar = width / Math.max(1, values.length);
+    context.fillStyle = color(kind === "real" ? "real" : "model");
+    values.forEach((value, index) => {
+      const size = (value / most) * height * 0.45;
+      context.fillRect(index * bar + 1, height / 2 - Math.max(0, size), Math.max(1, bar - 2), Math.abs(size));
+    });
+    pane.canvas.setAttribute("aria-label", `${values.length} numbers`);
+    pane.figure.classList.remove("empty");
+  }
+}

@@ -1,0 +1,314 @@
+// The page of a session.
+import { byId, element, setText, format } from "./dom.js";
+import { Link } from "./socket.js";
+import { Panes } from "./panes.js";
+import { Traces, drawLatents } from "./traces.js";
+import { KeyInput, keyName } from "./keys.js";
+
+export class PlayPage {
+  constructor(session, token) {
+    this.header = null;
+    this.hello = null;
+    this.hasControls = true;
+    this.panes = new Panes(byId("panes"));
+    this.traces = new Traces(byId("traces"));
+    this.actionRows = [];
+    this.latency = [];
+    byId("play").hidden = false;
+    this.keys = new KeyInput("reverie-keys", (held) => this.send({ type: "keys", held, stamp: performance.now() }), () => !document.querySelector("dialog[open]"));
+    this.keys.onAxes = (axes) => this.moveSliders(axes);
+    this.setUpButtons();
+    this.link = new Link(session, token, {
+      status: (text) => this.showStatus(text),
+      text: (message) => this.receive(message),
+      view: (header, bitmaps) => this.show(header, bitmaps),
+    });
+  }
+
+  send(message) { this.link.send(message); }
+
+  showStatus(text) {
+    const chip = byId("link");
+    setText(chip, text);
+    chip.classList.toggle("good", text === "connected");
+    chip.classList.toggle("bad", text !== "connected");
+    if (text === "refused") this.showMessage("The server refused the connection. Open the address that it printed.", true);
+    if (text !== "connected") this.keys.releaseAll();
+  }
+
+  showMessage(text, isError = false) {
+    setText(byId("message"), text || "");
+    byId("message").classList.toggle("error", isError);
+  }
+
+  receive(message) {
+    if (message.type === "hello") this.start(message);
+    else if (message.type === "clients") {
+      this.hasControls = message.has_controls;
+      byId("control").hidden = message.has_controls;
+      if (message.count > 1) setText(byId("link"), `connected, ${message.count} pages`);
+      else setText(byId("link"), "connected");
+      this.enable();
+    } else if (message.type === "episodes") this.listEpisodes(message.list);
+    else if (message.type === "error") this.showMessage(message.message, true);
+  }
+
+  start(hello) {
+    this.hello = hello;
+    setText(byId("title"), `${hello.logdir} · ${hello.task} · ${hello.agent}`);
+    document.title = `${hello.task} · Reverie`;
+    byId("header").checked = hello.header;
+    byId("hud").hidden = !hello.header;
+    byId("modes").replaceChildren(...hello.modes.map((mode) => {
+      const button = element("button", { type: "button", role: "radio", textContent: mode.label, "aria-checked": "false" });
+      button.dataset.mode = mode.name;
+      button.onclick = () => {
+        if (mode.reason) setText(byId("reason"), `Not available: ${mode.reason}.`);
+        else { setText(byId("reason"), ""); this.send({ type: "mode", mode: mode.name }); }
+      };
+      if (mode.reason) {
+        button.setAttribute("aria-disabled", "true");
+        button.title = `Not available: ${mode.reason}`;
+        button.classList.add("unavailable");
+        button.style.opacity = 0.45;
+      }
+      return button;
+    }));
+    byId("speed").replaceChildren(...hello.speeds.map((speed) => element("option", { value: String(speed), textContent: `${speed}×` })));
+    const counts = [1, 2, 3, 4, 6, 8].filter((count) => count <= hello.max_rollouts);
+    byId("rollouts").replaceChildren(...counts.map((count) => element("option", { value: String(count), textContent: String(count) })));
+    for (const id of ["fork", "rollouts", "forkevery"]) byId(id).disabled = !hello.max_rollouts;
+    this.buildControls(hello.controls);
+    this.enable();
+  }
+
+  enable() {
+    for (const node of byId("play").querySelectorAll("button, select, input")) {
+      if (node.id === "header" || node.id === "keysbutton") continue;
+      node.classList.toggle("viewer", !this.hasControls);
+      node.disabled = !this.hasControls || (!this.hello?.max_rollouts && ["fork", "rollouts", "forkevery"].includes(node.id));
+    }
+  }
+
+  // Actions: a bar with the probability of each value, which is also a button to hold.
+  buildControls(controls) {
+    this.keys.used = new Set(controls.flatMap((control) => control.keys.flat()));
+    this.actionRows = [];
+    byId("controls").replaceChildren(...controls.map((control, number) => {
+      const block = element("div", { className: "control" });
+      if (controls.length > 1) block.append(element("h3", { textContent: control.label }));
+      if (!control.names.length) {
+        block.append(this.slider(control, number));
+        return block;
+      }
+      const rows = control.names.map((name, value) => {
+        const fill = element("div", { className: "bar-fill" });
+        const percent = element("span", { className: "number" });
+        const keys = element("span", { className: "keys" });
+        const row = element("button", { type: "button", className: "action" }, element("span", { textContent: name }), element("span", { className: "bar-track" }, fill), percent, keys);
+        const source = `button ${number} ${value}`;
+        const press = (down) => {
+          const codes = control.keys[value];
+          if (codes.length) this.keys.hold(source, down ? codes : []);
+          else this.send({ type: "slider", number, value: down ? value : control.idle, stamp: performance.now() });
+        };
+        row.onpointerdown = (event) => { row.setPointerCapture(event.pointerId); press(true); };
+        row.onpointerup = row.onpointercancel = () => press(false);
+        return { row, fill, percent, keys, codes: control.keys[value] };
+      });
+      block.append(...rows.map((entry) => entry.row));
+      this.actionRows.push(rows);
+      return block;
+    }));
+    this.labelKeys();
+  }
+
+  labelKeys() {
+    for (const rows of this.actionRows) {
+      for (const { keys, codes } of rows) {
+        keys.replaceChildren(...codes.map((code) => element("kbd", { textContent: keyName(this.keys.physical(code)) })));
+        if (!codes.length) setText(keys, "no key");
+      }
+    }
+  }
+
+  slider(control, number) {
+    const value = element("output", { textContent: "0" });
+    const input = element("input", { type: "range", min: control.low, max: control.high, step: (control.high - control.low) / 200, value: 0, "aria-label": control.label });
+    input.dataset.number = number;
+    input.oninput = () => {
+      setText(value, format(Number(input.value)));
+      this.send({ type: "slider", number, value: Number(input.value), stamp: performance.now() });
+    };
+    return element("label", { className: "slider" }, control.label, input, value);
+  }
+
+  moveSliders(axes) {
+    byId("controls").querySelectorAll("input[type=range]").forEach((input, index) => {
+      if (index >= axes.length) return;
+      const range = (Number(input.max) - Number(input.min)) / 2;
+      const raw = Math.abs(axes[index]) < 0.08 ? 0 : axes[index];
+      const next = String(Number(input.min) + range + raw * range);
+      if (Math.abs(Number(input.value) - Number(next)) > range / 100) { input.value = next; input.oninput(); }
+    });
+  }
+
+  setUpButtons() {
+    const click = (id, action) => { byId(id).onclick = action; };
+    click("control", () => this.send({ type: "control" }));
+    click("restart", () => this.send({ type: "restart" }));
+    click("pause", () => this.send({ type: "pause", on: !this.header?.paused }));
+    click("step", () => this.send({ type: "step" }));
+    click("fork", () => this.send({ type: "fork", step: this.header?.step ?? 0 }));
+    click("takeover", () => this.send({ type: "human", on: !this.header?.human }));
+    click("keep", () => this.answer(true));
+    click("discard", () => this.answer(false));
+    click("keysbutton", () => this.openRemap());
+    click("remap-close", () => byId("remap").close());
+    click("remap-reset", () => { this.keys.resetMap(); this.openRemap(); });
+    byId("scrub").oninput = (event) => this.send({ type: "seek", step: Number(event.target.value) });
+    byId("speed").onchange = (event) => this.send({ type: "speed", speed: Number(event.target.value) });
+    byId("rollouts").onchange = (event) => this.send({ type: "rollouts", count: Number(event.target.value) });
+    byId("forkevery").onchange = (event) => this.send({ type: "fork_every", steps: Number(event.target.value) });
+    byId("seed").onchange = (event) => { if (event.target.validity.valid && event.target.value !== "") this.send({ type: "restart", seed: Number(event.target.value) }); };
+    byId("save").onchange = (event) => this.send({ type: "save", on: event.target.checked });
+    byId("header").onchange = (event) => { byId("hud").hidden = !event.target.checked; };
+    byId("ask").addEventListener("cancel", (event) => event.preventDefault());
+    byId("modes").addEventListener("keydown", (event) => {
+      if (!["ArrowLeft", "ArrowRight"].includes(event.key) || this.keys.used.has(event.code)) return;
+      const buttons = [...byId("modes").children];
+      const next = buttons.indexOf(document.activeElement) + (event.key === "ArrowRight" ? 1 : -1);
+      buttons[(next + buttons.length) % buttons.length].focus();
+    });
+    const shortcuts = {
+      KeyP: () => byId("pause").click(), Period: () => byId("step").click(), KeyR: () => byId("restart").click(),
+      KeyF: () => byId("fork").click(), KeyT: () => byId("takeover").click(), KeyH: () => byId("header").click(),
+      Comma: () => this.changeSpeed(-1), Slash: () => this.changeSpeed(1),
+    };
+    window.addEventListener("keydown", (event) => {
+      if (event.ctrlKey || event.altKey || event.metaKey || event.repeat) return;
+      if (byId("ask").open) {
+        if (event.code === "KeyY") this.answer(true);
+        if (event.code === "KeyN") this.answer(false);
+        return;
+      }
+      const tag = event.target.tagName;
+      if (document.querySelector("dialog[open]") || tag === "SELECT" || (tag === "INPUT" && ["number", "search"].includes(event.target.type))) return;
+      if (shortcuts[event.code] && !this.keys.used.has(event.code)) {
+        event.preventDefault();
+        shortcuts[event.code]();
+      }
+    });
+  }
+
+  changeSpeed(direction) {
+    const select = byId("speed");
+    const index = Math.min(Math.max(select.selectedIndex + direction, 0), select.length - 1);
+    if (index !== select.selectedIndex) { select.selectedIndex = index; select.onchange({ target: select }); }
+  }
+
+  answer(keep) {
+    byId("ask").close();
+    this.send({ type: "keep", on: keep });
+  }
+
+  openRemap() {
+    const codes = [...this.keys.used];
+    const owner = (code) => this.hello.controls.flatMap((control) => control.names.filter((name, value) => control.keys[value].length === 1 && control.keys[value][0] === code)).join(", ") || keyName(code);
+    byId("remap-list").replaceChildren(...codes.map((code) => {
+      const button = element("button", { type: "button" }, owner(code), element("kbd", { textContent: keyName(this.keys.physical(code)) }));
+      button.onclick = () => {
+        setText(button.querySelector("kbd"), "press a key");
+        const take = (event) => {
+          event.preventDefault();
+          event.stopPropagation();
+          window.removeEventListener("keydown", take, true);
+          if (event.code !== "Escape") this.keys.remap(code, event.code);
+          this.labelKeys();
+          this.openRemap();
+        };
+        window.addEventListener("keydown", take, true);
+      };
+      return button;
+    }));
+    if (!byId("remap").open) byId("remap").showModal();
+    this.labelKeys();
+  }
+
+  listEpisodes(list) {
+    const box = byId("episodes");
+    if (!list.length) { box.replaceChildren("There are no recorded episodes."); return; }
+    box.replaceChildren(...list.map((entry) => {
+      const button = element("button", { type: "button", role: "option" }, entry.name, element("small", { textContent: `${entry.source}, ${entry.rows - 1} steps` }));
+      button.onclick = () => this.send({ type: "open", source: entry.source, number: entry.number });
+      return button;
+    }));
+  }
+
+  show(header, bitmaps) {
+    if (header.error !== undefined) { this.showMessage(header.error, true); return; }
+    const before = this.header;
+    this.header = header;
+    if (header.stamp !== null && header.stamp !== this.lastStamp) {
+      this.lastStamp = header.stamp;
+      this.latency.push(performance.now() - header.stamp);
+      if (this.latency.length > 200) this.latency.shift();
+    }
+    this.panes.show(header, bitmaps);
+    this.traces.add(header);
+    this.showMessage(header.message, /Fix:|Error/.test(header.message));
+    if (!before || before.mode !== header.mode) {
+      for (const button of byId("modes").children) button.setAttribute("aria-checked", String(button.dataset.mode === header.mode));
+      byId("episodes-card").hidden = header.mode !== "recorded";
+      byId("takeover").disabled = header.mode === "recorded" || !this.hasControls;
+      if (header.mode === "recorded") this.send({ type: "episodes" });
+    }
+    byId("pause").setAttribute("aria-pressed", String(header.paused));
+    setText(byId("pause"), header.paused ? "Continue" : "Pause");
+    byId("takeover").setAttribute("aria-pressed", String(header.human));
+    setText(byId("takeover"), header.human ? "Hand back" : "Take over");
+    const scrub = byId("scrub");
+    scrub.min = header.first;
+    scrub.max = header.last;
+    if (document.activeElement !== scrub || !header.paused) scrub.value = header.step;
+    setText(byId("position"), `${header.step} / ${header.last}`);
+    this.sync("speed", String(header.speed));
+    this.sync("rollouts", String(header.rollouts));
+    this.sync("forkevery", String(header.fork_every));
+    if (document.activeElement !== byId("seed")) byId("seed").value = header.seed;
+    byId("save").checked = header.save;
+    this.showActions(header);
+    this.showHud(header);
+    byId("latents-card").hidden = !header.latents;
+    if (header.latents) drawLatents(byId("latents"), header);
+    if (header.ask && this.hasControls && !byId("ask").open) {
+      setText(byId("ask-text"), `${header.step} steps, return ${format(header.mode.endsWith("model") ? header.imagined_return : header.return)}. Kept episodes are written to the folder of the run.`);
+      byId("ask").showModal();
+    } else if (!header.ask && byId("ask").open) byId("ask").close();
+  }
+
+  sync(id, value) {
+    const node = byId(id);
+    if (document.activeElement !== node && node.value !== value) node.value = value;
+  }
+
+  showActions(header) {
+    this.actionRows.forEach((rows, group) => {
+      const probs = (header.probs || [])[group] || [];
+      rows.forEach((entry, value) => {
+        const chance = probs[value];
+        entry.fill.style.width = chance === undefined ? "0" : `${(100 * chance).toFixed(1)}%`;
+        setText(entry.percent, chance === undefined ? "" : `${Math.round(100 * chance)} %`);
+        entry.row.classList.toggle("chosen", this.actionRows.length === 1 && header.action === entry.row.firstChild.textContent);
+      });
+    });
+  }
+
+  showHud(header) {
+    const inModel = header.mode.endsWith("model");
+    const reward = inModel ? header.scalars["predicted reward"] : header.scalars.reward;
+    const memory = header.context ? `, memory ${header.context[0]}/${header.context[1]}` : "";
+    const dream = header.fork === null ? "" : ` · dream ${header.step - header.fork} steps${memory}`;
+    setText(byId("hud"), `episode ${header.episode} · step ${header.step} · action ${header.action || "–"} · reward ${format(reward)} · return ${format(inModel ? header.imagined_return : header.return)} · ${header.fps} fps${dream}`);
+  }
+}

@@ -1,0 +1,58 @@
+// The connection to a session: decodes views, acknowledges them and reconnects.
+
+export class Link {
+  constructor(session, token, handlers) {
+    this.handlers = handlers;
+    const scheme = location.protocol === "https:" ? "wss" : "ws";
+    const query = new URLSearchParams({ token, session });
+    this.url = `${scheme}://${location.host}/ws?${query}`;
+    this.delay = 250;
+    this.closed = false;
+    this.connect();
+  }
+
+  connect() {
+    this.socket = new WebSocket(this.url);
+    this.socket.binaryType = "arraybuffer";
+    this.socket.onopen = () => { this.delay = 250; this.handlers.status("connected"); };
+    this.socket.onmessage = (event) => {
+      if (typeof event.data === "string") this.handlers.text(JSON.parse(event.data));
+      else this.receiveView(event.data);
+    };
+    this.socket.onclose = (event) => {
+      if (this.closed) return;
+      if (event.code === 1008 || event.code === 1013) {
+        this.handlers.status("refused");
+        return;
+      }
+      this.handlers.status("reconnecting");
+      this.timer = setTimeout(() => this.connect(), this.delay);
+      this.delay = Math.min(this.delay * 2, 4000);
+    };
+  }
+
+  async receiveView(buffer) {
+    const length = new DataView(buffer).getUint32(0, true);
+    const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
+    let start = 4 + length;
+    const images = [];
+    for (const image of header.images) {
+      const bytes = new Uint8Array(buffer, start, image.bytes);
+      start += image.bytes;
+      images.push(createImageBitmap(new Blob([bytes], { type: image.type })));
+    }
+    const bitmaps = await Promise.all(images);
+    this.handlers.view(header, bitmaps);
+    this.send({ type: "ack", number: header.number });
+  }
+
+  send(message) {
+    if (this.socket.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(message));
+  }
+
+  close() {
+    this.closed = true;
+    clearTimeout(this.timer);
+    this.socket.close();
+  }
+}

@@ -1,0 +1,106 @@
+// Traces of scalars over the steps of an episode, and the grid of latents.
+import { element, setText, color, format, fitCanvas } from "./dom.js";
+
+const ROWS = [
+  ["reward", ["reward", "predicted reward"]],
+  ["continue", ["continue"]],
+  ["value", ["value"]],
+  ["entropy", ["entropy"]],
+  ["KL", ["KL"]],
+  ["boundary", ["boundary"]],
+];
+const LENGTH = 240;
+
+export class Traces {
+  constructor(root) {
+    this.root = root;
+    this.rows = new Map();
+    this.clear();
+  }
+
+  clear() {
+    this.points = new Map();
+    this.episode = null;
+  }
+
+  add(header) {
+    const key = `${header.episode}/${header.mode}`;
+    if (key !== this.episode) {
+      this.points.clear();
+      this.episode = key;
+    }
+    this.points.set(header.step, header.scalars);
+    for (const step of this.points.keys()) if (step < header.step - LENGTH) this.points.delete(step);
+    this.draw(header);
+  }
+
+  draw(header) {
+    for (const [name, keys] of ROWS) {
+      const present = keys.some((key) => key in header.scalars) || this.rows.has(name);
+      if (present) this.drawRow(name, keys, header);
+    }
+  }
+
+  drawRow(name, keys, header) {
+    if (!this.rows.has(name)) {
+      const canvas = element("canvas", { role: "img" });
+      const values = keys.map((key) => element("span", { className: key.startsWith("predicted") ? "value model" : "value" }));
+      const row = element("div", { className: "trace" }, element("span", { textContent: name }), canvas, element("span", { className: "values" }, ...values));
+      this.rows.set(name, { canvas, values, row });
+      const order = ROWS.map((entry) => entry[0]);
+      const sorted = [...this.rows].sort((a, b) => order.indexOf(a[0]) - order.indexOf(b[0]));
+      this.root.append(...sorted.map((entry) => entry[1].row));
+    }
+    const { canvas, values } = this.rows.get(name);
+    keys.forEach((key, index) => setText(values[index], key in header.scalars ? `${format(header.scalars[key])} ` : index ? "" : "–"));
+    const steps = [...this.points.keys()].sort((a, b) => a - b);
+    const [context, width, height, scale] = fitCanvas(canvas);
+    const all = steps.flatMap((step) => keys.map((key) => this.points.get(step)[key]).filter((value) => value !== undefined));
+    if (!all.length) return;
+    let low = Math.min(0, ...all);
+    let high = Math.max(...all, low + 1e-6);
+    if (name === "continue" || name === "boundary") [low, high] = [0, 1];
+    const first = steps[0];
+    const last = Math.max(steps[steps.length - 1], first + 30);
+    const x = (step) => ((step - first) / (last - first)) * (width - 6) + 3;
+    const y = (value) => height - 4 - ((value - low) / (high - low)) * (height - 8);
+    context.strokeStyle = color("line");
+    context.beginPath();
+    context.moveTo(0, y(0));
+    context.lineTo(width, y(0));
+    context.stroke();
+    keys.forEach((key) => {
+      context.strokeStyle = color(key.startsWith("predicted") ? "model" : key === "reward" ? "real" : "accent");
+      context.fillStyle = context.strokeStyle;
+      context.lineWidth = 1.5 * scale;
+      context.beginPath();
+      let drawing = false;
+      for (const step of steps) {
+        const value = this.points.get(step)[key];
+        if (value === undefined) { drawing = false; continue; }
+        if (drawing) context.lineTo(x(step), y(value));
+        else context.moveTo(x(step), y(value));
+        drawing = true;
+      }
+      context.stroke();
+      const value = header.scalars[key];
+      if (value !== undefined) {
+        context.beginPath();
+        context.arc(x(header.step), y(value), 2.5 * scale, 0, 7);
+        context.fill();
+      }
+    });
+    canvas.setAttribute("aria-label", `${name}: ${format(header.scalars[keys[0]])}`);
+  }
+}
+
+export function drawLatents(canvas, header) {
+  const { latents, classes } = header;
+  canvas.width = latents.length;
+  canvas.height = classes;
+  canvas.style.aspectRatio = `${latents.length} / ${Math.max(classes, latents.length / 3)}`;
+  const context = canvas.getContext("2d");
+  context.clearRect(0, 0, canvas.width, canvas.height);
+  context.fillStyle = color("accent");
+  latents.forEach((value, index) => context.fillRect(index, value, 1, 1));
+}

@@ -1,0 +1,161 @@
+// The page of all runs: table, curves, videos and configs. `source` reads from the server,
+// or from the data of an exported page.
+import { byId, element, setText, format } from "./dom.js";
+import { drawChart, PALETTE } from "./charts.js";
+import { Recording } from "./recording.js";
+
+const REFRESH = 3000;
+
+export class ServerSource {
+  constructor(token) { this.token = token; this.isLive = true; }
+
+  async get(path, parameters = {}) {
+    const answer = await fetch(`${path}?${new URLSearchParams({ ...parameters, token: this.token })}`);
+    if (!answer.ok) throw new Error((await answer.json().catch(() => ({}))).error || answer.statusText);
+    return answer.json();
+  }
+
+  runs() { return this.get("/api/runs"); }
+  details(id) { return this.get(`/api/runs/${id}`); }
+  series(id, key) { return this.get(`/api/runs/${id}/series`, { key }); }
+  difference(a, b) { return this.get("/api/difference", { a, b }); }
+  media(id, number) { return `/api/runs/${id}/media/${number}?token=${encodeURIComponent(this.token)}`; }
+  play(id) { location.search = new URLSearchParams({ token: this.token, play: id }); }
+}
+
+export class ExportedSource {
+  constructor(data) { this.data = data; this.isLive = false; }
+  async runs() { return this.data.runs; }
+  async details(id) { return this.data.details[id]; }
+  async series(id, key) { return (this.data.series[id] || {})[key] || { step: [], value: [] }; }
+  async difference(a, b) {
+    const [left, right] = [a, b].map((id) => this.data.details[id].config);
+    const names = [...new Set([...Object.keys(left), ...Object.keys(right)])];
+    return Object.fromEntries(names.filter((name) => left[name] !== right[name]).map((name) => [name, [left[name] ?? "", right[name] ?? ""]]));
+  }
+  media(id, number) { return this.data.details[id].media[number].file; }
+}
+
+export class ViewPage {
+  constructor(source) {
+    this.source = source;
+    this.selected = null;
+    this.shown = new Set();
+    this.rows = new Map();
+    byId("view").hidden = false;
+    byId("open-play").hidden = !source.isLive;
+    byId("filter").oninput = () => this.draw();
+    for (const id of ["metric", "xaxis"]) byId(id).onchange = () => this.updateChart();
+    byId("smooth").oninput = () => this.drawChart();
+    byId("open-play").onclick = () => source.play(this.selected);
+    byId("compare").onchange = () => this.showConfig();
+    window.addEventListener("resize", () => this.drawChart());
+    window.addEventListener("themechange", () => this.drawChart());
+    setText(byId("title"), "Runs");
+    setText(byId("link"), source.isLive ? "live" : "exported");
+    this.lines = [];
+    this.refresh(true);
+    if (source.isLive) setInterval(() => { if (!document.hidden) this.refresh(false); }, REFRESH);
+  }
+
+  async refresh(first) {
+    try {
+      this.runs = await this.source.runs();
+      setText(byId("link"), this.source.isLive ? "live" : "exported");
+      byId("link").classList.remove("bad");
+    } catch (error) {
+      setText(byId("link"), "not connected");
+      byId("link").classList.add("bad");
+      return;
+    }
+    if (first) this.runs.slice(0, 8).forEach((run) => this.shown.add(run.id));
+    this.draw();
+    this.fillMetrics();
+    await this.updateChart();
+    if (first && this.runs.length) await this.select(this.runs[0].id);
+  }
+
+  colorOf(id) { return PALETTE[this.runs.findIndex((run) => run.id === id) % PALETTE.length]; }
+
+  draw() {
+    const words = byId("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
+    const body = byId("runs").tBodies[0];
+    const visible = this.runs.filter((run) => words.every((word) => `${run.name} ${run.task} ${run.agent}`.toLowerCase().includes(word)));
+    const nodes = visible.map((run) => {
+      if (!this.rows.has(run.id)) {
+        const box = element("input", { type: "checkbox", "aria-label": `Show the curve of ${run.name}` });
+        box.onchange = () => { if (box.checked) this.shown.add(run.id); else this.shown.delete(run.id); this.updateChart(); };
+        const name = element("button", { type: "button", className: "name", textContent: run.name });
+        name.onclick = () => this.select(run.id);
+        const cells = ["task", "agent", "status", "steps", "score"].map((key) => element("td", { className: ["steps", "score"].includes(key) ? "number" : key === "status" ? "status" : "" }));
+        this.rows.set(run.id, { row: element("tr", {}, element("td", {}, box), element("td", {}, name), ...cells), box, cells });
+      }
+      const { row, box, cells } = this.rows.get(run.id);
+      box.checked = this.shown.has(run.id);
+      [run.task, run.agent, run.status, run.steps.toLocaleString(), run.score === null ? "–" : format(run.score)].forEach((text, index) => setText(cells[index], text));
+      cells[2].className = `status ${run.status}`;
+      row.classList.toggle("selected", run.id === this.selected);
+      return row;
+    });
+    if (!visible.length) nodes.push(element("tr", {}, element("td", { colSpan: 7, textContent: this.runs.length ? "No run matches." : "There are no runs in this folder yet." })));
+    body.replaceChildren(...nodes);
+  }
+
+  fillMetrics() {
+    const names = [...new Set(this.runs.flatMap((run) => run.metrics))];
+    const select = byId("metric");
+    const current = select.value || (names.includes("score") ? "score" : names[0]);
+    if (select.length === names.length) return;
+    select.replaceChildren(...names.map((name) => element("option", { value: name, textContent: name })));
+    if (names.includes(current)) select.value = current;
+  }
+
+  async updateChart() {
+    const key = byId("metric").value;
+    const axis = byId("xaxis").value;
+    if (!key) return this.drawChart();
+    const chosen = this.runs.filter((run) => this.shown.has(run.id) && run.metrics.includes(key));
+    const series = await Promise.all(chosen.map((run) => this.source.series(run.id, key).catch(() => ({ step: [], value: [] }))));
+    this.lines = chosen.map((run, index) => ({ name: run.name, color: this.colorOf(run.id), x: series[index][axis] || series[index].step, y: series[index].value })).filter((line) => line.x.length);
+    this.drawChart();
+    byId("legend").replaceChildren(...this.lines.map((line) => {
+      const mark = element("span");
+      mark.style.background = line.color;
+      return element("li", {}, mark, line.name);
+    }));
+  }
+
+  drawChart() { drawChart(byId("chart"), this.lines, Number(byId("smooth").value)); }
+
+  async select(id) {
+    this.selected = id;
+    this.draw();
+    const run = this.runs.find((entry) => entry.id === id);
+    this.details = await this.source.details(id);
+    byId("details").hidden = false;
+    setText(byId("details-title"), run.name);
+    byId("failure").hidden = !this.details.error;
+    setText(byId("failure"), this.details.error || "");
+    byId("media").replaceChildren(...this.details.media.map((entry, number) => {
+      const source = this.source.media(id, number);
+      const content = entry.kind === "mp4" ? element("video", { src: source, controls: true, loop: true, muted: true }) : element("img", { src: source, alt: entry.name, loading: "lazy" });
+      return element("figure", {}, content, element("figcaption", { textContent: entry.name }));
+    }));
+    const others = this.runs.filter((entry) => entry.id !== id);
+    byId("compare").replaceChildren(element("option", { value: "", textContent: "no run" }), ...others.map((entry) => element("option", { value: entry.id, textContent: entry.name })));
+    byId("sessions").replaceChildren(...(this.details.sessions || []).map((session) => new Recording(session).node));
+    await this.showConfig();
+  }
+
+  async showConfig() {
+    const other = byId("compare").value;
+    const body = byId("config").tBodies[0];
+    if (other) {
+      const table = await this.source.difference(this.selected, other);
+      const rows = Object.entries(table).map(([name, values]) => element("tr", { className: "different" }, element("td", { textContent: name }), ...values.map((value) => element("td", { textContent: value }))));
+      body.replaceChildren(...(rows.length ? rows : [element("tr", {}, element("td", { textContent: "The configs are equal." }))]));
+      return;
+    }
+    body.replaceChildren(...Object.entries(this.details.config).map(([name, value]) => element("tr", {}, element("td", { textContent: name }), element("td", { textContent: value }))));
+  }
+}

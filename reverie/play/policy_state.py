@@ -1,0 +1,78 @@
+"""The policy of an agent on the rows of one episode, also if others choose actions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from reverie.api import Action, Obs
+from reverie.capabilities import FollowsActions, InspectableWorldModelEnv
+from reverie.play.load import Playable
+
+
+class PolicyState:
+    """Carry of the policy after a row, and the action that it would choose there."""
+
+    def __init__(self, parts: Playable):
+        self.parts = parts
+        self.reset()
+
+    def reset(self) -> None:
+        self.carry: Any = None
+        self.choice: Action | None = None
+        self.kl: float | None = None
+        """KL divergence from posterior to prior in the last row."""
+        self._step = -1
+
+    def run(self, rows: Sequence[Obs], step: int) -> None:
+        """Run the policy on all rows up to a step, from its initial carry."""
+        self.reset()
+        if self.parts.policy is None:
+            return
+        for number, row in enumerate(rows):
+            if number:
+                self._follow(rows[number - 1])
+            self._observe(row, first=number == 0)
+        self._step = step
+
+    def advance(self, before: Obs, row: Obs, step: int) -> bool:
+        """Continue with the next row, if the row before it was the last one.
+
+        `before` contains the actions that were taken. Returns False if the policy has
+        not seen that row.
+        """
+        if self.parts.policy is None or step == self._step:
+            return True
+        if self._step < 0 or step != self._step + 1:
+            return False
+        self._follow(before)
+        self._observe(row, first=False)
+        self._step = step
+        return True
+
+    def _observe(self, row: Obs, first: bool) -> None:
+        policy, model = self.parts.policy, self.parts.model
+        assert policy is not None
+        batch = {k: np.asarray(v)[None] for k, v in row.items() if k[:4] != "log/"}
+        batch["is_first"] = np.array([first])
+        if self.carry is None:
+            self.carry = policy.initial(1)
+        self.kl = None
+        if isinstance(model, InspectableWorldModelEnv) and not first:
+            crop = self.parts.crop
+            seen = batch if crop is None else crop.center_crop(batch)
+            self.kl = model.observation_kl(self.carry, seen)
+        self.carry, action, _ = policy.policy(self.carry, batch, "eval")
+        self.choice = {
+            key: np.array(np.asarray(action[key])[0]) for key in self.parts.act_space
+        }
+
+    def _follow(self, row: Obs) -> None:
+        """Put the actions that were taken in a row into the carry."""
+        if not isinstance(self.parts.agent, FollowsActions):
+            return
+        batch = {key: np.asarray(row[key])[None] for key in self.parts.act_space}
+        batch = self.parts.to_model_units(batch)
+        self.carry = self.parts.agent.follow_action(self.carry, batch)

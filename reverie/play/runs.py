@@ -1,0 +1,279 @@
+"""The runs below a folder, for `reverie view`: status, curves, media and configs.
+
+Runs have an id that is derived from their path, and files a number, so that requests
+contain no paths. Runs that are being written can be read: only complete lines count.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from reverie import config as configs
+from reverie.api import UserError
+from reverie.envs import action_repeat
+from reverie.log.jsonl import METRICS, SCORES
+from reverie.run.config import Config
+from reverie.run.folder import SUBFOLDERS, read_config
+
+MAX_DEPTH = 4
+"""Levels of folders in which runs are found."""
+MAX_RUNS = 500
+MAX_POINTS = 1500
+"""Points of one curve; longer ones are thinned."""
+MAX_MEDIA = 60
+MAX_LINE = 1_000_000
+"""Bytes of a line of metrics; longer ones are skipped."""
+SCORE = "score"
+"""Name of the score of all episodes."""
+MEDIA_KINDS = ("mp4", "gif", "png")
+
+
+@dataclass
+class MetricsFile:
+    """Columns of a file of JSON lines, which is read as it grows."""
+
+    path: Path
+    offset: int = 0
+    columns: dict[str, list[tuple[int, float, float]]] = field(default_factory=dict)
+    """Step, seconds and value of every point, by name."""
+    last_step: int = 0
+
+    def update(self) -> None:
+        """Read the lines that were added; start again if the file was shortened."""
+        try:
+            size = self.path.stat().st_size
+        except OSError:
+            return
+        if size < self.offset:
+            self.offset, self.columns, self.last_step = 0, {}, 0
+        if size == self.offset:
+            return
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            data = file.read(size - self.offset)
+        end = data.rfind(b"\n") + 1  # the last line may be incomplete
+        self.offset += end
+        for line in data[:end].splitlines():
+            if len(line) <= MAX_LINE:
+                self._add(line)
+
+    def _add(self, line: bytes) -> None:
+        try:
+            entry = json.loads(line)
+            step, seconds = int(entry["step"]), float(entry.get("seconds") or 0.0)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return
+        self.last_step = max(self.last_step, step)
+        for name, value in entry.items():
+            if name not in ("step", "seconds") and isinstance(value, int | float):
+                self.columns.setdefault(name, []).append((step, seconds, float(value)))
+
+
+@dataclass
+class Run:
+    """One run folder."""
+
+    id: str
+    name: str
+    path: Path
+    metrics: MetricsFile
+    scores: MetricsFile
+    config: Config | None = None
+    problem: str = ""
+    """Why the config cannot be read."""
+
+
+class RunIndex:
+    """Finds the runs below a folder and reads their files."""
+
+    def __init__(self, folder: Path):
+        if not folder.is_dir():
+            raise UserError(
+                f"{folder} is not a folder.\n"
+                "  Fix: give the folder of a run, or a folder with runs."
+            )
+        self.folder = folder.resolve()
+        self._runs: dict[str, Run] = {}
+
+    def summaries(self) -> list[dict[str, Any]]:
+        """Return a summary of every run, the newest first."""
+        self._find()
+        runs = sorted(self._runs.values(), key=_last_change, reverse=True)
+        return [self._summary(run) for run in runs]
+
+    def folder_of(self, name: str) -> Path:
+        return self._get(name).path
+
+    def details(self, name: str) -> dict[str, Any]:
+        """Return config and media of a run."""
+        run = self._get(name)
+        media = [
+            {"name": path.stem, "kind": path.suffix[1:]} for path in _list_media(run)
+        ]
+        return {"config": _flat_config(run), "media": media, "error": _error_of(run)}
+
+    def series(self, name: str, key: str) -> dict[str, list[float]]:
+        """Return the points of one metric; steps, frames and hours on the x axis."""
+        run = self._get(name)
+        run.metrics.update()
+        run.scores.update()
+        points = _columns(run).get(key, [])
+        stride = max(1, -(-len(points) // MAX_POINTS))
+        points = points[::stride]
+        repeat = 1
+        if run.config is not None:
+            try:
+                repeat = action_repeat(run.config.task, run.config.env)
+            except UserError:
+                repeat = 1
+        return {
+            "step": [step for step, _, _ in points],
+            "frames": [step * repeat for step, _, _ in points],
+            "hours": [seconds / 3600 for _, seconds, _ in points],
+            "value": [value for _, _, value in points],
+        }
+
+    def difference(self, first: str, second: str) -> dict[str, list[str]]:
+        """Return the settings that differ between two runs."""
+        left, right = (_flat_config(self._get(name)) for name in (first, second))
+        names = [*left, *(name for name in right if name not in left)]
+        return {
+            name: [left.get(name, ""), right.get(name, "")]
+            for name in names
+            if left.get(name) != right.get(name)
+        }
+
+    def media(self, name: str, number: int) -> Path:
+        """Return the path of an image or video."""
+        paths = _list_media(self._get(name))
+        if not 0 <= number < len(paths):
+            raise LookupError("There is no such file.")
+        return paths[number]
+
+    def _get(self, name: str) -> Run:
+        if name not in self._runs:
+            self._find()
+        if name not in self._runs:
+            raise LookupError("There is no such run.")
+        return self._runs[name]
+
+    def _find(self) -> None:
+        found = {}
+        for path in _run_folders(self.folder):
+            relative = path.relative_to(self.folder)
+            name = path.name if path == self.folder else relative.as_posix()
+            key = hashlib.sha256(str(path).encode()).hexdigest()[:12]
+            found[key] = self._runs.get(key) or _open(key, name, path)
+        self._runs = found
+
+    def _summary(self, run: Run) -> dict[str, Any]:
+        run.metrics.update()
+        run.scores.update()
+        columns = _columns(run)
+        recent = [value for _, _, value in columns.get(SCORE, [])[-50:]]
+        config = run.config
+        return {
+            "id": run.id,
+            "name": run.name,
+            "task": config.task if config else "",
+            "agent": config.agent if config else "",
+            "status": _status(run),
+            "steps": max(run.metrics.last_step, run.scores.last_step),
+            "score": sum(recent) / len(recent) if recent else None,
+            "metrics": sorted(columns, key=lambda name: (name != SCORE, name)),
+        }
+
+
+def _open(key: str, name: str, path: Path) -> Run:
+    run = Run(key, name, path, MetricsFile(path / METRICS), MetricsFile(path / SCORES))
+    try:
+        run.config = read_config(path)
+    except UserError as error:
+        run.problem = str(error)
+    return run
+
+
+def _run_folders(folder: Path) -> list[Path]:
+    """Return the folders with a `config.yaml`, without links."""
+    found: list[Path] = []
+    for path, names, files in os.walk(folder):
+        if "config.yaml" in files:
+            found.append(Path(path))
+        depth = len(Path(path).relative_to(folder).parts)
+        if depth >= MAX_DEPTH or len(found) >= MAX_RUNS:
+            names.clear()
+        names[:] = sorted(n for n in names if n not in SUBFOLDERS and n[0] != ".")
+    return found
+
+
+def _last_change(run: Run) -> float:
+    files = (run.path / METRICS, run.path / "config.yaml")
+    return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
+
+
+def _columns(run: Run) -> dict[str, list[tuple[int, float, float]]]:
+    """Return the metrics, with the score of all episodes as `score`."""
+    scores = dict(run.scores.columns)
+    columns = {**run.metrics.columns, **scores}
+    score = next((k for k in scores if k.endswith("score")), "")
+    score = score or next((k for k in columns if k.endswith("score")), "")
+    return {SCORE: columns[score], **columns} if score else columns
+
+
+def _status(run: Run) -> str:
+    """Return `running`, `finished`, `failed` or `stopped`."""
+    if _is_locked(run.path / ".lock"):
+        return "running"
+    if _error_of(run):
+        return "failed"
+    steps = max(run.metrics.last_step, run.scores.last_step)
+    if run.config is not None and 0 < run.config.run.steps <= steps:
+        return "finished"
+    return "stopped"
+
+
+def _is_locked(path: Path) -> bool:
+    """True if the process of a run holds its lock."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _error_of(run: Run) -> str:
+    """Return why a run failed, or why its config cannot be read."""
+    try:
+        starts = json.loads((run.path / "about.json").read_text())
+        return str(starts[-1].get("error", "")) or run.problem
+    except (OSError, ValueError, LookupError, AttributeError, TypeError):
+        return run.problem
+
+
+def _list_media(run: Run) -> list[Path]:
+    """Return videos and images, the newest first and open-loop videos before others."""
+    folders = (run.path / "media", run.path / "eval")
+    paths = [
+        path
+        for folder in folders
+        for path in sorted(folder.rglob("*"))
+        if path.suffix[1:] in MEDIA_KINDS and path.is_file() and not path.is_symlink()
+    ]
+    paths += [path for path in run.path.glob("*.png") if not path.is_symlink()]
+    newest = sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
+    return sorted(newest, key=lambda path: "openloop" not in path.name)[:MAX_MEDIA]
+
+
+def _flat_config(run: Run) -> dict[str, str]:
+    if run.config is None:
+        return {}
+    return {k: str(v) for k, v in configs.flatten(run.config).items()}

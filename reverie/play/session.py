@@ -1,0 +1,413 @@
+"""A session: one simulation in a thread with its own clock.
+
+Pages send commands (`send`); the thread applies them between steps. After every step
+and command it hands a `View` to its listeners. Everything about environment and world
+model happens in this thread; listeners only encode and send.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from reverie.api import Action, UserError
+from reverie.log.messages import print_message
+from reverie.play.controls import describe_action, human_action
+from reverie.play.load import AGENT_ENV, MODES, RECORDED, Playable
+from reverie.play.pictures import Painter, Picture, show_images
+from reverie.play.recording import complete_rows, save_episode
+from reverie.play.simulation import IN_MODEL, MAX_ROLLOUTS, Simulation
+
+DEFAULT_FPS = 8.0
+"""Steps per second at speed 1, if the environment does not declare its own."""
+SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+END_SECONDS = 0.8
+"""How long the last step of an episode is shown before the next episode starts."""
+MAX_HELD = 32
+"""Number of keys that can be held at once."""
+
+
+class View(NamedTuple):
+    """What pages show: scalars and images of one step."""
+
+    number: int
+    header: dict[str, Any]
+    pictures: list[Picture]
+
+
+Listener = Callable[[View], None]
+
+
+class Session:
+    """Runs a simulation until `close` is called."""
+
+    def __init__(
+        self,
+        parts: Playable,
+        mode: str = AGENT_ENV,
+        seed: int = 0,
+        save: bool = False,
+        header: bool = False,
+    ):
+        self.parts, self.save, self.show_header = parts, save, header
+        self.simulation = Simulation(parts, seed)
+        self.simulation.keep_all = save
+        predicted = list(parts.model.predicted_keys) if parts.model else []
+        self.painter = Painter(parts.obs_space, predicted, parts.crop)
+        self.fps = parts.fps or DEFAULT_FPS
+        self.speed, self.paused = 1.0, False
+        self._is_idle = False  # no page is connected
+        self.asks_to_keep = False
+        self.message = ""
+        self.listeners: list[Listener] = []
+        self.view: View | None = None
+        self._return = self._imagined_return = 0.0
+        self._held: list[str] = []
+        self._tapped: list[str] = []  # pressed and released since the last step
+        self._sliders: dict[int, float] = {}
+        self._input_stamp: float | None = None  # sent with the newest input
+        self._times: deque[float] = deque(maxlen=60)
+        self._numbers = 0
+        self._commands: queue.Queue[dict[str, Any] | None] = queue.Queue(256)
+        self._thread = threading.Thread(target=self._run, name="session", daemon=True)
+        self._first_mode = mode
+
+    # Used by other threads
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send(self, command: dict[str, Any]) -> None:
+        """Apply a command in the thread of the session; dropped if too many wait."""
+        try:
+            self._commands.put_nowait(command)
+        except queue.Full:
+            return
+
+    def close(self) -> None:
+        """Stop the thread and close the environment."""
+        if self._thread.is_alive():
+            self._commands.put(None)
+            self._thread.join(timeout=30)
+        self.parts.close()
+
+    def describe(self) -> dict[str, Any]:
+        """Return what does not change from step to step, for a new page."""
+        config = self.parts.run.config
+        modes = [
+            {"name": name, "label": MODES[name], "reason": reason}
+            for name, reason in self.parts.modes().items()
+        ]
+        return {
+            "type": "hello",
+            "task": config.task,
+            "agent": config.agent,
+            "logdir": self.parts.run.folder.name,
+            "checkpoint": self.parts.run.checkpoint.name,
+            "modes": modes,
+            "controls": [control.to_json() for control in self.parts.controls],
+            "speeds": SPEEDS,
+            "max_rollouts": MAX_ROLLOUTS if self.simulation.imagination else 0,
+            "save": self.save,
+            "header": self.show_header,
+        }
+
+    # The thread
+
+    def _run(self) -> None:
+        self._apply({"type": "mode", "mode": self._first_mode})
+        next_step = time.perf_counter()
+        while True:
+            now = time.perf_counter()
+            can_step = self._can_step
+            wait = max(0.0, next_step - now) if can_step else None
+            try:
+                command = self._commands.get(timeout=wait) if wait != 0.0 else None
+                if wait != 0.0 and command is None:
+                    return
+                if command is not None:
+                    self._apply(command)
+                    continue
+            except queue.Empty:
+                pass
+            # commands that arrived meanwhile, so that keys are sampled at the step
+            while not self._commands.empty():
+                command = self._commands.get()
+                if command is None:
+                    return
+                self._apply(command)
+            if not self._can_step:
+                continue
+            if self.simulation.ended:
+                self._guard(self._next_episode)
+                next_step = time.perf_counter()
+            period = 1 / (self.fps * self.speed)
+            self._guard(self._step)
+            if self.simulation.ended:
+                period += END_SECONDS / self.speed
+            next_step = max(next_step + period, time.perf_counter())
+
+    @property
+    def _can_step(self) -> bool:
+        return not (self.paused or self.asks_to_keep or self._is_idle)
+
+    def _guard(self, function: Callable[[], None]) -> None:
+        """Call a function; pause and show the error if it fails."""
+        try:
+            function()
+        except UserError as error:
+            self._fail(str(error).replace("\n  Fix:", " Fix:"))
+        except Exception as error:
+            print_message(traceback.format_exc())
+            self._fail(f"{type(error).__name__}: {error}")
+
+    def _fail(self, message: str) -> None:
+        self.paused, self.message = True, message
+        self._publish()
+
+    def _apply(self, command: dict[str, Any]) -> None:
+        """Apply one command; invalid ones are ignored."""
+        handler = getattr(self, f"_on_{command.get('type')}", None)
+        if handler is not None:
+            self._guard(lambda: handler(command))
+
+    # Commands
+
+    def _on_keys(self, command: dict[str, Any]) -> None:
+        held = [str(key) for key in command.get("held", ())][:MAX_HELD]
+        self._tapped += [key for key in held if key not in self._held]
+        del self._tapped[:-MAX_HELD]
+        self._held = held
+        self._stamp_input(command)
+
+    def _on_slider(self, command: dict[str, Any]) -> None:
+        number, value = int(command["number"]), float(command["value"])
+        if 0 <= number < len(self.parts.controls) and np.isfinite(value):
+            self._sliders[number] = value
+        self._stamp_input(command)
+
+    def _stamp_input(self, command: dict[str, Any]) -> None:
+        stamp = command.get("stamp")
+        self._input_stamp = float(stamp) if isinstance(stamp, int | float) else None
+
+    def _on_idle(self, command: dict[str, Any]) -> None:
+        self._is_idle = bool(command["on"])
+
+    def _on_mode(self, command: dict[str, Any]) -> None:
+        self._start(str(command["mode"]))
+
+    def _on_restart(self, command: dict[str, Any]) -> None:
+        self._start(self.simulation.mode, self._seed_of(command))
+
+    def _on_pause(self, command: dict[str, Any]) -> None:
+        self.paused = bool(command.get("on", not self.paused))
+        self._publish()
+
+    def _on_step(self, command: dict[str, Any]) -> None:
+        self.paused = True
+        if self.simulation.ended:
+            self._next_episode()
+        elif not self.asks_to_keep:
+            self._step()
+
+    def _on_speed(self, command: dict[str, Any]) -> None:
+        self.speed = min(max(float(command["speed"]), SPEEDS[0]), SPEEDS[-1])
+        self._publish()
+
+    def _on_fork(self, command: dict[str, Any]) -> None:
+        self._seek(command)
+        self.simulation.fork()
+        self._publish()
+
+    def _on_rollouts(self, command: dict[str, Any]) -> None:
+        count = min(max(int(command["count"]), 1), MAX_ROLLOUTS)
+        self.simulation.rollouts = count
+        self.simulation.fork()
+        self._publish()
+
+    def _on_fork_every(self, command: dict[str, Any]) -> None:
+        self.simulation.fork_every = min(max(int(command["steps"]), 0), 10_000)
+        self._publish()
+
+    def _on_seek(self, command: dict[str, Any]) -> None:
+        self.paused = True
+        self._seek(command)
+        self._publish()
+
+    def _on_human(self, command: dict[str, Any]) -> None:
+        self.simulation.take_over(bool(command["on"]))
+        self._publish()
+
+    def _on_save(self, command: dict[str, Any]) -> None:
+        self.save = self.simulation.keep_all = bool(command["on"])
+        self._publish()
+
+    def _on_keep(self, command: dict[str, Any]) -> None:
+        if not self.asks_to_keep:
+            return
+        self.asks_to_keep = False
+        if bool(command["on"]):
+            paths = self._save_episode()
+            self.message = f"Saved {', '.join(path.name for path in paths)}."
+        self._next_episode()
+
+    def _on_open(self, command: dict[str, Any]) -> None:
+        source, number = str(command["source"]), int(command["number"])
+        self.simulation.open_recorded(self.parts.library.read(source, number))
+        self._begin()
+
+    # Steps
+
+    def _start(self, mode: str, seed: int | None = None) -> None:
+        if mode not in MODES:
+            return
+        self.simulation.start(mode, seed)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.asks_to_keep = False
+        self.paused = False
+        if not self.message.startswith("Saved"):
+            self.message = ""
+        self._return = self._imagined_return = 0.0
+        self._publish()
+        self.message = ""
+
+    def _next_episode(self) -> None:
+        if self.simulation.mode == RECORDED:
+            self.paused = True
+            self._publish()
+            return
+        self._start(self.simulation.mode)
+
+    def _step(self) -> None:
+        simulation = self.simulation
+        if simulation.ended:
+            return
+        was_live = simulation.is_live
+        flushes = simulation.imagination.flushes if simulation.imagination else 0
+        simulation.step(self._human_action)
+        scalars = simulation.moment().scalars
+        if was_live or simulation.mode == RECORDED:
+            self._return += scalars.get("reward", 0.0)
+            self._imagined_return += scalars.get("predicted reward", 0.0)
+        self.message = ""
+        if simulation.imagination and simulation.imagination.flushes > flushes:
+            self.message = (
+                "The context of the world model was full. It was cleared, and the "
+                "dream continues from the newest frame alone."
+            )
+        self._times.append(time.perf_counter())
+        if simulation.ended and self.save and simulation.mode != RECORDED:
+            self.asks_to_keep = was_live
+        self._publish()
+
+    def _human_action(self) -> Action:
+        held = self._held + [key for key in self._tapped if key not in self._held]
+        self._tapped.clear()
+        return human_action(
+            self.parts.controls, self.parts.act_space, held, self._sliders
+        )
+
+    def _seek(self, command: dict[str, Any]) -> None:
+        if isinstance(command.get("step"), int):
+            self.simulation.seek(command["step"])
+
+    def _seed_of(self, command: dict[str, Any]) -> int | None:
+        seed = command.get("seed")
+        return min(max(int(seed), 0), 2**31 - 1) if seed is not None else None
+
+    def _save_episode(self) -> list[Path]:
+        simulation, parts = self.simulation, self.parts
+        imagined = simulation.mode in IN_MODEL
+        history = simulation.imagined if imagined else simulation.rows
+        rows = [history[step] for step in range(history.start, history.stop)]
+        if imagined:
+            rows = [{key: value[0] for key, value in row.items()} for row in rows]
+        obs_space = parts.model.obs_space if imagined and parts.model else None
+        rows = complete_rows(rows, parts.act_space, bool(rows[-1]["is_terminal"]))
+        painter = self.painter
+        keys = painter.predicted if imagined else painter.images
+        frames = [show_images(row, keys or ["log/image"]) for row in rows]
+        return save_episode(
+            parts.run.folder,
+            rows,
+            obs_space or parts.obs_space,
+            parts.act_space,
+            [frame for frame in frames if frame is not None],
+            imagined,
+            self.fps,
+        )
+
+    # Views
+
+    def _publish(self) -> None:
+        simulation = self.simulation
+        if simulation.episode < 0:  # no episode could be started
+            self._send_view({"type": "view", "error": self.message}, [])
+            return
+        moment = simulation.moment()
+        inspection = moment.inspection
+        history = (
+            simulation.imagined if simulation.mode in IN_MODEL else simulation.rows
+        )
+        imagination = simulation.imagination
+        header: dict[str, Any] = {
+            "type": "view",
+            "mode": simulation.mode,
+            "human": simulation.human,
+            "episode": simulation.episode,
+            "step": moment.step,
+            "first": history.start,
+            "last": history.stop - 1,
+            "fork": simulation.imagined.start if moment.imagined is not None else None,
+            "age": imagination.age if imagination else None,
+            "flushes": imagination.flushes if imagination else 0,
+            "context": inspection.context,
+            "rollouts": simulation.rollouts,
+            "fork_every": simulation.fork_every,
+            "seed": simulation.seed,
+            "ended": simulation.ended,
+            "ask": self.asks_to_keep,
+            "save": self.save,
+            "paused": self.paused,
+            "speed": self.speed,
+            "fps": round(self._measured_fps(), 1),
+            "target_fps": self.fps * self.speed,
+            "message": self.message,
+            "return": round(self._return, 4),
+            "imagined_return": round(self._imagined_return, 4),
+            "scalars": {k: round(v, 5) for k, v in moment.scalars.items()},
+            "vectors": self.painter.vectors_of(moment),
+            "stamp": self._input_stamp,
+        }
+        if moment.action is not None:
+            header["action"] = describe_action(self.parts.controls, moment.action)
+        header["probs"] = [
+            np.round(probs.reshape(-1, probs.shape[-1])[0], 4).tolist()
+            for probs in inspection.probs.values()
+        ]
+        if inspection.latents is not None:
+            header["latents"] = inspection.latents.tolist()
+            header["classes"] = inspection.classes
+        self._send_view(header, self.painter.pictures(moment))
+
+    def _send_view(self, header: dict[str, Any], pictures: list[Picture]) -> None:
+        self._numbers += 1
+        header["number"] = self._numbers
+        self.view = View(self._numbers, header, pictures)
+        for listener in list(self.listeners):
+            listener(self.view)
+
+    def _measured_fps(self) -> float:
+        if len(self._times) < 2 or self.paused:
+            return 0.0
+        return (len(self._times) - 1) / max(self._times[-1] - self._times[0], 1e-6)

@@ -1,0 +1,397 @@
+"""Steps an environment and its world model together, with the same actions.
+
+The real rows come from the environment or from a recorded episode. The imagined rows
+come from rollouts of the world model that were started at one of the real rows
+(`fork`). In the modes of the environment, actions are chosen for the real rows; in the
+modes of the world model, for the imagined ones, and the environment follows.
+
+There is no thread and no clock here; see `session.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from reverie.api import Action, Obs, UserError
+from reverie.capabilities import (
+    InspectableWorldModelEnv,
+    SeedablePolicy,
+    StateInspection,
+)
+from reverie.datasets.action_units import convert_actions
+from reverie.play.history import History
+from reverie.play.imagination import Imagination
+from reverie.play.load import (
+    AGENT_ENV,
+    AGENT_MODEL,
+    HUMAN_ENV,
+    HUMAN_MODEL,
+    MODES,
+    RECORDED,
+    Playable,
+)
+from reverie.play.policy_state import PolicyState
+from reverie.run.player import MAX_CONTEXT
+
+IN_ENV, IN_MODEL = (AGENT_ENV, HUMAN_ENV), (AGENT_MODEL, HUMAN_MODEL)
+AGENT_MODES = (AGENT_ENV, AGENT_MODEL)
+MAX_HISTORY = 3000
+"""Number of rows that are kept, unless the episode is to be saved."""
+MAX_ROLLOUTS = 8
+
+
+class Moment(NamedTuple):
+    """Everything to show of one step."""
+
+    step: int
+    real: Obs | None
+    """Row of the environment or recording; None after it has ended."""
+    imagined: Obs | None
+    """Rows `(N, ...)` of the rollouts; None if there are none at this step."""
+    action: Action | None
+    """Action that led to this step."""
+    scalars: dict[str, float]
+    """Values for the traces, by name."""
+    inspection: StateInspection
+
+
+class Simulation:
+    """An episode in one of the modes, at one of its steps (`cursor`)."""
+
+    def __init__(self, parts: Playable, seed: int = 0):
+        self.parts, self.seed = parts, seed
+        self.mode = RECORDED
+        self.human = False
+        self.rollouts = 1
+        self.fork_every = 50  # steps after which the rollouts start again; 0: never
+        self.keep_all = False  # keep all rows of the episode, to save it
+        self.episode = -1
+        self.imagination: Imagination | None = None
+        if parts.model is not None:
+            to_env, _ = convert_actions(
+                parts.model.act_space, parts.act_space, "the world model", "the task"
+            )
+            self.imagination = Imagination(
+                parts.model, parts.act_space, parts.to_model_units, to_env, parts.crop
+            )
+        self._clear()
+
+    def _clear(self) -> None:
+        self.rows = History()
+        self.imagined = History()
+        self.moments = History()
+        self.cursor = 0
+        self._before: list[Obs] = []  # rows before the first, for the context
+        self._env_ended = True
+        self.policy = PolicyState(self.parts)
+        if self.imagination is not None:
+            self.imagination.stop()
+
+    # Episodes
+
+    def start(self, mode: str, seed: int | None = None) -> None:
+        """Start an episode in a mode; with a seed, it is reproducible."""
+        reason = self.parts.modes()[mode]
+        if reason:
+            raise UserError(
+                f"{MODES[mode].capitalize()} is not possible: {reason}.\n"
+                "  Fix: choose another mode."
+            )
+        if seed is not None:
+            self.seed, self.episode = seed, -1
+        if mode == RECORDED:
+            rng = np.random.default_rng(self._episode_seed())
+            self.open_recorded(self.parts.library.sample(rng))
+            return
+        self._clear()
+        self.mode, self.human = mode, mode not in AGENT_MODES
+        self.episode += 1
+        if isinstance(self.parts.agent, SeedablePolicy):
+            self.parts.agent.seed_policy(self._episode_seed())
+        if self.parts.env is not None:
+            self._append(self.parts.env.reset(self._episode_seed()))
+            self._env_ended = False
+        else:
+            self._start_in_episode()
+        self.fork()
+
+    def open_recorded(self, episode: dict[str, np.ndarray]) -> None:
+        """Show a recorded episode from its first row."""
+        self._clear()
+        self.mode, self.human = RECORDED, False
+        self.episode += 1
+        for index in range(len(episode["is_first"])):
+            self.rows.append({key: value[index] for key, value in episode.items()})
+        self._check_rows()
+        self.fork()
+
+    def _start_in_episode(self) -> None:
+        """Start the world model from a random row of a recorded episode."""
+        rng = np.random.default_rng(self._episode_seed())
+        episode = self.parts.library.sample(rng)
+        start = int(rng.integers(len(episode["is_first"]) - 1))
+        first = max(0, start + 1 - MAX_CONTEXT)
+        rows = [
+            {key: value[index] for key, value in episode.items()}
+            for index in range(first, start + 1)
+        ]
+        self._before = rows[:-1]
+        self.rows.append(rows[-1])
+        self._check_rows()
+
+    def _check_rows(self) -> None:
+        """Raise if recorded rows do not match the spaces of the agent."""
+        row = self.rows[0]
+        for key, space in self._needed_spaces().items():
+            shape = np.shape(row[key]) if key in row else None
+            if shape != space.shape:
+                actual = "no such key" if shape is None else f"shape {shape}"
+                raise UserError(
+                    f"The agent needs {key!r} of shape {space.shape}, but the recorded "
+                    f"episode has {actual}.\n  Fix: choose an episode of the same task."
+                )
+
+    def _needed_spaces(self) -> dict[str, Any]:
+        spaces = {**self.parts.run.spaces().obs_space, **self.parts.act_space}
+        return {key: s for key, s in spaces.items() if not key.startswith("log/")}
+
+    def _episode_seed(self) -> int:
+        return (self.seed * 100_003 + max(self.episode, 0)) % 2**31
+
+    # Steps
+
+    @property
+    def ended(self) -> str:
+        """Why the episode cannot continue; empty if it can."""
+        if self.mode in IN_MODEL:
+            row = self.imagined.get(self.cursor)
+            if row is not None and self.cursor and bool(row["is_terminal"][0]):
+                return "the world model predicts the end of the episode"
+            return ""
+        row = self.rows[self.cursor]
+        if self.cursor < self.rows.stop - 1:
+            return ""
+        if self.mode == RECORDED:
+            return "end of the recording"
+        if bool(row["is_last"]):
+            return "terminal state" if bool(row["is_terminal"]) else "time limit"
+        return ""
+
+    @property
+    def is_live(self) -> bool:
+        """True if the cursor is at the newest step."""
+        last = self.imagined if self.mode in IN_MODEL else self.rows
+        return self.cursor == last.stop - 1
+
+    def step(self, human: Callable[[], Action]) -> None:
+        """Advance by one step; `human` returns the action of the person.
+
+        At a past step, the actions that were taken there are repeated.
+        """
+        assert not self.ended, "start another episode first"
+        if self.mode in IN_MODEL:
+            self._step_model(human)
+        else:
+            self._step_rows(human)
+        if not self.keep_all:
+            for history in (self.rows, self.imagined, self.moments):
+                history.trim(MAX_HISTORY)
+
+    def _step_model(self, human: Callable[[], Action]) -> None:
+        imagination = self.imagination
+        assert imagination is not None
+        if not self.is_live:
+            self.cursor += 1
+            return
+        action = human() if self.human else imagination.act()
+        self._set_action(self.imagined[self.cursor], action)
+        rows = imagination.step(action)
+        self.imagined.append(rows)
+        env = self.parts.env
+        if env is not None and not self._env_ended:
+            self.rows[self.cursor].update(action)
+            self._append(env.step(action))
+            self._env_ended = bool(self.rows[-1]["is_last"])
+        self.cursor += 1
+        self._remember(action)
+
+    def _step_rows(self, human: Callable[[], Action]) -> None:
+        if self.imagination is not None and self.imagined.get(self.cursor) is None:
+            self.fork()  # after moving to a step without a rollout
+        row, env = self.rows[self.cursor], self.parts.env
+        if self.is_live:
+            assert env is not None
+            self._update_policy(self.cursor)
+            action = human() if self.human else self.policy.choice
+            assert action is not None
+            row.update(action)
+            self._append(env.step(action))
+            self._env_ended = bool(self.rows[-1]["is_last"])
+        action = {key: row[key] for key in self.parts.act_space}
+        self.cursor += 1
+        imagination = self.imagination
+        age = 0
+        if imagination is not None and imagination.is_running:
+            if self.cursor == self.imagined.stop:
+                self.imagined.append(imagination.step(action))
+            age = imagination.age
+        self._update_policy(self.cursor)
+        self._remember(action)
+        if 0 < self.fork_every <= age and not self.ended:
+            self.fork()
+
+    def _append(self, obs: Obs) -> None:
+        self.rows.append(dict(obs))
+
+    def _set_action(self, rows: Obs, action: Action) -> None:
+        for key, value in action.items():
+            rows[key] = np.repeat(np.asarray(value)[None], len(rows["reward"]), 0)
+
+    # Moving through the episode, and forks
+
+    def seek(self, step: int) -> None:
+        """Move to a step that was already shown, or to any step of a recording."""
+        history = self.imagined if self.mode in IN_MODEL else self.rows
+        step = min(max(step, history.start), history.stop - 1)
+        self.cursor = step
+
+    def fork(self) -> None:
+        """Start imagined rollouts at the current step."""
+        if self.imagination is None:
+            return
+        context = self._context(self.cursor)
+        self._update_policy(self.cursor)
+        carry = self.policy.carry
+        seed = (self._episode_seed() + 7919 * self.cursor) % 2**31
+        self.imagination.start(context, carry, self.rollouts, seed)
+        start = {
+            key: np.repeat(np.asarray(value)[None], self.rollouts, 0)
+            for key, value in context[-1].items()
+        }
+        if self.mode in IN_MODEL:
+            self.imagined.cut(self.cursor)
+            self.moments.cut(self.cursor)
+            if self.cursor:  # the environment cannot go back
+                self.rows.cut(self.cursor)
+                self._env_ended = True
+        else:
+            self.imagined = History(self.cursor)
+        self.imagined.append({**start, "is_terminal": np.zeros(self.rollouts, bool)})
+        self._remember(None)
+
+    def take_over(self, human: bool) -> None:
+        """Let the person act, or the agent."""
+        if self.mode == RECORDED:
+            return
+        mode = {
+            (True, True): HUMAN_MODEL,
+            (True, False): AGENT_MODEL,
+            (False, True): HUMAN_ENV,
+            (False, False): AGENT_ENV,
+        }[self.mode in IN_MODEL, human]
+        reason = self.parts.modes()[mode]
+        imagination = self.imagination
+        if not human and self.mode in IN_MODEL and not reason:
+            assert imagination is not None
+            reason = "" if imagination.can_act else "the rollout has no policy state"
+        if reason:
+            raise UserError(
+                f"The agent cannot act here: {reason}.\n  Fix: choose another mode."
+            )
+        self.mode, self.human = mode, human
+
+    def _context(self, step: int) -> list[Obs]:
+        """Return the rows up to a step, at most `MAX_CONTEXT`, with actions."""
+        in_model = self.mode in IN_MODEL and step > 0
+        history = self.imagined if in_model else self.rows
+        steps = range(max(history.start, step + 1 - MAX_CONTEXT), step + 1)
+        rows = [history[index] for index in steps]
+        if in_model:
+            rows = [{key: value[0] for key, value in row.items()} for row in rows]
+        if steps.start == 0:
+            rows = self._before + rows
+        rows = [dict(row) for row in rows[-MAX_CONTEXT:]]
+        for number, row in enumerate(rows):
+            row["is_first"] = np.bool_(number == 0)
+            for flag in ("is_last", "is_terminal"):
+                row[flag] = np.bool_(False)
+            row["reward"] = np.float32(row["reward"])
+            for key, space in self.parts.act_space.items():
+                row.setdefault(key, space.zeros())
+        keys = set.intersection(*(set(row) for row in rows))
+        return [{key: row[key] for key in keys} for row in rows]
+
+    # The policy
+
+    def _update_policy(self, step: int) -> None:
+        """Run the policy up to a step."""
+        if self.mode in IN_MODEL and step:
+            self.policy.run(self._context(step), step)
+            return
+        row = self.rows[step]
+        before = self.rows.get(step - 1)
+        if before is None or not self.policy.advance(before, row, step):
+            self.policy.run(self._context(step), step)
+
+    # What is shown
+
+    def moment(self) -> Moment:
+        """Return everything to show of the current step."""
+        found = self.moments.get(self.cursor)
+        action, scalars, inspection = found or (None, {}, StateInspection())
+        return Moment(
+            self.cursor,
+            self.rows.get(self.cursor),
+            self.imagined.get(self.cursor),
+            action,
+            scalars,
+            inspection,
+        )
+
+    def _remember(self, action: Action | None) -> None:
+        """Store action, traces and predictions of the current step."""
+        step = self.cursor
+        if self.moments.stop == self.moments.start:
+            self.moments = History(step)
+        if action is None and self.moments.get(step) is not None:
+            action = self.moments[step][0]
+        self.moments.cut(step)
+        inspection = self._inspect()
+        entry = (action, self._scalars(inspection), inspection)
+        if self.moments.stop == step:
+            self.moments.append(entry)
+        else:
+            self.moments = History(step)
+            self.moments.append(entry)
+
+    def _inspect(self) -> StateInspection:
+        model, imagination = self.parts.model, self.imagination
+        context = StateInspection()
+        if imagination is not None and imagination.is_running:
+            context = imagination.inspection
+        if self.mode in IN_MODEL or self.policy.carry is None:
+            return context
+        if isinstance(model, InspectableWorldModelEnv):
+            return model.inspect_policy(self.policy.carry)._replace(
+                context=context.context
+            )
+        return context
+
+    def _scalars(self, inspection: StateInspection) -> dict[str, float]:
+        scalars: dict[str, float | None] = {}
+        real, rows = self.rows.get(self.cursor), self.imagined.get(self.cursor)
+        if real is not None:
+            scalars["reward"] = float(real["reward"])
+        if rows is not None and "cont" in rows:
+            scalars["predicted reward"] = float(rows["reward"][0])
+            scalars["continue"] = float(rows["cont"][0])
+        if self.mode not in IN_MODEL:
+            scalars["KL"] = self.policy.kl
+        scalars["value"] = inspection.value
+        scalars["entropy"] = inspection.entropy
+        scalars["boundary"] = inspection.boundary
+        finite = {k: v for k, v in scalars.items() if v is not None and np.isfinite(v)}
+        return finite

@@ -1,0 +1,147 @@
+"""Runs of a folder: status, curves, media, configs, and the exported page."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("httpx")
+
+from starlette.testclient import TestClient
+
+from reverie.api import UserError
+from reverie.play.export import SCRIPTS, make_page, record_session
+from reverie.play.load import AGENT_MODEL
+from reverie.play.runs import MetricsFile, RunIndex
+from reverie.play.server import Gate, Sessions, make_app, page_files
+
+
+@pytest.fixture
+def folder(run_folder, tmp_path) -> Path:
+    """Two runs, one of them below another folder."""
+    for name, path in (("dreamer", "one"), ("iris", "group/two")):
+        target = tmp_path / "runs" / path
+        shutil.copytree(
+            run_folder(name), target, ignore=shutil.ignore_patterns("replay")
+        )
+    return tmp_path / "runs"
+
+
+def test_runs_are_listed_with_task_agent_and_steps(folder):
+    runs = {run["name"]: run for run in RunIndex(folder).summaries()}
+    assert set(runs) == {"one", "group/two"}
+    one = runs["one"]
+    assert (one["task"], one["agent"]) == ("catch", "dreamer")
+    assert one["status"] == "finished"
+    assert one["steps"] >= 40
+    assert one["metrics"][0] == "score"
+    assert -1 <= one["score"] <= 1
+
+
+def test_the_status_shows_runs_that_are_trained_now_or_failed(folder):
+    index = RunIndex(folder)
+
+    def status(name: str) -> str:
+        return {run["name"]: run["status"] for run in index.summaries()}[name]
+
+    with (folder / "one" / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert status("one") == "running"
+    assert status("one") == "finished"
+    (folder / "one" / "about.json").write_text('[{"error": "ValueError: broken"}]')
+    assert status("one") == "failed"
+    (run,) = (run for run in index.summaries() if run["name"] == "one")
+    assert index.details(run["id"])["error"] == "ValueError: broken"
+    (folder / "one" / "config.yaml").write_text("{")
+    other = RunIndex(folder).summaries()
+    assert len(other) == 2
+
+
+def test_lines_are_read_as_they_are_written(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path)
+    file.update()
+    path.write_text('{"step": 1, "a": 0.5}\n{"step": 2, "a": 1, "b": nu')
+    file.update()
+    assert file.columns == {"a": [(1, 0.0, 0.5)]}
+    with path.open("a") as stream:
+        stream.write('ll}\nnot json\n{"step": 3, "seconds": 2, "a": 4}\n')
+    file.update()
+    assert [point[2] for point in file.columns["a"]] == [0.5, 1.0, 4.0]
+    assert "b" not in file.columns
+    path.write_text('{"step": 9, "a": 7}\n')  # resumed from an earlier checkpoint
+    file.update()
+    assert file.columns == {"a": [(9, 0.0, 7.0)]}
+
+
+def test_series_have_steps_frames_and_hours(folder):
+    index = RunIndex(folder)
+    (run,) = (run for run in index.summaries() if run["name"] == "one")
+    series = index.series(run["id"], "score")
+    assert set(series) == {"step", "frames", "hours", "value"}
+    assert len({len(column) for column in series.values()}) == 1
+    assert series["step"] == sorted(series["step"])
+    assert index.series(run["id"], "unknown")["value"] == []
+
+
+def test_configs_are_compared(folder):
+    index = RunIndex(folder)
+    ids = {run["name"]: run["id"] for run in index.summaries()}
+    different = index.difference(ids["one"], ids["group/two"])
+    assert different["agent"] == ["dreamer", "iris"]
+    assert "task" not in different
+    assert index.difference(ids["one"], ids["one"]) == {}
+
+
+def test_a_folder_that_does_not_exist_is_an_error(tmp_path):
+    with pytest.raises(UserError, match="is not a folder"):
+        RunIndex(tmp_path / "nothing")
+
+
+def test_the_server_answers_by_id_and_number_only(folder):
+    index = RunIndex(folder)
+    app = make_app(Gate("t", "127.0.0.1"), Sessions(), index)
+    with TestClient(app, base_url="http://127.0.0.1:8642") as client:
+        assert client.get("/api/runs").status_code == 403
+        assert client.get("/api/info?token=t").json() == {"view": True}
+        runs = client.get("/api/runs?token=t").json()
+        ids = [run["id"] for run in runs]
+        assert all(str(folder) not in json.dumps(run) for run in runs)
+        details = client.get(f"/api/runs/{ids[0]}?token=t").json()
+        assert details["config"]["task"] == "catch"
+        series = client.get(f"/api/runs/{ids[0]}/series?token=t&key=score").json()
+        assert series["value"]
+        path = f"/api/difference?token=t&a={ids[0]}&b={ids[1]}"
+        assert "agent" in client.get(path).json()
+        if details["media"]:
+            media = client.get(f"/api/runs/{ids[0]}/media/0?token=t")
+            assert media.headers["content-type"] in ("image/gif", "image/png")
+        for bad in ("x", "..%2f..", f"{ids[0]}/media/999", f"{ids[0]}/media/../x"):
+            assert client.get(f"/api/runs/{bad}?token=t").status_code == 404
+
+
+def test_an_exported_page_contains_everything(folder):
+    runs = RunIndex(folder).summaries()
+    page = make_page({"runs": runs, "details": {}, "series": {}, "x": "</script>"})
+    assert "import {" not in page
+    assert "export class" not in page
+    assert 'src="main.js"' not in page
+    assert page.count("</script>") == 1
+    assert set(SCRIPTS) == {name for name in page_files() if name.endswith(".js")}
+
+
+def test_a_session_is_recorded_as_sheets_of_frames(parts):
+    session = record_session(parts, AGENT_MODEL, steps=7)
+    assert [pane["kind"] for pane in session["panes"]] == [
+        "real",
+        "model",
+        "difference",
+    ]
+    assert len(session["steps"]) == 7
+    assert all(sheet.startswith("data:image/png") for sheet in session["sheets"])
+    assert all(len(step["shown"]) == 3 for step in session["steps"])

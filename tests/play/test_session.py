@@ -1,0 +1,187 @@
+"""A session runs in its own thread, follows commands and publishes views."""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reverie.datasets.episodes import open_episodes
+from reverie.play.load import (
+    AGENT_ENV,
+    HUMAN_ENV,
+    HUMAN_MODEL,
+    RECORDED,
+    load_playable,
+)
+from reverie.play.session import Session
+
+
+class Views:
+    """Starts a session and waits for its views."""
+
+    def __init__(self, session: Session):
+        self.session, self._queue = session, queue.Queue()
+        session.listeners.append(self._queue.put)
+        session.fps = 200.0
+        session.start()
+
+    def wait(self, condition=lambda header: True, timeout: float = 20):
+        """Return the first view whose header meets a condition."""
+        while True:
+            view = self._queue.get(timeout=timeout)
+            if condition(view.header):
+                return view
+
+    def send(self, kind: str, **fields) -> None:
+        self.session.send({"type": kind, **fields})
+
+
+@pytest.fixture
+def start(parts):
+    sessions = []
+
+    def make(*arguments, **options) -> Views:
+        sessions.append(Session(parts, *arguments, **options))
+        return Views(sessions[-1])
+
+    yield make
+    for session in sessions:
+        session.close()
+
+
+def test_a_view_has_the_three_panes_and_the_traces(start):
+    view = start().wait(lambda header: header["step"] == 2)
+    assert [picture.pane for picture in view.pictures] == [
+        "real",
+        "model",
+        "difference",
+    ]
+    header = view.header
+    assert header["mode"] == AGENT_ENV
+    assert header["action"] in ("left", "stay", "right")
+    assert {"reward", "predicted reward", "continue", "value", "KL"} <= set(
+        header["scalars"]
+    )
+    assert len(header["probs"][0]) == 3
+    assert max(header["latents"]) < header["classes"]
+
+
+def test_episodes_follow_each_other(start, monkeypatch):
+    monkeypatch.setattr("reverie.play.session.END_SECONDS", 0.0)
+    views = start()
+    views.wait(lambda header: header["ended"] == "terminal state")
+    views.wait(lambda header: header["episode"] == 1 and header["step"] == 0)
+
+
+def test_pause_step_speed_and_seek(start):
+    views = start()
+    views.wait(lambda header: header["step"] == 1)
+    views.send("pause", on=True)
+    paused = views.wait(lambda header: header["paused"])
+    views.send("step")
+    step = views.wait().header["step"]
+    assert step == paused.header["step"] + 1
+    views.send("seek", step=0)
+    assert views.wait().header["step"] == 0
+    views.send("speed", speed=100)
+    assert views.wait().header["speed"] == 8.0
+    views.send("fork", step=1)
+    assert views.wait().header["fork"] == 1
+
+
+def test_held_and_tapped_keys_become_actions(start):
+    views = start(HUMAN_MODEL)
+    views.send("pause", on=True)
+    views.wait(lambda header: header["paused"])
+    views.send("keys", held=["ArrowLeft"], stamp=1.5)
+    views.send("step")
+    view = views.wait(lambda header: header["step"] == 1)
+    assert (view.header["action"], view.header["stamp"]) == ("left", 1.5)
+    views.send("restart", seed=4)
+    views.send("pause", on=True)
+    views.wait(lambda header: header["paused"] and header["seed"] == 4)
+    views.send("keys", held=["ArrowRight"])
+    views.send("keys", held=[])  # released before the step
+    views.send("step")
+    assert views.wait(lambda header: header["step"] == 1).header["action"] == "right"
+
+
+def test_a_mode_that_fails_is_reported_and_pauses(start, parts):
+    parts.reasons["env"] = "there is no simulator"
+    views = start(HUMAN_MODEL)
+    views.wait()
+    views.send("mode", mode=HUMAN_ENV)
+    view = views.wait(lambda header: header["message"])
+    assert "there is no simulator" in view.header["message"]
+    assert view.header["paused"]
+    assert view.header["mode"] == HUMAN_MODEL
+
+
+def test_an_error_of_the_environment_does_not_end_the_session(start, parts, capsys):
+    views = start()
+    views.wait(lambda header: header["step"] == 1)
+
+    def fail(action):
+        raise ValueError("the simulator broke")
+
+    parts.env.step = fail
+    view = views.wait(lambda header: header["message"])
+    assert "the simulator broke" in view.header["message"]
+    views.send("mode", mode=RECORDED)
+    views.wait(lambda header: header["mode"] == RECORDED)
+    assert "the simulator broke" in capsys.readouterr().err
+
+
+def test_several_rollouts_have_a_pane_each(start):
+    views = start(HUMAN_MODEL)
+    views.wait()
+    views.send("rollouts", count=3)
+    view = views.wait(lambda header: header["rollouts"] == 3)
+    assert [picture.pane for picture in view.pictures].count("model") == 3
+
+
+def test_no_step_is_taken_without_a_page(start):
+    views = start()
+    views.wait()
+    views.send("idle", on=True)
+    views.send("speed", speed=2)
+    last = views.wait(lambda header: header["speed"] == 2)
+    time.sleep(0.1)
+    assert views.session.view.number == last.number
+    views.send("idle", on=False)
+    views.wait(lambda header: header["step"] != last.header["step"])
+
+
+@pytest.mark.parametrize(
+    ("mode", "folder"), [(HUMAN_ENV, "env"), (HUMAN_MODEL, "model")]
+)
+def test_save_mode_writes_kept_episodes(run_folder, tmp_path, mode, folder):
+    copy = Path(shutil.copytree(run_folder("dreamer"), tmp_path / "run"))
+    session = Session(load_playable(copy), mode, save=True)
+    views = Views(session)
+    asked = views.wait(lambda header: header["ask"], timeout=60)
+    views.send("keep", on=False)
+    views.wait(lambda header: header["episode"] == 1)
+    views.wait(lambda header: header["ask"], timeout=60)
+    views.send("keep", on=True)
+    views.wait(lambda header: header["message"].startswith("Saved"))
+    session.close()
+    reader = open_episodes(copy / "recordings" / folder)
+    (name,) = reader.names()
+    episode = reader.read_valid(name)
+    assert episode["is_first"].tolist()[0]
+    assert episode["is_last"].tolist()[-1]
+    assert not episode["action"][-1].any()
+    if mode == HUMAN_ENV:
+        assert len(episode["reward"]) == asked.header["step"] + 1
+        assert np.abs(episode["reward"]).sum() == 1
+    (video,) = (copy / "media" / "recordings").iterdir()
+    assert video.suffix in (".mp4", ".gif")
+    assert "recordings" in {
+        entry["source"] for entry in load_playable(copy).library.table()
+    } or (folder == "model")
