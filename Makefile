@@ -7,11 +7,14 @@ LOCAL := .local
 # Number of test processes; each uses one torch thread.
 WORKERS ?= 2
 PYTEST_FLAGS ?=
+# Duration and random seed of `make chaos`.
+MINUTES ?= 10
+SEED ?= 0
 
 # Remove targets of failed commands.
 .DELETE_ON_ERROR:
 .PHONY: help demo install check test lint format types pytest coverage licences \
-	test-slow test-gpu test-envs bench clean distclean
+	test-slow test-gpu test-envs chaos bench clean distclean
 
 help:
 	@echo "make demo       install, then train an agent on catch and save videos of imagined rollouts"
@@ -23,6 +26,7 @@ help:
 	@echo "make test-slow  tests that take minutes"
 	@echo "make test-envs  test every suite in its own virtual environment (GROUPS=dmc for one)"
 	@echo "make test-gpu   tests that need a CUDA device"
+	@echo "make chaos      inject faults into runs for $(MINUTES) minutes (MINUTES=2 SEED=1)"
 	@echo "make bench      run the benchmarks, results in $(LOCAL)/bench"
 	@echo "make clean      remove caches and reports; distclean removes $(VENV) too"
 
@@ -70,6 +74,9 @@ test-gpu: $(VENV)/.installed-dev
 
 test-envs: $(VENV)/.installed
 	$(BIN)/python tools/test_envs.py $(GROUPS)
+
+chaos: $(VENV)/.installed-dev
+	$(BIN)/python tools/chaos.py all --minutes $(MINUTES) --seed $(SEED)
 
 bench: $(VENV)/.installed-dev
 	@mkdir -p $(LOCAL)/bench

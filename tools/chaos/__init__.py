@@ -1,0 +1,1 @@
+"""Fault injection for whole runs; see `tools/chaos.py`."""

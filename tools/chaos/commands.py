@@ -1,0 +1,114 @@
+"""Section `commands`: random command lines and settings."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from chaos.campaign import Section
+from chaos.files import trained_run
+from chaos.hostile import STRINGS
+from chaos.processes import LIMIT, Running
+
+NUMBERS = ("0", "-1", "1", "2", "3", "0.5", "-1.5", "nan", "inf", "-inf", "1e-12")
+HUGE = ("1e9", "9223372036854775808", "1e300", "99999999999999999999", "1e999")
+WORDS = ("True", "False", "none", "None", "auto", "all", "catch", "rssm", "cuda", "cpu")
+PATTERNS = ("(a+)+$", "[", "(?P<x>", "*", ".*", "\\")
+NAMES = ("train", "eval", "data", "draw", "config", "sweep", "envs", "check-env", "bc")
+SUBCOMMANDS = ("inspect", "stats", "view", "convert", "split", "merge", "replay", "x")
+PATIENCE = 20.0
+"""Seconds after which a command gets SIGTERM: huge settings may be valid."""
+
+
+def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
+    """Run a random command line; it must work, or explain what is wrong."""
+    inside = folder / "work"
+    inside.mkdir()
+    running = Running(CLASSES[name](rng, inside), inside)
+    deadline = time.monotonic() + PATIENCE
+    while running.is_running() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    codes = {0, 2}
+    if running.is_running():
+        running.send(signal.SIGTERM)
+        codes |= {128 + signal.SIGTERM, -signal.SIGTERM}
+    return running.wait(LIMIT).problems(codes)
+
+
+def config_words(rng: random.Random, folder: Path) -> list[str]:
+    return ["config", *random_settings(rng, rng.randint(1, 4))]
+
+
+def train_words(rng: random.Random, folder: Path) -> list[str]:
+    agent = rng.choice(["dreamer", "dreamer", "random", "iris", "bc", "vta"])
+    command = rng.choice(["train", "train", "train_eval"])
+    words = [command, "--configs", "debug", "--agent", agent, "--task", "catch"]
+    words += random_settings(rng, rng.randint(1, 3), with_task=False)
+    return [*words, "--run.steps", "8", "--logdir", str(folder / "run")]
+
+
+def resume_words(rng: random.Random, folder: Path) -> list[str]:
+    run = folder / "run"
+    run.symlink_to(trained_run())
+    return ["eval", str(run), "--episodes", "1", *random_settings(rng, 2, False)]
+
+
+def data_words(rng: random.Random, folder: Path) -> list[str]:
+    (folder / "text").write_text("text")
+    paths = [str(trained_run()), str(folder), "text", "absent", "", "hdf5:text"]
+    count = rng.randint(0, 3)
+    words = ["data", rng.choice(SUBCOMMANDS), *rng.choices(paths, k=count)]
+    return [*words, *(rng.choice(["--task", "--out", "--x"]), "y")[: rng.randrange(3)]]
+
+
+def random_words(rng: random.Random, folder: Path) -> list[str]:
+    values = [*STRINGS, *NUMBERS, *HUGE, *WORDS, *PATTERNS, "--", "-h", "--=", "--a=b"]
+    values = [value.replace("\x00", "") for value in values]  # not in arguments
+    return [rng.choice([*NAMES, "x", ""]), *rng.choices(values, k=rng.randint(0, 6))]
+
+
+def random_settings(
+    rng: random.Random, count: int, with_task: bool = True
+) -> list[str]:
+    """Flags with names of settings, some misspelled, and random values."""
+    from reverie.config import settings_of
+    from reverie.run.config import Config
+
+    skipped = ("logdir", "run.steps", *(() if with_task else ("task", "agent")))
+    names = [name for name in settings_of(Config) if name not in skipped]
+    words = []
+    for _ in range(count):
+        name = rng.choice(names)
+        pool = rng.choice([NUMBERS, NUMBERS, HUGE, WORDS, PATTERNS, STRINGS])
+        value = rng.choice(pool).replace("\x00", "")
+        how = rng.randrange(12)
+        if how == 0:
+            name = name.replace("_", "-")
+        elif how == 1:
+            place = rng.randrange(len(name))
+            name = name[:place] + name[place + 1 :]
+        elif how == 2:
+            name += "+"
+        words += [f"--{name}={value}"] if how == 3 else [f"--{name}", value]
+    return words
+
+
+CLASSES: dict[str, Callable[[random.Random, Path], list[str]]] = {
+    "settings of `config`": config_words,
+    "settings of `train`": train_words,
+    "settings of `eval`": resume_words,
+    "paths of `data`": data_words,
+    "random words": random_words,
+}
+
+SECTIONS = [
+    Section(
+        "commands",
+        "random command lines and settings",
+        lambda: tuple(CLASSES),
+        trial,
+    )
+]

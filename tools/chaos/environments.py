@@ -1,0 +1,72 @@
+"""Section `envs`: environments with faults, in the process and in workers."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from pathlib import Path
+
+from chaos.bad_env import FAULTS, HAPPENED
+from chaos.campaign import Section
+from chaos.processes import describe_code, run
+from chaos.runs import shared_memory
+
+IN_PROCESS = ("exceptions", "values", "side effects")
+"""Faults of environments that are stepped in the process of the run. A crash or hang
+there is one of the whole process."""
+CLASSES = tuple(
+    [f"{kind}, in the process" for kind in IN_PROCESS]
+    + [f"{kind}, in workers" for kind in FAULTS]
+)
+FLAGS = (
+    "--configs debug --agent random --task chaos.bad_env:make_env --run.clock steps "
+    "--run.steps 80 --run.save_every 20 --run.log_every 20 --run.report_every 0 "
+    "--run.envs 2 --logger.outputs jsonl --env.vector.timeout 3 "
+    "--env.vector.start_timeout 20"
+)
+
+
+def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
+    """Train with a fault: the run must end or explain it, and then work without it."""
+    kind, _, place = name.partition(", ")
+    fault, step = rng.choice(FAULTS[kind]), rng.choice([1, 2, 9, 10, 11, 25, 33])
+    workers = rng.choice([1, 2]) if place == "in workers" else 0
+    logdir = folder / "run"
+    words = ["train", *FLAGS.split(), "--env.vector.workers", str(workers)]
+    words += ["--logdir", str(logdir)]
+    before = shared_memory()
+    variables = {"CHAOS_FAULT": fault, "CHAOS_STEP": str(step)}
+    outcome = run(words, folder, variables=variables)
+    # raised in the process of the run, it is the same as Ctrl-C
+    is_ctrl_c = fault == "keyboard_interrupt" and not workers
+    problems = outcome.problems((0, 2, 130) if is_ctrl_c else (0, 2))
+    if fault == "closes_streams" and outcome.code == 2:
+        problems = []  # there is nowhere to print the message
+    if not problems and outcome.code == 0 and not (logdir / "ckpt").exists():
+        problems.append("the run ended with exit code 0 and without a checkpoint")
+    (folder / HAPPENED).touch()
+    again = run(words, folder, variables={"CHAOS_FAULT": "", "CHAOS_STEP": "1"})
+    problems += again.problems([0])
+    if left := shared_memory() - before:
+        problems.append(f"shared memory is left: {', '.join(left)}")
+    end = describe_code(outcome.code)
+    return [f"({fault} at step {step}, {end}) {text}" for text in problems]
+
+
+def missing() -> str:
+    try:
+        subprocess.run(["sleep", "0"], check=True)
+    except OSError as error:
+        return f"there is no `sleep` program: {error}"
+    return ""
+
+
+SECTIONS = [
+    Section(
+        "envs",
+        "environments that fail, crash, hang or return wrong values",
+        lambda: CLASSES,
+        trial,
+        missing,
+    )
+]

@@ -1,0 +1,106 @@
+"""The training run of the trials, and what must be true of its folder."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from chaos import shim
+from chaos.processes import run
+
+STEPS = 160
+FLAGS = (
+    "--configs debug --agent random --task catch --deterministic True --run.envs 2 "
+    f"--run.clock steps --run.steps {STEPS} --run.save_every 30 --run.log_every 40 "
+    "--run.report_every 0 --logger.outputs jsonl"
+)
+
+
+def train_words(storage: str = "disk", extra: Sequence[str] = ()) -> list[str]:
+    """A short run that saves several checkpoints and replay segments."""
+    return ["train", *FLAGS.split(), "--replay.storage", storage, *extra]
+
+
+@functools.cache
+def reference(storage: str) -> tuple[list[dict], dict[str, int]]:
+    """Episodes of the run without faults, and its number of file calls."""
+    scratch = Path(tempfile.mkdtemp())
+    logdir, result = scratch / "run", scratch / "counts"
+
+    def count() -> None:
+        result.write_text(json.dumps(shim.counts()))
+
+    words = [*train_words(storage), "--logdir", str(logdir)]
+    options = {}
+    if not shim.missing():
+        options = {"before": functools.partial(shim.arm, logdir), "after": count}
+    outcome = run(words, scratch, **options)
+    assert not outcome.problems([0]), outcome.problems([0])
+    counts = json.loads(result.read_text()) if result.exists() else {}
+    found = episodes(logdir)
+    shutil.rmtree(scratch)
+    return found, counts
+
+
+def resume(
+    logdir: Path, folder: Path, words: Sequence[str], logged: str = "all"
+) -> list[str]:
+    """Resume a run without faults; returns what is wrong with it.
+
+    It must continue from the newest complete checkpoint without damaged files, and end
+    without temporary files. The log must have all episodes of a run without faults;
+    `some` of them if the log could not be written, `any` if the environments differ.
+    """
+    step = newest_step(logdir)
+    outcome = run([*words, "--logdir", str(logdir)], folder)
+    problems = outcome.problems([0])
+    if problems:
+        return problems
+    if step and step < STEPS and f"at agent step {step}" not in outcome.output:
+        problems.append(f"the run was not resumed at step {step}\n{outcome.tail()}")
+    for text in ("damaged", "moved aside", "continues without"):
+        if text in outcome.output:
+            problems.append(f"the resumed run reports {text!r}\n{outcome.tail()}")
+    storage = words[words.index("--replay.storage") + 1]
+    expected, found = iter(reference(storage)[0]), episodes(logdir)
+    same = found == reference(storage)[0]
+    if logged == "some":  # in the same order
+        same = all(any(line == other for other in expected) for line in found)
+    if not same and logged != "any":
+        problems.append("the episodes differ from those of a run without faults")
+    if left := leftovers(logdir):
+        problems.append(f"temporary files are left: {', '.join(left)}")
+    return problems
+
+
+def newest_step(logdir: Path) -> int:
+    """Step of the newest complete checkpoint; 0 if there is none."""
+    steps = [
+        int(json.loads(path.read_text())["step"])
+        for path in logdir.glob("ckpt/[0-9]*/manifest.json")
+    ]
+    return max(steps, default=0)
+
+
+def episodes(logdir: Path) -> list[dict]:
+    """Lines of `scores.jsonl` without times."""
+    path = logdir / "scores.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    records = [json.loads(line) for line in lines]
+    return [{k: v for k, v in x.items() if k != "seconds"} for x in records]
+
+
+def leftovers(logdir: Path) -> list[str]:
+    """Temporary files and incomplete checkpoints."""
+    paths = [p for p in logdir.rglob("*") if p.name.endswith(".tmp")]
+    paths += logdir.glob("ckpt/.partial-*")
+    return [str(path.relative_to(logdir)) for path in paths]
+
+
+def shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()

@@ -1,0 +1,71 @@
+"""Build and control `shim.c`, which injects faults into file calls.
+
+The library must be loaded before Python starts (`LD_PRELOAD`), so `tools/chaos.py`
+starts itself again with it. Trials are forked from that process and arm the faults for
+themselves.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("shim.c")
+KINDS = ("open", "write", "fsync", "rename", "renamed", "unlink", "mkdir")
+
+
+def build(folder: Path) -> tuple[Path | None, str]:
+    """Compile the shim; returns its path, or None and the reason."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        return None, "there is no C compiler (cc, gcc or clang)"
+    path = folder / "shim.so"
+    command = [compiler, "-O1", "-shared", "-fPIC", "-o", str(path), str(SOURCE)]
+    done = subprocess.run([*command, "-ldl"], capture_output=True, text=True)
+    if done.returncode != 0:
+        return None, f"{compiler} failed: {done.stderr.strip().splitlines()[-1:]}"
+    return path, ""
+
+
+def missing() -> str:
+    """Why faults cannot be injected in this process; empty if they can."""
+    if _library() is None:
+        return "the LD_PRELOAD shim is not loaded (no C compiler, or not Linux)"
+    return ""
+
+
+def arm(folder: Path, kind: str = "", at: int = 0, error: int = 0, stays: bool = False):
+    """Count the file calls below a folder; fail or kill at the `at`-th of a kind.
+
+    Without `error` the process is killed. With `stays`, all later calls of the kind
+    fail with the error, too.
+    """
+    library = _library()
+    assert library is not None, missing()
+    arguments = (str(folder).encode(), kind.encode(), at, error, stays)
+    if library.chaos_arm(*arguments) != 0:
+        raise ValueError(f"unknown kind of file call {kind!r}")
+
+
+def counts() -> dict[str, int]:
+    """Number of file calls of each kind since `arm`."""
+    library = _library()
+    assert library is not None, missing()
+    return {kind: library.chaos_count(kind.encode()) for kind in KINDS}
+
+
+def _library() -> ctypes.CDLL | None:
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "chaos_arm"):
+        return None
+    library.chaos_count.restype = ctypes.c_long
+    library.chaos_arm.argtypes = [
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.c_long,
+        ctypes.c_int,
+        ctypes.c_int,
+    ]
+    return library
