@@ -18,7 +18,7 @@ from reverie import config as configs
 from reverie.api import UserError
 from reverie.cli.train import BASE_BLOCKS
 from reverie.config import UnknownSetting
-from reverie.convert.command_lines import Flag, Original, Program, originals
+from reverie.convert.command_lines import Original, Word, originals
 from reverie.envs import SUITES, split_task
 from reverie.plugins import settings_name
 from reverie.run.config import Config, resolve
@@ -199,14 +199,14 @@ def _is_argument(word: str) -> bool:
     return word.startswith("--") or re.match(r"[+~]{0,2}[\w.]+=", word) is not None
 
 
-def _find_program(word: str, original: Original) -> Program | None:
+def _find_program(word: str, original: Original) -> Word | None:
     for program in original.programs:
         if re.fullmatch(program.pattern, word):
             return program
     return None
 
 
-def _start(translation: Translation, program: Program, word: str) -> None:
+def _start(translation: Translation, program: Word, word: str) -> None:
     here = program.here.split()
     translation.add_change(Change(word, f"reverie {program.here}", program.note))
     if "--configs" in here and program.takes_arguments:
@@ -263,7 +263,7 @@ def _add(translation: Translation, argument: Argument, values: dict[str, str]) -
 
 
 def _replace(
-    translation: Translation, flag: Flag, match: re.Match[str], values: dict[str, str]
+    translation: Translation, flag: Word, match: re.Match[str], values: dict[str, str]
 ) -> list[str] | None:
     """Add the words that replace a flag, and return them; None if they are not valid.
 

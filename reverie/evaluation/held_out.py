@@ -49,10 +49,10 @@ class HeldOutConfig:
     """Episodes per batch."""
     length: int = 0
     """Maximum number of rows of each episode; 0 for all."""
-    context: int = 5
-    """Rows that the world model observes before it predicts."""
     ensemble: EnsembleConfig = field(default_factory=EnsembleConfig)
     """Rollout ensembles, which evaluate the uncertainty of predicted vectors."""
+    context: int = 5
+    """Rows that the world model observes before it predicts."""
     horizon: int = 45
     """Steps that the world model predicts."""
     video: bool = True

@@ -57,18 +57,18 @@ class ConvConfig(MLPConfig):
     """Width of the MLP for vectors."""
     symlog: bool = True
     """Apply symlog to vectors: to inputs of the encoder, to targets of the decoder."""
-    outer: bool = False
-    """Do not downsample in the first stage (decoder: upsample in the last stage)."""
-    kernel: int = 5
-    """Kernel size of the convolutions."""
-    strided: bool = False
-    """Use strided convolutions instead of max-pooling and upsampling."""
     standard: Literal["none", "batch", "dataset"] = "none"
     """Standardize each pixel with mean and standard deviation of the batch, or of the
     whole dataset; `none` only shifts pixels to [-0.5, 0.5]. Use the same value in
     encoder and decoder."""
     minstd: float = 1e-3
     """Minimum standard deviation to divide by."""
+    outer: bool = False
+    """Do not downsample in the first stage (decoder: upsample in the last stage)."""
+    kernel: int = 5
+    """Kernel size of the convolutions."""
+    strided: bool = False
+    """Use strided convolutions instead of max-pooling and upsampling."""
     cnn_keys: str = ".*"
     """Regular expression for the image keys to use; must match the whole key."""
     mlp_keys: str = ".*"

@@ -1,27 +1,93 @@
 """Words of other programs' command lines, and what they are called here.
 
-Each module describes one implementation of an algorithm: its programs, preset blocks
+Each YAML file describes one implementation of an algorithm: its programs, preset blocks
 and flags. `reverie/cli/originals.py` translates command lines with these tables when a
 command is not valid here; the pages `docs/coming-from-*.md` explain the differences.
 """
 
-from reverie.convert.command_lines.tables import Block, Flag, Original, Program
+from __future__ import annotations
 
-__all__ = ["Block", "Flag", "Original", "Program", "originals"]
+import re
+from importlib import resources
+from typing import Any, NamedTuple
+
+import yaml
+
+__all__ = ["Original", "Word", "originals"]
+
+
+class Word(NamedTuple):
+    """A program, preset block or flag of another program, and what replaces it.
+
+    In a file: `- PATTERN: HERE`, with the other fields below it.
+    """
+
+    pattern: str
+    """Regular expression of the path or module of a program, or of the name of a flag,
+    which may include a space and its value; the name of a block."""
+    here: str = ""
+    """The command, blocks or flags that replace it; empty if it has no equivalent. Flags
+    may contain groups of the pattern (`\\1`), `{value}`, `{agent}` (the agent of the
+    run), `{env}` (settings of the task's suite, such as `env.atari`) and the value of
+    another flag by its name. An argument `COMMAND:NAME` replaces the command."""
+    note: str = ""
+    """A sentence about differences, or why it has no equivalent."""
+    takes_arguments: bool = True
+    """False if `here` is a complete example of a program, and the arguments are not
+    translated."""
+
+
+class Original(NamedTuple):
+    """An implementation of an algorithm."""
+
+    name: str
+    page: str
+    """Documentation for its users, below the repository."""
+    programs: tuple[Word, ...]
+    blocks: dict[str, Word]
+    flags: tuple[Word, ...]
+    """The first one that matches is used."""
+    hydra_block: str = ""
+    """Preset block of a command line with arguments `NAME=VALUE` that select none."""
 
 
 def originals() -> tuple[Original, ...]:
     """Return the tables of all implementations."""
-    from reverie.convert.command_lines import (
-        delta_iris,
-        dreamerv3,
-        dreamerv3_torch,
-        vta,
+    from reverie.convert.vta.config import NAMES
+
+    vta = tuple(
+        Word(theirs.replace("_", "[-_]"), f"--{ours} {{value}}")
+        for theirs, ours in NAMES.items()
+        if theirs != ours
+    )
+    return (
+        _read("dreamerv3"),
+        _read("dreamerv3_torch"),
+        _read("delta_iris"),
+        _read("vta", vta),
     )
 
-    return (
-        dreamerv3.ORIGINAL,
-        dreamerv3_torch.ORIGINAL,
-        delta_iris.ORIGINAL,
-        vta.ORIGINAL,
+
+def _read(name: str, more_flags: tuple[Word, ...] = ()) -> Original:
+    file = resources.files(__package__) / f"{name}.yaml"
+    table = yaml.safe_load(file.read_text("utf-8"))
+    flags = _words(table["flags"])
+    if prefix := table.get("optional_prefix"):
+        start = f"(?:{re.escape(prefix)})?"
+        flags = tuple(f._replace(pattern=f"{start}(?:{f.pattern})") for f in flags)
+    return Original(
+        table["name"],
+        table["page"],
+        _words(table["programs"]),
+        {word.pattern: word for word in _words(table.get("blocks", []))},
+        (*flags, *more_flags),
+        table.get("hydra_block", ""),
     )
+
+
+def _words(items: list[dict[str, Any]]) -> tuple[Word, ...]:
+    words = []
+    for item in items:
+        (pattern, here), *fields = item.items()
+        words.append(Word(pattern, here or "", **dict(fields)))
+    return tuple(words)

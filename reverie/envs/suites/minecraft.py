@@ -20,7 +20,7 @@ import numpy as np
 from reverie.api import Action, Obs
 from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
-from reverie.envs.suite import ImageConfig, Package, Suite
+from reverie.envs.suite import Package, Suite
 from reverie.spaces import Space
 
 TASKS = ("diamond", "wood", "climb")
@@ -80,7 +80,9 @@ LOGGED_ITEMS = ("log", "cobblestone", "iron_ingot", "diamond")
 
 
 @dataclass(frozen=True)
-class MinecraftConfig(ImageConfig):
+class MinecraftConfig:
+    size: tuple[int, int] = (64, 64)
+    """Height and width of the image in pixels."""
     repeat: int = 1
     """Simulator steps per action; crafting, placing and turning use the first only."""
     break_speed: float = 100.0

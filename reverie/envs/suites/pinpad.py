@@ -156,5 +156,5 @@ SUITE = Suite(
     description="press three to six pads in an order that has to be discovered",
     make=PinPad,
     config=PinPadConfig,
-    tasks=tuple(LAYOUTS),
+    tasks=("three", "four", "five", "six"),
 )
