@@ -26,10 +26,10 @@ class Word(NamedTuple):
     """Regular expression of the path or module of a program, or of the name of a flag,
     which may include a space and its value; the name of a block."""
     here: str = ""
-    """The command, blocks or flags that replace it; empty if it has no equivalent. Flags
-    may contain groups of the pattern (`\\1`), `{value}`, `{agent}` (the agent of the
-    run), `{env}` (settings of the task's suite, such as `env.atari`) and the value of
-    another flag by its name. An argument `COMMAND:NAME` replaces the command."""
+    """The command, blocks or flags that replace it; empty if it has no equivalent.
+    Flags may contain groups of the pattern (`\\1`), `{value}`, `{agent}` (the agent of
+    the run), `{env}` (settings of the task's suite, such as `env.atari`) and the value
+    of another flag by its name. An argument `COMMAND:NAME` replaces the command."""
     note: str = ""
     """A sentence about differences, or why it has no equivalent."""
     takes_arguments: bool = True

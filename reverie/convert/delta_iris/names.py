@@ -31,10 +31,10 @@ WORLD_MODEL = [
     (r"transformer\.blocks", "transformer.layers"),
     (r"frame_cnn\.0\.encoder", "frame.layers"),
     (r"frame_cnn\.2", "frame_norm"),
-    (r"act_emb", "action"),
-    (r"latents_emb", "latent"),
     (r"head_(latents|rewards|ends)\.head_module\.0", r"\1.hidden"),
     (r"head_(latents|rewards|ends)\.head_module\.2", r"\1.out"),
+    (r"act_emb", "action"),
+    (r"latents_emb", "latent"),
 ]
 LAYERS = [
     (r"\.f\.0\.", ".norm0."),
