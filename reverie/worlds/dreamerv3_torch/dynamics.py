@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from reverie.api import Policy, Rollout
 from reverie.nets.distributions import OneHot
 from reverie.nets.dreamerv3_torch.layers import Dense, OutputLinear
 from reverie.nets.gaussian import Gaussian
@@ -22,13 +21,14 @@ from reverie.nets.inputs import Concat
 from reverie.nets.rng import Rng
 from reverie.spaces import Spaces
 from reverie.worlds.dreamerv3_torch.config import DreamerV3TorchConfig
-from reverie.worlds.rollout import rollout, stack_time
-from reverie.worlds.rssm.dynamics import KLTerms, RSSMState
+from reverie.worlds.rssm.dynamics import RSSMDynamics, RSSMState
 
 
-class DreamerV3TorchDynamics(nn.Module):
+class DreamerV3TorchDynamics(RSSMDynamics):
+    config: DreamerV3TorchConfig  # type: ignore[assignment]
+
     def __init__(self, tokens: int, act_space: Spaces, config: DreamerV3TorchConfig):
-        super().__init__()
+        nn.Module.__init__(self)
         self.config, layer = config, config.layer
         deter, stoch = config.feature_widths
         hidden = config.hidden
@@ -59,39 +59,15 @@ class DreamerV3TorchDynamics(nn.Module):
         stoch = self.mode(self.prior_logits(deter)).to(dtype)
         return RSSMState(deter.expand(batch, -1), stoch.expand(batch, -1, -1))
 
-    def observe(
-        self,
-        state: RSSMState,
-        tokens: Float[Tensor, "B T E"],
-        prevact: dict[str, Tensor],
-        is_first: Bool[Tensor, "B T"],
-        rng: Rng,
-    ) -> tuple[RSSMState, Float[Tensor, "B T S _"]]:
-        """Return the posterior states of a sequence and their statistics."""
-        start = self.initial(len(tokens), tokens.dtype)
-        actions = self.actions(prevact, tokens.dtype)
-        states, statistics = [], []
-        steps = zip(*(x.unbind(1) for x in (tokens, actions, is_first)), strict=True)
-        for token, action, reset in steps:
-            deter = torch.where(reset[:, None], start.deter, state.deter)
-            stoch = torch.where(reset[:, None, None], start.stoch, state.stoch)
-            action = torch.where(reset[:, None], 0, action)
-            deter = self.core(RSSMState(deter, stoch), action)
-            statistics.append(self.posterior_logits(deter, token))
-            state = RSSMState(deter, self.sample(statistics[-1], rng))
-            states.append(state)
-        return stack_time(states), torch.stack(statistics, 1)
+    def _start(self, tokens: Float[Tensor, "B T E"]) -> RSSMState:
+        return self.initial(len(tokens), tokens.dtype)
 
-    def imagine(
-        self, state: RSSMState, policy: Policy, horizon: int, rng: Rng
-    ) -> Rollout:
-        """Roll out the prior with actions of the policy."""
-
-        def step(state: RSSMState, action: dict[str, Tensor]) -> RSSMState:
-            deter = self.core(state, self.actions(action, state.deter.dtype))
-            return RSSMState(deter, self.sample(self.prior_logits(deter), rng))
-
-        return rollout(state, policy, horizon, step)
+    def embed_action(
+        self, action: dict[str, Tensor], reset: Bool[Tensor, "*b"] | None, like: Tensor
+    ) -> Float[Tensor, "*b A"]:
+        """Return actions in the dtype of `like`, zero where `reset`."""
+        x: Tensor = self.actions(action, like.dtype)
+        return x if reset is None else torch.where(reset[..., None], 0, x)
 
     def core(
         self, state: RSSMState, action: Float[Tensor, "B A"]
@@ -116,7 +92,9 @@ class DreamerV3TorchDynamics(nn.Module):
         """Return the statistics of the prior."""
         return self._statistics(self.prior_out(self.prior(deter)))
 
-    def distribution(self, statistics: Float[Tensor, "*b S _"]) -> OneHot | Gaussian:
+    def distribution(  # type: ignore[override]
+        self, statistics: Float[Tensor, "*b S _"]
+    ) -> OneHot | Gaussian:
         if self.config.classes:
             return OneHot(statistics, self.config.unimix)
         mean, std = statistics.float().unbind(-1)
@@ -134,19 +112,6 @@ class DreamerV3TorchDynamics(nn.Module):
         if not self.config.classes:
             return statistics[..., :1]
         return OneHot(statistics, self.config.unimix).mode()
-
-    def kl_terms(
-        self, post: Float[Tensor, "*b S _"], prior: Float[Tensor, "*b S _"]
-    ) -> KLTerms:
-        """Compute the KL terms from the statistics of posterior and prior."""
-        posterior: OneHot | Gaussian = self.distribution(post)
-        predicted = self.distribution(prior)
-        return KLTerms(
-            dyn=posterior.detach().kl(predicted),  # type: ignore[arg-type]
-            rep=posterior.kl(predicted.detach()),  # type: ignore[arg-type]
-            post_entropy=posterior.entropy().mean(),
-            prior_entropy=predicted.entropy().mean(),
-        )
 
     def features(self, states: RSSMState) -> Float[Tensor, "*b F"]:
         """Concatenate the flattened `stoch` and `deter`."""

@@ -26,7 +26,7 @@ class DreamerV3TorchWorld(RSSM):
     Dynamics = DreamerV3TorchDynamics  # type: ignore[assignment]
     Head = DreamerV3TorchHead
     config: DreamerV3TorchConfig  # type: ignore[assignment]
-    dyn: DreamerV3TorchDynamics  # type: ignore[assignment]
+    dyn: DreamerV3TorchDynamics
 
     def _make_encoder(self, obs_space: Spaces) -> DreamerV3TorchEncoder:
         order, unscaled = self.config.key_order, self._unscaled(obs_space)

@@ -7,7 +7,7 @@ stochastic part `stoch`: S one-hot samples of K classes. The prior predicts `sto
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -83,11 +83,11 @@ class RSSMDynamics(nn.Module):
         """`observe` for embedded actions `(B, T, H)`; `reset` is `is_first`."""
         reset = reset[..., None]
         deters, stochs, logits = [], [], []
-        deter, stoch = state
+        (deter, stoch), start = state, self._start(tokens)
         steps = zip(tokens.unbind(1), actions.unbind(1), reset.unbind(1), strict=True)
-        for token, action, start in steps:
-            deter = torch.where(start, 0, deter)
-            stoch = torch.where(start[..., None], 0, stoch)
+        for token, action, is_first in steps:
+            deter = torch.where(is_first, start[0], deter)
+            stoch = torch.where(is_first[..., None], start[1], stoch)
             deter = self.core(RSSMState(deter, stoch), action)
             logit = self.posterior_logits(deter, token)
             stoch = self.sample(logit, rng)
@@ -171,6 +171,10 @@ class RSSMDynamics(nn.Module):
     def features(self, states: RSSMState) -> Float[Tensor, "*b F"]:
         """Concatenate `deter` and the flattened `stoch`."""
         return torch.cat([states.deter, states.stoch.flatten(-2)], -1)
+
+    def _start(self, tokens: Float[Tensor, "B T E"]) -> tuple[Any, Any]:
+        """Return `deter` and `stoch` where an episode begins."""
+        return 0, 0
 
     def _add(self, name: str, layer: nn.Module, width: int) -> None:
         self.add_module(name, layer)
