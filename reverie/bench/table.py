@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from statistics import fmean
 from typing import Any
 
 
@@ -18,9 +19,9 @@ def format_table(results: dict[str, Any]) -> str:
         *((f"{name}, ms", ms) for name, ms in _timings(results)),
     ]
     if results["sections_ms"]:
-        total = sum(_mean(ms) for ms in results["sections_ms"].values())
+        total = sum(fmean(ms) for ms in results["sections_ms"].values())
         rows.append(("sum of the sections, ms", total))
-    rows.append(("updates per second", 1000 / _mean(results["update_ms"])))
+    rows.append(("updates per second", 1000 / fmean(results["update_ms"])))
     if "env_steps_per_s" in results:
         rows.append(("environment steps per second", results["env_steps_per_s"]))
     for operation, rate in results.get("replay_mb_per_s", {}).items():
@@ -48,16 +49,12 @@ def _timings(results: dict[str, Any]) -> Iterator[tuple[str, list[float]]]:
         yield f"policy, {envs} env{'s' if envs != '1' else ''}", ms
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def format_rows(rows: Iterable[tuple[str, Any]]) -> str:
     """One row per value; repeated measurements as their mean ± half their range."""
     lines = []
     for name, value in rows:
         repeated = isinstance(value, list)
-        mean = _mean(value) if repeated else value
+        mean = fmean(value) if repeated else value
         spread = f" ± {(max(value) - min(value)) / 2:.3f}" if repeated else ""
         lines.append(f"  {name:<32} {mean:>12.3f}{spread}")
     return "\n".join(lines)

@@ -163,7 +163,8 @@ def _translate(
     rest = list(words)
     if not _is_argument(words[0]):
         rest = rest[1:]
-        program = _find_program(words[0], original)
+        matching = (x for x in original.programs if re.fullmatch(x.pattern, words[0]))
+        program = next(matching, None)
         if words[0] in commands:
             translation.command = [words[0]]
         elif program is None:
@@ -197,13 +198,6 @@ def _translate(
 def _is_argument(word: str) -> bool:
     """True for a flag or a Hydra argument, False for a command or a path."""
     return word.startswith("--") or re.match(r"[+~]{0,2}[\w.]+=", word) is not None
-
-
-def _find_program(word: str, original: Original) -> Word | None:
-    for program in original.programs:
-        if re.fullmatch(program.pattern, word):
-            return program
-    return None
 
 
 def _start(translation: Translation, program: Word, word: str) -> None:
@@ -295,7 +289,7 @@ def _replace(
 
 
 def _fill(template: str, match: re.Match[str], values: dict[str, str]) -> list[str]:
-    """Return the words of a template; see `Flag.here`."""
+    """Return the words of a template; see `Word.here`."""
 
     def value_of(name: re.Match[str]) -> str:
         if name[1].startswith("snake:"):

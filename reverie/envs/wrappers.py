@@ -59,6 +59,16 @@ class Wrapper:
         self.env.close()
 
 
+class ObsWrapper(Wrapper):
+    """Changes every observation with `_transform`."""
+
+    def reset(self, seed: int | None = None) -> Obs:
+        return self._transform(self.env.reset(seed))
+
+    def step(self, action: Action) -> Obs:
+        return self._transform(self.env.step(action))
+
+
 class SeedFirstReset(Wrapper):
     """Passes a seed to the first `reset` unless the caller passes one."""
 
@@ -105,7 +115,7 @@ class ActionRepeat(Wrapper):
         return {**obs, "reward": np.float32(reward)}
 
 
-class RenderImage(Wrapper):
+class RenderImage(ObsWrapper):
     """Adds rendered frames as `log/image`, for videos; agents do not see them.
 
     Environments with image observations are not changed.
@@ -134,12 +144,6 @@ class RenderImage(Wrapper):
             )
         space = Space(np.uint8, frame.shape)
         self.obs_space = {**env.obs_space, RENDERED: space}
-
-    def reset(self, seed: int | None = None) -> Obs:
-        return self._transform(self.env.reset(seed))
-
-    def step(self, action: Action) -> Obs:
-        return self._transform(self.env.step(action))
 
     def _transform(self, obs: Obs) -> Obs:
         return {**obs, RENDERED: self._frame()} if self._renders else obs
@@ -219,7 +223,7 @@ class ClipAction(Wrapper):
         return self.env.step({**action, **clipped})
 
 
-class ResizeImage(Wrapper):
+class ResizeImage(ObsWrapper):
     """Resizes all images to one size."""
 
     def __init__(self, env: Env, size: tuple[int, int], resample: Resample = "nearest"):
@@ -232,12 +236,6 @@ class ResizeImage(Wrapper):
             if space.is_image and space.shape[:2] != tuple(size)
         }
         self.obs_space = {**env.obs_space, **self._resized}
-
-    def reset(self, seed: int | None = None) -> Obs:
-        return self._transform(self.env.reset(seed))
-
-    def step(self, action: Action) -> Obs:
-        return self._transform(self.env.step(action))
 
     def _transform(self, obs: Obs) -> Obs:
         resized = {k: resize(obs[k], self.size, self.resample) for k in self._resized}
@@ -279,7 +277,7 @@ class ClipReward(Wrapper):
         return {**obs, "reward": reward}
 
 
-class UnifyDtypes(Wrapper):
+class UnifyDtypes(ObsWrapper):
     """Converts floats to float32 and integers to int32, except uint8 and bool."""
 
     def __init__(self, env: Env):
@@ -289,14 +287,11 @@ class UnifyDtypes(Wrapper):
         self._dtypes = {k: s.dtype for k, s in self.obs_space.items()}
         self._act_dtypes = {k: s.dtype for k, s in env.act_space.items()}
 
-    def reset(self, seed: int | None = None) -> Obs:
-        return self._transform(self.env.reset(seed))
-
     def step(self, action: Action) -> Obs:
         if not _have_dtypes(action, self._act_dtypes):
             dtypes = self._act_dtypes
             action = {k: np.asarray(v, dtypes.get(k)) for k, v in action.items()}
-        return self._transform(self.env.step(action))
+        return super().step(action)
 
     def _transform(self, obs: Obs) -> Obs:
         dtypes = self._dtypes

@@ -14,7 +14,7 @@ from reverie.api import UserError
 from reverie.evaluation.boundaries import open_sequence_run
 from reverie.evaluation.result import FOLDER
 from reverie.render.boundaries import boundary_strip, boundary_video, imagined_strip
-from reverie.render.video import can_write_mp4, upscale, write_image, write_video
+from reverie.render.video import upscale, video_suffix, write_image, write_video
 from reverie.spaces import EVENT
 
 SCALE = 2
@@ -61,8 +61,7 @@ def draw_boundaries(
     strip = boundary_strip(truth, reconstruction, boundaries, probability, events)
     paths = [write_image(folder / f"{name}.png", _enlarge(strip))]
     video = upscale(boundary_video(truth, reconstruction, boundaries, events))
-    suffix = "mp4" if can_write_mp4() else "gif"
-    paths.append(write_video(folder / f"{name}.{suffix}", video, FPS))
+    paths.append(write_video(folder / f"{name}.{video_suffix()}", video, FPS))
     inputs = {key: value for key, value in data.items() if key[:4] != "log/"}
     for kind, by_segment in (("imagined", False), ("imagined_segments", True)):
         images, begins = agent.imagine(inputs, by_segment)

@@ -41,7 +41,8 @@ def follow(
     logdir = logdir.expanduser()
     config = read_config(logdir)
     with contextlib.closing(_make_logger(config, logdir)) as logger:
-        evaluated = _evaluated(logdir / FOLDER / METRICS)
+        lines = read_lines(logdir / FOLDER / METRICS)
+        evaluated = {(x["step"], x[UPDATES]) for x in lines if UPDATES in x}
         skipped: set[Path] = set()
         while True:
             paths = Checkpoints(logdir / "ckpt").paths()
@@ -90,12 +91,6 @@ def _make_logger(config: Config, logdir: Path) -> Logger:
         settings=settings,
         name=f"{logdir.resolve().name}-eval",
     )
-
-
-def _evaluated(path: Path) -> set[tuple[int, int]]:
-    """Return steps and updates of the checkpoints in a log of evaluations."""
-    lines = read_lines(path) if path.is_file() else []
-    return {(line["step"], line[UPDATES]) for line in lines if UPDATES in line}
 
 
 def _is_final(path: Path) -> bool:

@@ -21,11 +21,11 @@ from reverie.capabilities import HasEpisodeLosses, HasWorldModelEnv, WorldModelE
 from reverie.config import check_minimum
 from reverie.datasets.feed import EpisodeFeed
 from reverie.datasets.images import ImageCrop
-from reverie.evaluation.open_loop import predict
 from reverie.evaluation.rollout_ensembles import (
     EnsembleConfig,
     RolloutEnsembles,
     ensemble_metrics,
+    predict,
     sample_ensembles,
 )
 from reverie.render.channels import cameras_side_by_side

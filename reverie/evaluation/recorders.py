@@ -10,7 +10,7 @@ import numpy as np
 from reverie.api import Action, Obs, UserError
 from reverie.datasets.readers.metadata import FILE_NAME, DatasetMetadata
 from reverie.render.channels import cameras_side_by_side
-from reverie.render.video import FPS, can_write_mp4, upscale, write_video
+from reverie.render.video import FPS, upscale, video_suffix, write_video
 from reverie.spaces import FLAGS, Spaces, agent_obs_space
 from reverie.storage.array_file import SUFFIX, Arrays
 from reverie.storage.episodes import write_episode
@@ -69,8 +69,7 @@ class VideoRecorder(EpisodeRecorder):
         super().__init__(folder, images[:1], envs, count)
 
     def write(self, episode: Arrays, number: int, failed: bool) -> Path:
-        suffix = "mp4" if can_write_mp4() else "gif"
-        name = f"{number:04d}{'_failed' if failed else ''}.{suffix}"
+        name = f"{number:04d}{'_failed' if failed else ''}.{video_suffix()}"
         video = upscale(cameras_side_by_side(episode[self.keys[0]]))
         return write_video(self.folder / name, video, self.fps)
 

@@ -24,7 +24,7 @@ from reverie.evaluation.held_out import (
 from reverie.evaluation.result import FOLDER, EvalResult, make_result
 from reverie.evaluation.rollout_ensembles import ensemble_table
 from reverie.render.curve import draw_curves
-from reverie.render.video import can_write_mp4, upscale, write_image, write_video
+from reverie.render.video import upscale, video_suffix, write_image, write_video
 from reverie.run.load import open_run
 from reverie.run.offline.datasets import OfflineEpisodes
 from reverie.storage.atomic import ignore_unwritable
@@ -116,12 +116,11 @@ def _write_media(folder: Path, context: int, results: HeldOutResults) -> list[Pa
         title = f"{key}: open-loop error after {context} observed rows"
         axes = "steps ahead", "mean squared error"
         images[key] = draw_curves(lines, title, *axes, smooth=False)
-    suffix = "mp4" if can_write_mp4() else "gif"
     paths = []
     for key, value in (images | results.media).items():
         path = folder / key.replace("/", "_")
         if value.ndim == 4:
-            path = write_video(f"{path}.{suffix}", upscale(value), FPS)
+            path = write_video(f"{path}.{video_suffix()}", upscale(value), FPS)
         else:
             path = write_image(f"{path}.png", value)
         paths.append(path)

@@ -25,7 +25,6 @@ from jaxtyping import Float
 from reverie.api import Metrics
 from reverie.capabilities import WorldModelEnv
 from reverie.config import check_minimum
-from reverie.evaluation.open_loop import predict
 from reverie.render.ensemble import EnsembleLines, draw_ensembles
 from reverie.storage.array_file import Arrays
 
@@ -101,6 +100,22 @@ def sample_ensembles(
                 figures[f"ensemble/{key}"] = _figure(key, episode, starts, ensembles)
     joined = {key: _concatenate(parts) for key, parts in pieces.items() if parts}
     return joined, figures
+
+
+def predict(env: WorldModelEnv, batch: Arrays, context: int, horizon: int) -> Arrays:
+    """Return predictions `(N, H, ...)` of the rows after the first `context` rows.
+
+    The action of row t leads to row t + 1, so the first action is that of the last
+    context row.
+    """
+    observed = {key: value[:, :context] for key, value in batch.items()}
+    state, rows = env.begin(observed), list[Any]()
+    for t in range(context - 1, context - 1 + horizon):
+        action = {key: batch[key][:, t] for key in env.act_space}
+        state, row = env.step(state, action)
+        rows.append(row)
+    keys = [key for key in env.predicted_keys if key in rows[0] and key in batch]
+    return {key: np.stack([row[key] for row in rows], 1) for key in keys}
 
 
 def vector_keys(env: WorldModelEnv, selected: tuple[str, ...] = ()) -> list[str]:

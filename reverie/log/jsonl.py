@@ -140,8 +140,9 @@ def length_of(score: str) -> str:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the entries of a file; incomplete lines are skipped."""
-    return [json.loads(line) for line in _complete_lines(path)]
+    """Return the entries of a file, if it exists; incomplete lines are skipped."""
+    lines = _complete_lines(path) if path.is_file() else []
+    return [json.loads(line) for line in lines]
 
 
 def _complete_lines(path: Path) -> list[bytes]:

@@ -8,9 +8,7 @@ of a scalar, 3 an image (h w c) and 4 a video (t h w c).
 
 from __future__ import annotations
 
-import contextlib
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from torch import Tensor
 from reverie.api import Metrics, StateDict, UserError
 from reverie.log.jsonl import JsonlSink, length_of
 from reverie.log.media import MediaSink
+from reverie.log.messages import print_message
 from reverie.log.record import Record, ResumableSink, Score, Sink
 from reverie.log.scope import ScopeSink
 from reverie.log.tensorboard import TensorboardSink
@@ -293,11 +292,12 @@ class Logger:
                 self._failing.add(sink.name)
                 reason = error.strerror if isinstance(error, OSError) else str(error)
                 reason = (reason or "").partition("\n")[0]
-                warn(f"Writing the {sink.name} log failed, the run continues: {reason}")
+                problem = f"Writing the {sink.name} log failed, the run continues"
+                print_message(f"warning: {problem}: {reason}")
         else:
             if sink.name in self._failing and method == "write":
                 self._failing.discard(sink.name)
-                warn(f"The {sink.name} log works again.")
+                print_message(f"warning: The {sink.name} log works again.")
 
 
 class _DeviceSums:
@@ -376,14 +376,9 @@ def make_logger(
             if isinstance(error, UserError) and output in config.outputs:
                 raise
             # For example a server that is not reachable, or missing permissions.
-            warn(f"The {output} log cannot start, the run continues without: {error}")
+            problem = f"The {output} log cannot start, the run continues without"
+            print_message(f"warning: {problem}: {error}")
     return Logger(sinks, timed=config.timing_metrics)
-
-
-def warn(message: str) -> None:
-    """Print a warning of one line to stderr."""
-    with contextlib.suppress(OSError, ValueError):  # stderr may be closed or full
-        print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 def _pack_sums(names: list[str], total: list[float], count: list[int]) -> StateDict:

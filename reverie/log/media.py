@@ -5,13 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from reverie.log.record import Record, Sink
-from reverie.render.video import (
-    FPS,
-    can_write_mp4,
-    upscale,
-    write_image,
-    write_video,
-)
+from reverie.render.video import FPS, upscale, video_suffix, write_image, write_video
 
 
 class MediaSink(Sink):
@@ -28,7 +22,7 @@ class MediaSink(Sink):
         self.folder = logdir / "media"
         self.fps = fps
         self.keep = keep
-        self.video_suffix = ".mp4" if can_write_mp4() else ".gif"
+        self.video_suffix = f".{video_suffix()}"
 
     def write(self, record: Record) -> None:
         for name, image in record.images.items():

@@ -65,14 +65,14 @@ class Decoder(nn.Module):
         self.act = activation(config.act)
         if self.vectors:
             self.mlp = type(self).Hidden(stoch + deter, config)
-            self.vec = ModulesByKey(
-                {
-                    key: make_vector_head(
-                        space, self.mlp.width, config.outscale, type(self).Output
-                    )
-                    for key, space in self.vectors.items()
-                }
-            )
+            heads: dict[str, nn.Module] = {}
+            for key, space in self.vectors.items():
+                kind, shape = "pred", space.shape
+                if space.is_discrete:
+                    kind, shape = "logits", (*shape, space.classes)
+                head = type(self).Output(self.mlp.width, shape, config.outscale)
+                heads[key] = nn.ModuleDict({kind: head})
+            self.vec = ModulesByKey(heads)
         self.lows: dict[str, str] = {}  # buffers with the first class, if not zero
         for i, (key, space) in enumerate(self.vectors.items()):
             if space.is_discrete and space.low.any():
@@ -173,18 +173,6 @@ class Decoder(nn.Module):
                 assert isinstance(standardize, Standardize)
                 outputs[key] = StandardizedMSE(image, standardize)
         return outputs
-
-
-def make_vector_head(
-    space: Space,
-    inputs: int,
-    outscale: float,
-    make: Callable[..., nn.Module] = Linear,
-) -> nn.ModuleDict:
-    if space.is_discrete:
-        units = (*space.shape, space.classes)
-        return nn.ModuleDict({"logits": make(inputs, units, outscale)})
-    return nn.ModuleDict({"pred": make(inputs, space.shape, outscale)})
 
 
 def to_unit_range(image: Tensor) -> Tensor:

@@ -44,8 +44,7 @@ from reverie.datasets.split import (
 )
 from reverie.envs import EnvConfig
 from reverie.render.channels import cameras_side_by_side
-from reverie.render.contact_sheet import contact_sheet
-from reverie.render.episode_curves import draw_episode_curves
+from reverie.render.episode import contact_sheet, draw_episode_curves
 from reverie.render.video import upscale, video_suffix, write_image, write_video
 from reverie.storage.atomic import atomic_write, write_json
 

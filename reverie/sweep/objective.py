@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -37,10 +37,9 @@ class MetricNotFound(UserError):
 def read_metric(run: Path, metric: str) -> MetricSeries:
     """The values of a metric so far; empty if the run does not have it."""
     for name in SERIES_FILES:
-        lines = _read_lines(run / name)
-        series = [
-            (float(x["step"]), _to_float(x[metric])) for x in lines if metric in x
-        ]
+        lines = [line for line in read_lines(run / name) if metric in line]
+        values = [math.nan if x[metric] is None else float(x[metric]) for x in lines]
+        series = [(float(x["step"]), y) for x, y in zip(lines, values, strict=True)]
         if series:
             return series
     numbers = _read_summary(run / EVAL_FILE)
@@ -51,7 +50,7 @@ def metric_names(run: Path) -> list[str]:
     """The names of all metrics of a run."""
     names: set[str] = set()
     for name in SERIES_FILES:
-        names.update(*_read_lines(run / name))
+        names.update(*read_lines(run / name))
     names.update(_read_summary(run / EVAL_FILE))
     return sorted(names - {"step"})
 
@@ -80,10 +79,6 @@ def metric_not_found(run: Path, metric: str) -> MetricNotFound:
     )
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    return read_lines(path) if path.is_file() else []
-
-
 def _read_summary(path: Path) -> dict[str, float]:
     """The summary of an evaluation, keys joined by slashes; lists as means."""
     try:
@@ -97,7 +92,3 @@ def _read_summary(path: Path) -> dict[str, float]:
         if scalars:
             numbers[name] = float(np.mean(scalars))
     return numbers
-
-
-def _to_float(value: Any) -> float:
-    return math.nan if value is None else float(value)

@@ -15,8 +15,8 @@ from PIL import Image
 from reverie.api import UserError
 from reverie.render import video as video_module
 from reverie.render.channels import cameras_side_by_side
-from reverie.render.contact_sheet import contact_sheet
 from reverie.render.curve import draw_curves, read_scores, write_curve
+from reverie.render.episode import contact_sheet
 from reverie.render.figure import COLORS
 from reverie.render.video import (
     can_write_mp4,

@@ -11,11 +11,11 @@ from reverie.replay.selectors import (
     MixtureSelector,
     PrioritizedSelector,
     RecencySelector,
+    SumTree,
     UniformSelector,
     make_selector,
 )
 from reverie.replay.step_index import StepIndex
-from reverie.replay.sum_tree import SumTree
 from reverie.rows import Window
 
 SPAN = 3

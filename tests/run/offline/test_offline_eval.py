@@ -27,8 +27,8 @@ from reverie.evaluation.held_out import (
     open_loop_errors,
     to_metrics,
 )
-from reverie.evaluation.open_loop import predict
 from reverie.evaluation.recorders import FailureRecorder, VideoRecorder
+from reverie.evaluation.rollout_ensembles import predict
 from reverie.run.config import Config
 from reverie.run.factory import make_agent
 from reverie.run.load import open_run
