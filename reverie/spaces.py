@@ -237,6 +237,7 @@ class Space:
 
 
 Spaces = dict[str, Space]
+Arrays = dict[str, np.ndarray]
 MAX_ENTRIES = 1 << 28
 
 
@@ -326,3 +327,26 @@ def _tuples(tree: Any) -> Any:
     if tree and all(isinstance(key, int) for key in tree):
         return tuple(_tuples(tree[index]) for index in sorted(tree))
     return {key: _tuples(value) for key, value in tree.items()}
+
+
+def flag_spaces(low: float | None = None, high: float | None = None) -> Spaces:
+    """Return the spaces of `reward` (optionally with bounds) and the three flags."""
+    flag = Space(bool)
+    return {
+        "reward": Space(np.float32, (), low, high),
+        "is_first": flag,
+        "is_last": flag,
+        "is_terminal": flag,
+    }
+
+
+def flags(
+    reward: Any, first: bool = False, last: bool = False, terminal: bool = False
+) -> dict[str, Any]:
+    """Return `reward` and the three flags in the dtypes of `flag_spaces`."""
+    return {
+        "reward": np.float32(reward),
+        "is_first": np.bool_(first),
+        "is_last": np.bool_(last),
+        "is_terminal": np.bool_(terminal),
+    }

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from reverie.spaces import FLAGS, Space, Spaces
-from reverie.storage.array_file import Arrays
+from reverie.spaces import FLAGS, Arrays, Space, Spaces
 
 Episode = Arrays
 LOG = "log/"

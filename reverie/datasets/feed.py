@@ -28,7 +28,7 @@ from reverie.datasets.episode_format import with_flag_spaces
 from reverie.datasets.readers import Reader
 from reverie.datasets.rng import make_rng
 from reverie.rows import MAX_PUT_BACK, Window
-from reverie.storage.array_file import Arrays
+from reverie.spaces import Arrays
 from reverie.storage.episode_windows import episode_probabilities, window_start
 
 PREFETCH = 2

@@ -13,8 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from reverie.api import Obs, StateDict, UserError
-from reverie.spaces import Space, Spaces, spaces_from_json, spaces_to_json
-from reverie.storage.array_file import Arrays
+from reverie.spaces import Arrays, Space, Spaces, spaces_from_json, spaces_to_json
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from reverie.storage.array_file import Arrays
+from reverie.spaces import Arrays
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from reverie.capabilities import Moments, Statistics
 from reverie.datasets.episode_format import BadEpisode, Episode, is_image
 from reverie.datasets.readers import Reader
 from reverie.datasets.readers.npz import load_arrays, save_arrays
-from reverie.storage.array_file import Arrays
+from reverie.spaces import Arrays
 
 SUFFIX = ".stats.npz"
 """Appended to the name of the dataset; the file is written next to it."""

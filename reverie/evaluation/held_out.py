@@ -30,7 +30,7 @@ from reverie.evaluation.rollout_ensembles import (
 )
 from reverie.render.channels import cameras_side_by_side
 from reverie.render.open_loop import open_loop_video
-from reverie.storage.array_file import Arrays
+from reverie.spaces import Arrays
 
 VIDEO_EPISODES = 6
 """Episodes side by side in the video."""

@@ -11,8 +11,8 @@ from reverie.api import Action, Obs, UserError
 from reverie.datasets.readers.metadata import FILE_NAME, DatasetMetadata
 from reverie.render.channels import cameras_side_by_side
 from reverie.render.video import FPS, upscale, video_suffix, write_video
-from reverie.spaces import FLAGS, Spaces, agent_obs_space
-from reverie.storage.array_file import SUFFIX, Arrays
+from reverie.spaces import FLAGS, Arrays, Spaces, agent_obs_space
+from reverie.storage.array_file import SUFFIX
 from reverie.storage.episodes import write_episode
 
 

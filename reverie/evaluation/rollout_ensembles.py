@@ -26,7 +26,7 @@ from reverie.api import Metrics
 from reverie.capabilities import WorldModelEnv
 from reverie.config import check_minimum
 from reverie.render.ensemble import EnsembleLines, draw_ensembles
-from reverie.storage.array_file import Arrays
+from reverie.spaces import Arrays
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ Triton kernels run on CUDA, and on a CPU only in Triton's interpreter
 from __future__ import annotations
 
 import functools
-from typing import Any
+import inspect
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,15 @@ import triton
 from torch import Tensor
 
 from reverie.nets.blocks import Linear
+
+if TYPE_CHECKING:  # for mypy, it is only a decorator
+    from typing import no_type_check as jit
+else:
+
+    def jit(function: Any) -> Any:
+        """Compile a Triton function, whose code is not type-checked."""
+        return triton.jit(inspect.unwrap(function))  # tests wrap it with type checks
+
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -12,8 +12,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.kernels.jit import jit
-from reverie.kernels.launch import num_programs
+from reverie.kernels.launch import jit, num_programs
 
 ROWS, COLUMNS = 512, 16
 """Tile of a program of `sum_partials`."""

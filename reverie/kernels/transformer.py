@@ -14,8 +14,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.kernels.jit import jit
-from reverie.kernels.launch import can_launch
+from reverie.kernels.launch import can_launch, jit
 from reverie.nets.blocks import Norm
 from reverie.nets.transformer import Cache, Transformer, TransformerLayer
 

@@ -7,8 +7,7 @@ from jaxtyping import Int
 
 from reverie.replay.column_store import ColumnStore
 from reverie.rows import Window
-from reverie.spaces import Spaces
-from reverie.storage.array_file import Arrays
+from reverie.spaces import Arrays, Spaces
 
 
 def empty_batch(spaces: Spaces, window: Window) -> Arrays:

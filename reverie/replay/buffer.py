@@ -23,8 +23,7 @@ from reverie.replay.segment_files import MAX_PENDING, SegmentFiles
 from reverie.replay.step_index import StepIndex
 from reverie.replay.window_sampler import WindowSampler
 from reverie.rows import Window
-from reverie.spaces import Spaces
-from reverie.storage.array_file import Arrays
+from reverie.spaces import Arrays, Spaces
 
 PRIORITY_BYTES = 26
 """Memory per step of a prioritized selector."""

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from reverie.spaces import Spaces
-from reverie.storage.array_file import ArrayFile, Arrays, write_arrays
+from reverie.spaces import Arrays, Spaces
+from reverie.storage.array_file import ArrayFile, write_arrays
 from reverie.storage.segments import segment_stem
 
 WIDE_BYTES = 1024

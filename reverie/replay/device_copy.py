@@ -20,8 +20,7 @@ from torch import Tensor
 from reverie.api import Batch, Extras
 from reverie.replay.buffer import Replay
 from reverie.replay.staging import PackedBatch, StagingPool, torch_dtype
-from reverie.spaces import Spaces
-from reverie.storage.array_file import Arrays
+from reverie.spaces import Arrays, Spaces
 
 NARROW_BYTES = 256
 """Keys with fewer bytes per step are sent with each batch, unless they are extras."""

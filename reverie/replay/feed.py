@@ -30,7 +30,7 @@ from reverie.replay.staging import (
     record_event,
 )
 from reverie.rows import Window
-from reverie.storage.array_file import Arrays
+from reverie.spaces import Arrays
 
 _STEPID, _PRIORITY = "#stepid", "#priority"
 

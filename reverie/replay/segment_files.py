@@ -22,9 +22,9 @@ import numpy as np
 
 from reverie.replay.column_store import SCRATCH_SUFFIX, ColumnStore, ReplaySegment
 from reverie.replay.step_index import StepIndex
-from reverie.spaces import Space, Spaces
+from reverie.spaces import Arrays, Space, Spaces
 from reverie.storage import array_file
-from reverie.storage.array_file import ArrayFile, Arrays, FileRecord
+from reverie.storage.array_file import ArrayFile, FileRecord
 from reverie.storage.atomic import TEMPORARY, explain_full_disk, fsync
 from reverie.storage.limits import InvalidFile
 from reverie.storage.segments import ORDER, POSITION, STREAM, segment_stem

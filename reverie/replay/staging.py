@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from reverie.api import Batch
-from reverie.storage.array_file import Arrays
+from reverie.spaces import Arrays
 
 MAX_AHEAD = 4
 """Number of batches that the host may be ahead of the device."""

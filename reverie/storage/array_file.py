@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from reverie.spaces import Arrays
 from reverie.storage.atomic import TEMPORARY, explain_full_disk
 from reverie.storage.limits import InvalidFile, open_regular, parse_json
 
@@ -52,9 +53,6 @@ class ArrayLayout(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype
     offset: int
-
-
-Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)

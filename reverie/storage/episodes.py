@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from reverie.spaces import Arrays
 from reverie.storage.array_file import (
-    Arrays,
     find_corruption,
     read_layout,
     record_from_name,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reverie.storage.array_file import Arrays
+from reverie.spaces import Arrays
 from reverie.storage.limits import InvalidFile, open_member, open_zip, quote, read_parts
 
 _MAGIC = b"\x93NUMPY"

@@ -19,9 +19,9 @@ from reverie import envs
 from reverie.api import Obs, StateDict, UserError
 from reverie.envs import EnvFailure, VecEnvConfig, make_vec_env
 from reverie.envs.checker import check_env
-from reverie.envs.flags import flag_spaces
 from reverie.envs.suites.catch import Catch, CatchConfig
 from reverie.plugins import MAX_MESSAGE, import_object
+from reverie.spaces import flag_spaces
 
 CONFIGS = [
     pytest.param(VecEnvConfig(workers=0, failures=3), id="local"),

@@ -13,9 +13,8 @@ from gymnasium import spaces
 from reverie import envs
 from reverie.api import UserError
 from reverie.envs import TaskFactory, from_gymnasium
-from reverie.envs.flags import flag_spaces
 from reverie.envs.vector.vec_env import VecEnvConfig, make_vec_env
-from reverie.spaces import SUCCESS, Space
+from reverie.spaces import SUCCESS, Space, flag_spaces
 
 
 class Toy(gymnasium.Env):

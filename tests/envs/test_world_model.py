@@ -12,12 +12,11 @@ from reverie.api import UserError
 from reverie.capabilities import HasWorldModelEnv
 from reverie.envs.adapters.world_model import ImaginedEnv, StartInEnv, StartInEpisodes
 from reverie.envs.checker import check_env
-from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.suites.catch import Catch, CatchConfig
 from reverie.envs.vector.vec_env import make_vec_env
 from reverie.evaluation.episodes import play_episodes
 from reverie.run.config import resolve
-from reverie.spaces import Space
+from reverie.spaces import Space, flag_spaces, flags
 
 BLOCKS = {"iris": "iris_tiny", "dreamer": "debug"}
 SIZES = {"iris": 4, "dreamer": 12}

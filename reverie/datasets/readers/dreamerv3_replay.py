@@ -25,8 +25,7 @@ from reverie.datasets.readers.npz import (
     scaled_from_unknown,
 )
 from reverie.datasets.readers.replay import complete_episodes
-from reverie.spaces import FLAGS, RESERVED, Space, Spaces
-from reverie.storage.array_file import Arrays
+from reverie.spaces import FLAGS, RESERVED, Arrays, Space, Spaces
 
 _NAME = re.compile(r"\d{8}T\d{6}\w*-(\w+)-(\w+)-(\d+)")
 _LATENTS = ("enc/", "dyn/", "dec/", "rep/", "finite")

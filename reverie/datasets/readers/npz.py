@@ -26,8 +26,7 @@ import numpy as np
 
 from reverie.datasets.episode_format import BadEpisode, Episode, is_image
 from reverie.datasets.readers import FolderReader, evenly_spaced, infer_spaces
-from reverie.spaces import FLAGS, Space, Spaces
-from reverie.storage.array_file import Arrays
+from reverie.spaces import FLAGS, Arrays, Space, Spaces
 from reverie.storage.atomic import atomic_write
 from reverie.storage.limits import InvalidFile
 from reverie.storage.npz_file import read_npz, read_npz_headers

@@ -34,8 +34,7 @@ from typing import Literal, Protocol, get_args, runtime_checkable
 from reverie.api import UserError
 from reverie.plugins import find_in_current_folder
 from reverie.rows import Window
-from reverie.spaces import Spaces
-from reverie.storage.array_file import Arrays
+from reverie.spaces import Arrays, Spaces
 
 Loss = Literal["bernoulli", "gaussian"]
 

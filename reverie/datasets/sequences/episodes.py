@@ -17,8 +17,7 @@ from reverie.datasets.readers import Reader
 from reverie.datasets.sequences import Loss, SequenceConfig
 from reverie.datasets.sequences.windows import StoredEpisodes, WindowedEpisodes
 from reverie.rows import Window
-from reverie.spaces import EVENT, Spaces
-from reverie.storage.array_file import Arrays
+from reverie.spaces import EVENT, Arrays, Spaces
 
 
 class EpisodeSequences(WindowedEpisodes):

@@ -18,8 +18,7 @@ from torch import Tensor
 from reverie.api import Batch, Extras, StateDict, UserError
 from reverie.datasets.feed import copy_batch, to_device
 from reverie.datasets.sequences import SequenceDataset, errors_of_user_code
-from reverie.spaces import EVENT, Space, Spaces
-from reverie.storage.array_file import Arrays
+from reverie.spaces import EVENT, Arrays, Space, Spaces
 
 LABELLED_BATCHES = 8
 """Number of upcoming training batches in `labelled`."""

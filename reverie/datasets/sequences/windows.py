@@ -12,8 +12,7 @@ from reverie.datasets.rng import make_rng
 from reverie.datasets.sequences import SequenceConfig
 from reverie.datasets.synthetic.chunks import EVALUATION, TRAINING
 from reverie.rows import Window
-from reverie.spaces import EVENT
-from reverie.storage.array_file import Arrays
+from reverie.spaces import EVENT, Arrays
 
 ReadEpisode = Callable[[], Arrays]
 """Reads one episode; raises ValueError if it cannot be used."""

@@ -25,8 +25,7 @@ from reverie.datasets.rng import make_rng
 from reverie.datasets.sequences import Loss, SequenceConfig
 from reverie.datasets.synthetic.chunks import ChunkedSequences
 from reverie.rows import Window
-from reverie.spaces import EVENT, Space, Spaces
-from reverie.storage.array_file import Arrays
+from reverie.spaces import EVENT, Arrays, Space, Spaces
 
 SIDE, RADIUS, BALLS = 32, 3, 2
 SPEED, NOISE = 1.5, 0.1

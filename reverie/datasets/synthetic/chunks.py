@@ -13,7 +13,7 @@ import numpy as np
 
 from reverie.api import UserError
 from reverie.datasets.rng import make_rng
-from reverie.storage.array_file import Arrays
+from reverie.spaces import Arrays
 
 Generate = Callable[[np.random.Generator, int], Arrays]
 """Generates a number of sequences."""

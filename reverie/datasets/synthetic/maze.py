@@ -26,8 +26,7 @@ from reverie.datasets.rng import make_rng
 from reverie.datasets.sequences import Loss, SequenceConfig
 from reverie.datasets.sequences.windows import StoredEpisodes, WindowedEpisodes
 from reverie.rows import Window
-from reverie.spaces import EVENT, Space, Spaces
-from reverie.storage.array_file import Arrays
+from reverie.spaces import EVENT, Arrays, Space, Spaces
 
 SIDE = 32
 LENGTH = 300

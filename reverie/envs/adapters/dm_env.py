@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from reverie.api import Action, Obs
-from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
-from reverie.spaces import Space
+from reverie.spaces import Space, flag_spaces, flags
 
 
 class DmEnv:

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from reverie.api import Action, Obs, UserError
-from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.mujoco_state import read_state, split_state
 from reverie.envs.seeding import SEED_RANGE
 from reverie.spaces import (
@@ -29,6 +28,8 @@ from reverie.spaces import (
     Source,
     Space,
     Spaces,
+    flag_spaces,
+    flags,
     get_leaf,
     to_nested,
 )

@@ -18,8 +18,7 @@ import numpy as np
 
 from reverie.api import Batch, Env, Obs, UserError
 from reverie.capabilities import WorldModelEnv
-from reverie.envs.flags import flag_spaces, flags
-from reverie.spaces import to_flat
+from reverie.spaces import flag_spaces, flags, to_flat
 
 StartRows = Callable[[np.random.Generator], Batch]
 """Returns real rows of one episode, `(T, ...)` by key, to start an episode from.

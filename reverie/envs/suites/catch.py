@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from reverie.api import Action, Obs
-from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SeededEnv
 from reverie.envs.suite import Suite
-from reverie.spaces import Space
+from reverie.spaces import Space, flag_spaces, flags
 
 BALL_COLOR = np.array([255, 220, 60], np.uint8)
 PADDLE_COLOR = np.array([80, 160, 255], np.uint8)

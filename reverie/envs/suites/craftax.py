@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from reverie.api import Action, Obs
-from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.suite import ImageConfig, Package, Suite
 from reverie.envs.wrappers import resize
-from reverie.spaces import Space
+from reverie.spaces import Space, flag_spaces, flags
 
 ENV_IDS = {
     "symbolic": "Craftax-Symbolic-v1",

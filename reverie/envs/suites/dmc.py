@@ -17,10 +17,9 @@ import numpy as np
 from reverie.api import Action, Obs, UserError
 from reverie.envs import opengl
 from reverie.envs.adapters.dm_env import DmEnv
-from reverie.envs.flags import flag_spaces
 from reverie.envs.mujoco_state import read_state, split_state
 from reverie.envs.suite import ImageAndStateConfig, Package, Suite
-from reverie.spaces import Space, Spaces, agent_obs_space
+from reverie.spaces import Space, Spaces, agent_obs_space, flag_spaces
 
 _NAMES = """
 acrobot_swingup acrobot_swingup_sparse ball_in_cup_catch cartpole_balance

@@ -14,11 +14,10 @@ from typing import Any, Literal
 import numpy as np
 
 from reverie.api import Action, Obs
-from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
 from reverie.envs.suite import ImageConfig, Package, Suite
 from reverie.envs.text_embedding import EMBEDDING_SPACE, embed_text
-from reverie.spaces import Space
+from reverie.spaces import Space, flag_spaces, flags
 
 _NAMES = """
 explore_goal_locations_large explore_goal_locations_small

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from reverie.api import Action, Obs
-from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SeededEnv
 from reverie.envs.suite import ImageConfig, Suite
-from reverie.spaces import Space
+from reverie.spaces import Space, flag_spaces, flags
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,9 @@ import numpy as np
 from reverie.api import Action, Obs
 from reverie.envs import opengl
 from reverie.envs.adapters.dm_env import DmEnv
-from reverie.envs.flags import flag_spaces
 from reverie.envs.seeding import SEED_RANGE
 from reverie.envs.suite import Package, Suite
-from reverie.spaces import Space
+from reverie.spaces import Space, flag_spaces
 
 ACTIONS = 6
 """No-op, forward, left, right, forward-left and forward-right."""

@@ -14,10 +14,9 @@ import numpy as np
 
 from reverie.api import Action, Obs
 from reverie.envs import opengl
-from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
 from reverie.envs.suite import ImageAndStateConfig, Package, Suite
-from reverie.spaces import Space, Spaces
+from reverie.spaces import Space, Spaces, flag_spaces, flags
 
 _NAMES = """
 assembly basketball bin-picking box-close button-press button-press-topdown

@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 
 from reverie.api import Action, Obs
-from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
 from reverie.envs.suite import Package, Suite
-from reverie.spaces import Space
+from reverie.spaces import Space, flag_spaces, flags
 
 TASKS = ("diamond", "wood", "climb")
 TURN = 15

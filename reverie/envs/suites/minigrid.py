@@ -14,11 +14,10 @@ from typing import Any, Literal
 import numpy as np
 
 from reverie.api import Action, Obs, UserError
-from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
 from reverie.envs.suite import ImageConfig, Package, Suite, suggest
 from reverie.envs.text_embedding import EMBEDDING_SPACE, embed_text
-from reverie.spaces import Space, Spaces
+from reverie.spaces import Space, Spaces, flag_spaces, flags
 
 _NAMES = """
 BlockedUnlockPickup DistShift1 DistShift2 DoorKey-16x16 DoorKey-5x5 DoorKey-6x6

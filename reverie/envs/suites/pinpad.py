@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from reverie.api import Action, Obs
-from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SeededEnv
 from reverie.envs.suite import Suite
-from reverie.spaces import Space
+from reverie.spaces import Space, flag_spaces, flags
 
 WIDTH, HEIGHT, CELL = 16, 14, 4
 COUNTDOWN = 10

@@ -14,10 +14,9 @@ from typing import Any, Literal
 import numpy as np
 
 from reverie.api import Action, Obs, StateDict
-from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.suite import Package, Suite
 from reverie.envs.wrappers import resize
-from reverie.spaces import Space
+from reverie.spaces import Space, flag_spaces, flags
 
 _NAMES = """
 bigfish bossfight caveflyer chaser climber coinrun dodgeball fruitbot heist jumper

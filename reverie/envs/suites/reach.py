@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from reverie.api import Action, Obs
-from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SeededEnv
 from reverie.envs.suite import Suite
-from reverie.spaces import Space
+from reverie.spaces import Space, flag_spaces, flags
 
 TABLE_COLOR = np.array([30, 34, 46], np.float32)
 TARGET_COLOR = np.array([250, 90, 70], np.float32)

@@ -23,8 +23,7 @@ from reverie.kernels.conv import last_layer
 from reverie.kernels.conv.encoder import is_supported
 from reverie.kernels.conv.nhwc import conv2d
 from reverie.kernels.conv.space_to_depth import image_offset, upsample_kernel
-from reverie.kernels.jit import jit
-from reverie.kernels.launch import apply_autograd, num_programs, tile_shape
+from reverie.kernels.launch import apply_autograd, jit, num_programs, tile_shape
 from reverie.kernels.norm.rms_norm import (
     linear_norm_act,
     load_columns,

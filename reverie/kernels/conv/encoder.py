@@ -19,8 +19,7 @@ from reverie.kernels.conv import first_layer
 from reverie.kernels.conv.max_pool import max_pool_rms_norm_silu
 from reverie.kernels.conv.nhwc import conv2d, conv2d_grads
 from reverie.kernels.conv.space_to_depth import KERNEL, space_to_depth_kernel
-from reverie.kernels.jit import jit
-from reverie.kernels.launch import apply_autograd
+from reverie.kernels.launch import apply_autograd, jit
 from reverie.kernels.norm.rms_norm import is_fusable, linear_norm_act
 from reverie.nets.blocks import Norm
 from reverie.nets.conv import SameConv

@@ -24,8 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reverie.kernels.conv.nhwc import conv2d_input_grad
-from reverie.kernels.jit import jit
-from reverie.kernels.launch import apply_autograd, can_launch, num_programs
+from reverie.kernels.launch import apply_autograd, can_launch, jit, num_programs
 from reverie.kernels.norm.group_norm import sum_pixels, tile_by_pixels
 from reverie.kernels.norm.group_norm_kernels import (
     factor_and_offset,

@@ -18,8 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reverie.kernels.conv.max_pool import empty_pooled, load_pooled, output_offset
-from reverie.kernels.jit import jit
-from reverie.kernels.launch import apply_autograd, block_size, num_programs
+from reverie.kernels.launch import apply_autograd, block_size, jit, num_programs
 from reverie.kernels.norm.rms_norm import load_affine, norm_rows, norm_rows_backward
 from reverie.kernels.sums import sum_partials
 

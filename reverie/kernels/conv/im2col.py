@@ -23,8 +23,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.kernels.jit import jit
-from reverie.kernels.launch import apply_autograd, block_size
+from reverie.kernels.launch import apply_autograd, block_size, jit
 
 GEOMETRY = KERNEL, STRIDE, PADDING = 4, 2, 1
 """Kernel size, stride and padding of the supported layers."""

@@ -18,8 +18,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from reverie.kernels.conv.space_to_depth import image_offset
-from reverie.kernels.jit import jit
-from reverie.kernels.launch import apply_autograd, block_size, num_programs
+from reverie.kernels.launch import apply_autograd, block_size, jit, num_programs
 from reverie.kernels.sums import sum_partials
 
 OUTPUTS = 16

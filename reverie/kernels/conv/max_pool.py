@@ -16,8 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reverie.kernels.conv.space_to_depth import space_to_depth_index
-from reverie.kernels.jit import jit
-from reverie.kernels.launch import apply_autograd, num_programs, tile_shape
+from reverie.kernels.launch import apply_autograd, jit, num_programs, tile_shape
 from reverie.kernels.norm.rms_norm import (
     load_affine,
     norm_rows,

@@ -28,8 +28,7 @@ from torch import Tensor, nn
 from reverie.kernels.conv import few_channels
 from reverie.kernels.conv.fused_residual import launch as fused_residual
 from reverie.kernels.conv.nhwc import conv2d, conv2d_input_grad, conv2d_weight_grad
-from reverie.kernels.jit import jit
-from reverie.kernels.launch import apply_autograd, can_launch
+from reverie.kernels.launch import apply_autograd, can_launch, jit
 from reverie.kernels.norm.group_norm import (
     group_norm_silu,
     norm_conv_backward,

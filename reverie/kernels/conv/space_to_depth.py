@@ -24,8 +24,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.kernels.jit import jit
-from reverie.kernels.launch import apply_autograd
+from reverie.kernels.launch import apply_autograd, jit
 
 KERNEL = 5
 """The supported kernel size."""

@@ -12,8 +12,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from reverie.kernels.jit import jit
-from reverie.kernels.launch import can_launch, padded_linear, tile_shape
+from reverie.kernels.launch import can_launch, jit, padded_linear, tile_shape
 from reverie.nets.blocks import Linear
 from reverie.nets.distributions import ActionDistribution, Categorical
 from reverie.nets.heads import PolicyHead

@@ -10,8 +10,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.kernels.jit import jit
-from reverie.kernels.launch import tile_shape
+from reverie.kernels.launch import jit, tile_shape
 
 
 class OneHotKL(NamedTuple):

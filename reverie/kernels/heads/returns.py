@@ -8,7 +8,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.kernels.jit import jit
+from reverie.kernels.launch import jit
 
 ROWS = 32
 """Rows per program."""

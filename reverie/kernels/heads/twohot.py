@@ -11,10 +11,10 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.kernels.jit import jit
 from reverie.kernels.launch import (
     apply_autograd,
     can_launch,
+    jit,
     padded_linear,
     tile_shape,
 )

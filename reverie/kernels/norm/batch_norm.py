@@ -14,8 +14,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from reverie.kernels.jit import jit
-from reverie.kernels.launch import apply_autograd, num_programs
+from reverie.kernels.launch import apply_autograd, jit, num_programs
 from reverie.kernels.norm.group_norm_kernels import store_pair
 from reverie.kernels.norm.rms_norm import store_column_sums
 from reverie.kernels.sums import sum_partials

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from reverie.kernels.jit import jit
+from reverie.kernels.launch import jit
 from reverie.kernels.norm.rms_norm import silu_grad
 
 STAGES: tl.constexpr = tl.constexpr(3)

@@ -16,8 +16,13 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.kernels.jit import jit
-from reverie.kernels.launch import apply_autograd, block_size, can_launch, num_programs
+from reverie.kernels.launch import (
+    apply_autograd,
+    block_size,
+    can_launch,
+    jit,
+    num_programs,
+)
 from reverie.kernels.sums import sum_partials
 from reverie.nets.blocks import MLP, AffineLayer, BlockLinear, Linear, Norm
 

@@ -18,7 +18,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from reverie.kernels.jit import jit
+from reverie.kernels.launch import jit
 from reverie.kernels.optim.low_precision_weights import LowPrecisionWeights
 from reverie.nets.optim.optimizer import Optimizer, OptimizerConfig, Scalar
 

@@ -8,7 +8,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.kernels.jit import jit
+from reverie.kernels.launch import jit
 
 BLOCK = 1024
 """Units that one program computes."""

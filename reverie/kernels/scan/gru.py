@@ -20,8 +20,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.kernels.jit import jit
-from reverie.kernels.launch import apply_autograd, can_launch
+from reverie.kernels.launch import apply_autograd, can_launch, jit
 from reverie.nets.gru import GRU, SegmentHold, StateUpdate
 
 ROWS = 16

@@ -15,11 +15,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from reverie.api import Action, Obs, StateDict, UserError, VecEnv
-from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE, load_rng, save_rng
 from reverie.envs.suite import Package, Suite
 from reverie.envs.wrappers import resize
-from reverie.spaces import Space
+from reverie.spaces import Space, flag_spaces, flags
 
 NOOP, FIRE = 0, 1
 GRAY_WEIGHTS = np.array([0.299, 0.587, 1 - (0.299 + 0.587)])

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 
 from reverie.api import Action, Obs, StateDict, UserError
-from reverie.envs.flags import flag_spaces
 from reverie.envs.seeding import derive_seed
 from reverie.envs.suites.atari import AtariConfig, find_game
 from reverie.envs.vector.base import BaseVecEnv
 from reverie.envs.vector.vec_env import VecEnvConfig
-from reverie.spaces import Space
+from reverie.spaces import Space, flag_spaces
 
 
 def make_native(

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 
 from reverie.api import Action, Obs
-from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.suite import ImageConfig, Package, Suite
 from reverie.envs.suites.crafter.view import use_fast_rendering
-from reverie.spaces import Space
+from reverie.spaces import Space, flag_spaces, flags
 
 _NAMES = """
 collect_coal collect_diamond collect_drink collect_iron collect_sapling collect_stone

@@ -24,12 +24,11 @@ import numpy as np
 
 from reverie.api import Action, Obs, UserError
 from reverie.envs import opengl
-from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.mujoco_state import check_state
 from reverie.envs.seeding import SEED_RANGE
 from reverie.envs.suite import Package, Suite, suggest
 from reverie.envs.suites.robosuite.lift import Scene, lift_action
-from reverie.spaces import Space, Spaces
+from reverie.spaces import Space, Spaces, flag_spaces, flags
 
 ALIASES = {"Can": "PickPlaceCan", "Square": "NutAssemblySquare"}
 """Names of tasks in the datasets of robomimic."""

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from reverie.kernels.jit import jit
+from reverie.kernels.launch import jit
 from reverie.kernels.scan import tensors
 from reverie.kernels.scan.stepwise import StepGrads
 

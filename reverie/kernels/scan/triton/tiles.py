@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from reverie.kernels.jit import jit
+from reverie.kernels.launch import jit
 
 # fmt: off
 
