@@ -9,6 +9,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from reverie import config as configs
@@ -16,12 +17,12 @@ from reverie.api import UserError
 from reverie.cli.bench import bench, bench_help
 from reverie.cli.config import show_config
 from reverie.cli.data import data, data_help
-from reverie.cli.draw import DrawOptions, draw
+from reverie.cli.draw import draw
 from reverie.cli.envs import check_env, list_envs
-from reverie.cli.evaluate import EvalOptions, evaluate
+from reverie.cli.evaluate import evaluate
 from reverie.cli.explain import explain, explain_groups
-from reverie.cli.play import PLAY_HELP, PlayOptions, ViewOptions, play, view
-from reverie.cli.sweep import sweep, sweep_help
+from reverie.cli.play import PLAY_HELP, play, view
+from reverie.cli.sweep import sweep
 from reverie.cli.train import BASE_BLOCKS, bc, demo, offline, train, train_eval
 from reverie.log.messages import print_message
 from reverie.run.signals import Interrupted
@@ -185,8 +186,9 @@ def _settings_help(words: list[str], command: str = "train") -> str:
     return f"{text}\nSettings\n{settings}\n{EXPLAIN_HELP}"
 
 
-def _options_help(schema: type) -> Callable[[list[str]], str]:
-    return lambda words: f"Options\n{explain(schema)}"
+def _options_help(path: str, first: str = "") -> Callable[[list[str]], str]:
+    """Return `first` and the help of the options of the class at an import path."""
+    return lambda words: f"{first}Options\n{explain(resolve_name(path))}"
 
 
 SETTINGS = "[--configs BLOCK ...] [--config FILE ...] [--SETTING VALUE ...]"
@@ -204,24 +206,24 @@ COMMANDS: dict[str, Command] = {
         "LOGDIR [--episodes 100] [--videos 0] [--task TASK] [--SETTING VALUE ...]\n"
         "LOGDIR --follow                  evaluate each new checkpoint of a training\n"
         "LOGDIR LOGDIR [--episodes 100]   compare the segment boundaries of two runs",
-        _options_help(EvalOptions),
+        _options_help("reverie.cli.evaluate:EvalOptions"),
     ),
     "play": Command(
         play,
         "LOGDIR [-u | -a | -w | -e] [-s] [--header] [--port 8642] [--no-open] "
         "[--SETTING VALUE ...]",
-        lambda words: f"{PLAY_HELP}\nOptions\n{explain(PlayOptions)}",
+        _options_help("reverie.cli.play:PlayOptions", f"{PLAY_HELP}\n"),
     ),
     "view": Command(
         view,
         "FOLDER [--port 8642] [--no-open]\nFOLDER --export DIR",
-        _options_help(ViewOptions),
+        _options_help("reverie.cli.play:ViewOptions"),
     ),
     "sweep": Command(
         sweep,
         "FILE [COMMAND] [--jobs 1] [--trials 20] [--logdir DIR] [--SETTING VALUE ...]\n"
         "--logdir DIR",
-        sweep_help,
+        _options_help("reverie.sweep.spec:SweepConfig"),
     ),
     "demo": Command(demo, "[--logdir DIR]"),
     "bench": Command(
@@ -243,7 +245,7 @@ COMMANDS: dict[str, Command] = {
     "draw": Command(
         draw,
         "boundaries LOGDIR [--idx 0] [--num-samples 10] [--out FOLDER]",
-        _options_help(DrawOptions),
+        _options_help("reverie.cli.draw:DrawOptions"),
     ),
     "envs": Command(list_envs, "[SUITE]"),
     "check-env": Command(check_env, "TASK [--SETTING VALUE ...]"),

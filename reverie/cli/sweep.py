@@ -7,7 +7,6 @@ from typing import Any
 
 from reverie import config as configs
 from reverie.api import UserError
-from reverie.cli.explain import explain
 from reverie.cli.train import command_config
 
 
@@ -43,9 +42,3 @@ def parse_sweep_arguments(words: list[str]) -> Any:
         check_trusted(file.parent, code_in_spec(configs.read_config_file(file)))
     command = positional[1] if len(positional) == 2 else None
     return load_spec(file, command, flags, command_config)
-
-
-def sweep_help(words: list[str]) -> str:
-    from reverie.sweep.spec import SweepConfig
-
-    return f"Options\n{explain(SweepConfig)}"

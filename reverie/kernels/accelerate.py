@@ -22,9 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from reverie.api import Carry, PolicyOutput
-from reverie.kernels.graphs.policy import GraphedPolicy
+from reverie.kernels.graphs.policy import GraphedPolicy, WeightCopies
 from reverie.kernels.graphs.runner import CudaGraphRunner
-from reverie.kernels.graphs.weight_copies import WeightCopies
 from reverie.kernels.optim.low_precision_weights import LowPrecisionWeights
 from reverie.nets.optim.optimizer import Optimizer, OptimizerConfig
 from reverie.nets.rng import Rng

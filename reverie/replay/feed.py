@@ -138,7 +138,7 @@ class ReplayFeed:
 
         Prefetched batches are put back, so that a resumed run samples them again.
         """
-        self._writeback.flush()
+        self._writeback.process(max_pending=0)
         for name in self._discard_prefetched():
             self.replay.put_back(name)
         files = self.replay.files

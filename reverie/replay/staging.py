@@ -130,7 +130,8 @@ class AsyncWriteback:
     def process(self, max_pending: int | None = None) -> None:
         """Call the callbacks of completed copies.
 
-        Waits while more than `max_pending` copies are in flight; never if None.
+        Waits while more than `max_pending` copies are in flight (0 waits for all);
+        never if None.
         """
         while self._pending:
             callback, buffer, event = self._pending[0]
@@ -141,10 +142,6 @@ class AsyncWriteback:
             self._pending.popleft()
             callback({key: value.numpy() for key, value in buffer.items()})
             self._free_buffers.append(buffer)
-
-    def flush(self) -> None:
-        """Wait for all copies and call their callbacks."""
-        self.process(max_pending=0)
 
     def clear(self) -> None:
         """Discard all copies in flight."""

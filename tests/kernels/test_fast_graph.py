@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from reverie.kernels.graphs.policy import GraphedPolicy
+from reverie.kernels.graphs.policy import GraphedPolicy, WeightCopies
 from reverie.kernels.graphs.runner import WARM_UP, CudaGraphRunner, clone_outputs
-from reverie.kernels.graphs.weight_copies import WeightCopies
 from reverie.kernels.optim.low_precision_weights import LowPrecisionWeights
 from reverie.nets.blocks import MLP, MLPConfig, initialize
 

@@ -185,22 +185,7 @@ def activation_widths(weights: ScanWeights) -> dict[str, int]:
     }
 
 
-def deter_rows(weights: ScanWeights) -> Float[Tensor, "G W W"]:
-    """Rows of the hidden layer's weight that read deter, for each block."""
-    return weights.hid_weight[:, : weights.hid_weight.shape[2]]
-
-
-def input_rows(weights: ScanWeights) -> Float[Tensor, "X D"]:
-    """Rows of the hidden layer's weight that read in0 and in1, for all blocks."""
-    return _shared_rows(weights, 0, 2)
-
-
 def action_rows(weights: ScanWeights) -> Float[Tensor, "U D"]:
     """Rows of the hidden layer's weight that read the action, for all blocks."""
-    return _shared_rows(weights, 2, 3)
-
-
-def _shared_rows(weights: ScanWeights, start: int, stop: int) -> Tensor:
     units = weights.obs_weight.shape[0]
-    shared = weights.hid_weight[:, weights.hid_weight.shape[2] :]
-    return rearrange(shared[:, start * units : stop * units], "g i o -> i (g o)")
+    return rearrange(weights.hid_weight[:, -units:], "g i o -> i (g o)")

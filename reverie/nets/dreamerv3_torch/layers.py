@@ -94,7 +94,18 @@ class UpConv(HiddenLayer):
         return transposed_conv(x, weight, None)
 
 
-class UpConvOutput(AffineLayer):
+class UniformInit(AffineLayer):
+    """An output layer, with a bias; its weights are initialized uniformly."""
+
+    limit: float
+
+    @torch.no_grad()
+    def initialize(self, generator: torch.Generator) -> None:
+        self.weight.uniform_(-self.limit, self.limit, generator=generator)
+        self.bias.zero_()
+
+
+class UpConvOutput(UniformInit):
     """The last transposed convolution: with a bias, without norm and activation."""
 
     def __init__(self, inputs: int, units: int, kernel: int, outscale: float):
@@ -106,12 +117,8 @@ class UpConvOutput(AffineLayer):
     def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 c2"]:
         return transposed_conv(x, *self.cast(x.dtype))
 
-    @torch.no_grad()
-    def initialize(self, generator: torch.Generator) -> None:
-        initialize_uniform(self, self.limit, generator)
 
-
-class OutputLinear(Linear):
+class OutputLinear(UniformInit, Linear):
     """The output layer of an MLP."""
 
     def __init__(
@@ -119,10 +126,6 @@ class OutputLinear(Linear):
     ):
         super().__init__(inputs, units, outscale)
         self.limit = uniform_limit(inputs, math.prod(self.shape), outscale)
-
-    @torch.no_grad()
-    def initialize(self, generator: torch.Generator) -> None:
-        initialize_uniform(self, self.limit, generator)
 
 
 class HiddenMLP(nn.Module):
@@ -155,10 +158,3 @@ def transposed_conv(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def uniform_limit(fan_in: int, fan_out: int, scale: float) -> float:
     """Bound of the uniform distribution of initial weights."""
     return math.sqrt(3 * scale / ((fan_in + fan_out) / 2))
-
-
-def initialize_uniform(
-    layer: AffineLayer, limit: float, generator: torch.Generator
-) -> None:
-    layer.weight.uniform_(-limit, limit, generator=generator)
-    layer.bias.zero_()

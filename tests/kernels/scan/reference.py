@@ -17,10 +17,19 @@ ROWS = 1
 """The batch size must be a multiple of this."""
 
 
+def hidden_rows(
+    weights: tensors.ScanWeights,
+) -> tuple[Float[Tensor, "G W W"], Float[Tensor, "X D"]]:
+    """Rows of the hidden layer's weight that read deter, and those of in0 and in1."""
+    width, units = weights.hid_weight.shape[2], weights.obs_weight.shape[0]
+    from_inputs = weights.hid_weight[:, width : width + 2 * units]
+    return weights.hid_weight[:, :width], rearrange(from_inputs, "g i o -> i (g o)")
+
+
 def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
     """Run all steps and return their activations."""
     weights, inputs, settings = scan
-    from_deter, from_inputs = tensors.deter_rows(weights), tensors.input_rows(weights)
+    from_deter, from_inputs = hidden_rows(weights)
     projected = tensors.project_actions(weights, inputs)
     saved = tensors.allocate_saved(weights, inputs)
     deter, stoch, _, tokens, is_first, noise = inputs
@@ -54,7 +63,7 @@ def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
     """Compute the gradients of all activations, from the last step to the first."""
     weights, saved, is_first, *grads, settings = scan
     grad_deter, grad_stoch, grad_logits = grads
-    from_deter, from_inputs = tensors.deter_rows(weights), tensors.input_rows(weights)
+    from_deter, from_inputs = hidden_rows(weights)
     dtype, blocks = weights.obs_scale.dtype, from_deter.shape[0]
     like = (saved.in0_pre, saved.in1_pre, saved.hid_pre, saved.gates, saved.obs_pre)
     din0, din1, dhid, dgates, dobs = (torch.empty_like(x) for x in like)
