@@ -64,16 +64,6 @@ def to_steps(
     return obs, action, episode["reward"][1:], episode["is_terminal"][1:]
 
 
-def with_flag_spaces(spaces: Spaces) -> Spaces:
-    """Add the spaces of `reward`, `is_first`, `is_last` and `is_terminal`."""
-    flag = np.dtype(bool)
-    return {
-        **spaces,
-        "reward": Space(np.dtype(np.float32)),
-        **{key: Space(flag) for key in ("is_first", "is_last", "is_terminal")},
-    }
-
-
 def as_observation(value: Any, key: str) -> np.ndarray:
     """Return images (uint8, rank 4) unchanged and every other array as float32."""
     array = _numeric(value, key)

@@ -24,11 +24,10 @@ from torch import Tensor
 
 from reverie.api import Batch, Extras, StateDict, UserError
 from reverie.datasets.episode_cache import EpisodeCache, EpisodeCacheConfig
-from reverie.datasets.episode_format import with_flag_spaces
 from reverie.datasets.readers import Reader
 from reverie.datasets.rng import make_rng
 from reverie.rows import MAX_PUT_BACK, Window
-from reverie.spaces import Arrays
+from reverie.spaces import Arrays, flag_spaces
 from reverie.storage.episode_windows import episode_probabilities, window_start
 
 PREFETCH = 2
@@ -134,7 +133,7 @@ class EpisodeWindowSampler:
     def _plan_slots(self) -> tuple[int, float]:
         """Return the number of slots and refills per sample; 0 if the dataset fits."""
         reader, rows = self.cache.reader, self.cache.rows
-        spaces = with_flag_spaces({**reader.obs_space, **reader.act_space})
+        spaces = {**reader.obs_space, **reader.act_space, **flag_spaces()}
         row_bytes = sum(space.nbytes for space in spaces.values())
         if int(rows.sum()) * row_bytes <= self.cache.capacity:
             return 0, 0.0
@@ -163,7 +162,23 @@ class _WindowState:
         self.previous_counts: deque[np.ndarray] = deque(maxlen=MAX_PUT_BACK)
 
 
-class EpisodeFeed:
+class RecordedFeed:
+    """Members of `api.Feed` for data that does not change."""
+
+    def ready(self, name: str) -> bool:
+        return True
+
+    def write_back(self, stepid: Tensor, extras: Extras) -> None:
+        """No effect: recordings have no extras."""
+
+    def prioritize(self, stepid: Tensor, priority: Tensor) -> None:
+        """No effect: recordings are not sampled by priority."""
+
+    def count_uses(self, name: str, on: bool) -> None:
+        """No effect: uses are not counted."""
+
+
+class EpisodeFeed(RecordedFeed):
     """Batches of the agent's windows from recorded episodes; implements `api.Feed`.
 
     The window `report` and whole `episodes` are taken from `held_out`, if given. With
@@ -190,7 +205,7 @@ class EpisodeFeed:
                 "  Fix: set replay_context of the agent to 0."
             )
         self.reader, self.held_out = reader, held_out or reader
-        self.obs_space = with_flag_spaces(reader.obs_space)
+        self.obs_space = {**reader.obs_space, **flag_spaces()}
         self.act_space = reader.act_space
         self.device = torch.device(device)
         self.windows, self.seed, self.augment = windows, seed, augment
@@ -224,15 +239,6 @@ class EpisodeFeed:
         state.counts = counts
         self.served += self.windows[name].batch * self.windows[name].length
         return batch if out is None else copy_batch(batch, out)
-
-    def ready(self, name: str) -> bool:
-        return True
-
-    def write_back(self, stepid: Tensor, extras: Extras) -> None:
-        """No effect: recorded episodes have no extras."""
-
-    def prioritize(self, stepid: Tensor, priority: Tensor) -> None:
-        """No effect: recorded episodes are not sampled by priority."""
 
     def count_uses(self, name: str, on: bool) -> None:
         state = self._states[name]

@@ -24,7 +24,6 @@ from reverie.datasets.episode_format import (
     find_problems,
     from_steps,
     to_steps,
-    with_flag_spaces,
 )
 from reverie.datasets.episodes import open_episodes
 from reverie.datasets.readers import (
@@ -36,7 +35,7 @@ from reverie.datasets.robomimic import write_robomimic
 from reverie.replay.buffer import Replay
 from reverie.replay.config import ReplayConfig
 from reverie.rows import Window
-from reverie.spaces import FLAGS, Space
+from reverie.spaces import FLAGS, Space, flag_spaces
 from reverie.storage.episodes import write_episode
 
 
@@ -96,7 +95,7 @@ def test_replay_of_a_run(tmp_path):
     first, second = make_episode(5, 1), make_episode(9, 2)
     obs = {"image": Space(np.uint8, (8, 8, 3)), "position": Space(np.float32, (2,))}
     obs["speed"] = Space(np.float32, (3,))
-    spaces = with_flag_spaces(obs) | ACTION
+    spaces = obs | flag_spaces() | ACTION
     replay = Replay(
         spaces,
         {},

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from reverie.api import UserError
-from reverie.datasets.episode_format import BadEpisode, Episode, with_flag_spaces
+from reverie.datasets.episode_format import BadEpisode, Episode
 from reverie.datasets.readers import Reader
-from reverie.spaces import FLAGS, agent_obs_space
+from reverie.spaces import FLAGS, agent_obs_space, flag_spaces
 from reverie.storage import array_file as files
 from reverie.storage.array_file import ArrayFile
 from reverie.storage.run_spaces import read_spaces
@@ -41,7 +41,7 @@ class ReplayReader(Reader):
 
     def read(self, name: str) -> Episode:
         rows = self._rows[name]  # file number and row in that file
-        spaces = with_flag_spaces({**self.obs_space, **self.act_space})
+        spaces = {**self.obs_space, **self.act_space, **flag_spaces()}
         episode = {key: spaces[key].zeros(len(rows)) for key in self._keys}
         for number in np.unique(rows[:, 0]).tolist():
             source = self._sources[number]

@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from reverie.api import Batch, Extras, StateDict, UserError
-from reverie.datasets.feed import copy_batch, to_device
+from reverie.api import Batch, StateDict, UserError
+from reverie.datasets.feed import RecordedFeed, copy_batch, to_device
 from reverie.datasets.sequences import SequenceDataset, errors_of_user_code
 from reverie.spaces import EVENT, Arrays, Space, Spaces
 
@@ -26,7 +25,7 @@ DTYPE_KINDS = {True: "iub", False: "iubf"}
 """Allowed dtype kinds of discrete spaces (True) and other spaces (False)."""
 
 
-class SequenceFeed:
+class SequenceFeed(RecordedFeed):
     """Returns the batches of a dataset in order; implements `api.Feed`."""
 
     def __init__(
@@ -59,18 +58,6 @@ class SequenceFeed:
                 self._thread.submit(make).result() if self._thread else make()
             )
         return self._cached[name]
-
-    def ready(self, name: str) -> bool:
-        return True
-
-    def write_back(self, stepid: Tensor, extras: Extras) -> None:
-        """No effect: sequences have no extras."""
-
-    def prioritize(self, stepid: Tensor, priority: Tensor) -> None:
-        """No effect: sequences are not sampled by priority."""
-
-    def count_uses(self, name: str, on: bool) -> None:
-        """No effect: uses are not counted."""
 
     def put_back(self, name: str) -> None:
         """Return the last training batch again at the next call; it was not used."""

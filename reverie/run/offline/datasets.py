@@ -32,7 +32,7 @@ from reverie.convert.dreamerv3_torch.checkpoint import (
 )
 from reverie.datasets.action_units import ConvertedActions, check_same_actions
 from reverie.datasets.episode_cache import EpisodeCacheConfig
-from reverie.datasets.episode_format import BadEpisode, with_flag_spaces
+from reverie.datasets.episode_format import BadEpisode
 from reverie.datasets.episodes import ReaderConfig, open_episodes
 from reverie.datasets.feed import EpisodeFeed
 from reverie.datasets.images import (
@@ -54,7 +54,7 @@ from reverie.datasets.split import Subset, split_by_mask, split_by_seed
 from reverie.datasets.statistics import compute_statistics, load_statistics
 from reverie.evaluation.held_out import HeldOutConfig, evaluate_held_out, to_metrics
 from reverie.run import checkpoint
-from reverie.spaces import Spaces
+from reverie.spaces import Spaces, flag_spaces
 
 if TYPE_CHECKING:
     from reverie.run.config import Config
@@ -157,7 +157,7 @@ class OfflineEpisodes:
         self.config, self.seed, self.base_run = config, seed, base_run
         self.training, self.held_out = open_split(config, seed)
         self.images = ImageCrop(config.images, self.training.obs_space)
-        self.obs_space = with_flag_spaces(self.images.obs_space)
+        self.obs_space = {**self.images.obs_space, **flag_spaces()}
         self.act_space = self.training.act_space
         self.patience = config.patience
 
