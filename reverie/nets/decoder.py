@@ -159,7 +159,11 @@ class Decoder(nn.Module):
             x = self.act(getattr(self, f"conv{i}norm")(x))
         has_full_size = config.strided or config.outer
         x = self.imgout(x) if has_full_size else self.imgout.after_upsampling(x)
-        x = x.float() if self.standardizers else torch.sigmoid(x.float())
+        return self._split_images(x.float(), batch)
+
+    def _split_images(self, x: Tensor, batch: torch.Size) -> dict[str, Distribution]:
+        """Return the distribution of every image, given outputs with all channels."""
+        x = x if self.standardizers else self._squash(x)
         x = x.reshape(*batch, *x.shape[1:])
         outputs: dict[str, Distribution] = {}
         channels = [space.shape[2] for space in self.images.values()]
@@ -167,12 +171,19 @@ class Decoder(nn.Module):
         for (key, space), part in zip(self.images.items(), parts, strict=True):
             height, width, _ = space.shape
             image = part[..., :height, :width, :]
-            outputs[key] = MSE(image, 3, to_unit_range)
             if self.standardizers:
                 standardize = self.standardizers[key]
                 assert isinstance(standardize, Standardize)
                 outputs[key] = StandardizedMSE(image, standardize)
+            else:
+                outputs[key] = self._image_distribution(key, image)
         return outputs
+
+    def _squash(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(x)
+
+    def _image_distribution(self, key: str, image: Tensor) -> Distribution:
+        return MSE(image, 3, to_unit_range)
 
 
 def to_unit_range(image: Tensor) -> Tensor:

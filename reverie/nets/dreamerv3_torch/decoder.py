@@ -27,7 +27,6 @@ from reverie.nets.dreamerv3_torch.layers import (
     UpConv,
     UpConvOutput,
 )
-from reverie.nets.standardize import Standardize, StandardizedMSE
 from reverie.spaces import Spaces
 
 
@@ -85,24 +84,16 @@ class DreamerV3TorchDecoder(Decoder):
         x = self.space(torch.cat([stoch, deter], -1).flatten(0, -2))
         for conv in self.convs:
             x = conv(x)
-        x = self.imgout(x).float()
-        if self.standardizers is None:
-            x = torch.sigmoid(x) if self.sigmoid else x + 0.5
-        x = x.reshape(*batch, *x.shape[1:])
-        parts = torch.split(x, [space.shape[2] for space in self.images.values()], -1)
+        return self._split_images(self.imgout(x).float(), batch)
+
+    def _squash(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(x) if self.sigmoid else x + 0.5
+
+    def _image_distribution(self, key: str, image: Tensor) -> Distribution:
         kind = UnitNormal if self.image_dist == "normal" else MSE
-        outputs: dict[str, Distribution] = {}
-        for (key, space), part in zip(self.images.items(), parts, strict=True):
-            image = part[..., : space.shape[0], : space.shape[1], :]
-            if self.standardizers is not None:
-                standardize = self.standardizers[key]
-                assert isinstance(standardize, Standardize)
-                outputs[key] = StandardizedMSE(image, standardize)
-            elif key in self.unscaled:
-                outputs[key] = kind(image, 3, unsquash=to_unit_range)
-            else:
-                outputs[key] = kind(image, 3, squash=to_unit_range)
-        return outputs
+        if key in self.unscaled:
+            return kind(image, 3, unsquash=to_unit_range)
+        return kind(image, 3, squash=to_unit_range)
 
 
 class TolerantMSE(MSE):

@@ -21,7 +21,7 @@ from reverie.nets.inputs import Concat
 from reverie.nets.rng import Rng
 from reverie.spaces import Spaces
 from reverie.worlds.dreamerv3_torch.config import DreamerV3TorchConfig
-from reverie.worlds.rssm.dynamics import RSSMDynamics, RSSMState
+from reverie.worlds.rssm.dynamics import RSSMDynamics, RSSMState, update_deter
 
 
 class DreamerV3TorchDynamics(RSSMDynamics):
@@ -76,10 +76,7 @@ class DreamerV3TorchDynamics(RSSMDynamics):
         deter, stoch = state
         x = self.input(torch.cat([stoch.flatten(-2), action], -1))
         gates = self.gru(torch.cat([x, deter], -1))
-        reset, candidate, update = gates.chunk(3, -1)
-        candidate = torch.tanh(torch.sigmoid(reset) * candidate)
-        update = torch.sigmoid(update - 1)
-        return update * candidate + (1 - update) * deter
+        return update_deter(deter, *gates.chunk(3, -1))
 
     def posterior_logits(
         self, deter: Float[Tensor, "*b D"], token: Float[Tensor, "*b E"]

@@ -134,9 +134,7 @@ class RSSMDynamics(nn.Module):
             x = self._layer(f"dynhid{i}", x)
         gates = self.dyngru(x).reshape(len(deter), blocks, 3, -1)
         reset, candidate, update = (gate.flatten(-2) for gate in gates.unbind(-2))
-        candidate = torch.tanh(torch.sigmoid(reset) * candidate)
-        update = torch.sigmoid(update - 1)
-        return update * candidate + (1 - update) * deter
+        return update_deter(deter, reset, candidate, update)
 
     def posterior_logits(
         self, deter: Float[Tensor, "*b D"], token: Float[Tensor, "*b E"]
@@ -196,3 +194,12 @@ class RSSMDynamics(nn.Module):
             x = self._layer(f"{name}{i}", x)
         logits: Tensor = getattr(self, f"{name}logit")(x)
         return logits
+
+
+def update_deter(
+    deter: Tensor, reset: Tensor, candidate: Tensor, update: Tensor
+) -> Tensor:
+    """Return the next `deter`, given the gates of the GRU before activation."""
+    candidate = torch.tanh(torch.sigmoid(reset) * candidate)
+    update = torch.sigmoid(update - 1)
+    return update * candidate + (1 - update) * deter
