@@ -74,17 +74,6 @@ def encode_view(view: View) -> bytes:
     return b"".join([struct.pack("<I", len(header)), header, *data])
 
 
-def decode_view(message: bytes) -> tuple[dict[str, Any], list[bytes]]:
-    """Return the header and the encoded images of a message."""
-    (length,) = struct.unpack_from("<I", message)
-    header = json.loads(message[4 : 4 + length])
-    images, start = [], 4 + length
-    for image in header["images"]:
-        images.append(message[start : start + image["bytes"]])
-        start += image["bytes"]
-    return header, images
-
-
 def encode_image(image: np.ndarray) -> tuple[str, bytes]:
     """Return the media type and the content of an image."""
     from PIL import Image

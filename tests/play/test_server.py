@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +21,6 @@ from reverie.api import UserError
 from reverie.play.clients import BURST, IN_FLIGHT, Client, TooManyMessages
 from reverie.play.load import HUMAN_MODEL
 from reverie.play.messages import (
-    decode_view,
     encode_image,
     encode_view,
     parse_command,
@@ -32,6 +33,17 @@ from reverie.play.session import Session, View
 TOKEN = "secret-token"
 HOST = {"host": "127.0.0.1:8642"}
 SOCKET = "ws://127.0.0.1:8642/ws"
+
+
+def decode_view(message: bytes) -> tuple[dict[str, Any], list[bytes]]:
+    """Return the header and the encoded images of a message."""
+    (length,) = struct.unpack_from("<I", message)
+    header = json.loads(message[4 : 4 + length])
+    images, start = [], 4 + length
+    for image in header["images"]:
+        images.append(message[start : start + image["bytes"]])
+        start += image["bytes"]
+    return header, images
 
 
 @pytest.fixture
