@@ -389,6 +389,8 @@ class AgentConfig:
     explore_policies: ClassVar[tuple[str, ...]] = ("random",)
     """Values of `explore.policy` that the agent supports, in addition to `none`. Random
     actions are chosen by the training loop, so every agent that acts supports them."""
+    needs_recordings: ClassVar[bool] = False
+    """True if the agent trains on recorded episodes only, not in environments."""
     policy_setting: ClassVar[str] = ""
     """Setting that enables training of the policy; empty if it is always trained."""
     sizes: ClassVar[tuple[str, ...]] = ()

@@ -271,10 +271,21 @@ class Setting:
         try:
             return _cast(value, self.type)
         except (TypeError, ValueError):
+            fix = self._repeated(value) or example(self.default, _any_value(self.type))
             raise ConfigError(
                 f"{name} must be {_describe_type(self.type)}, not {value!r} ({origin})."
-                f"\n  Fix: --{name} {example(self.default)}"
+                f"\n  Fix: --{name} {fix}"
             ) from None
+
+    def _repeated(self, value: Any) -> str:
+        """Return one value as often as this list has items; empty if it is not one."""
+        types_ = typing.get_args(self.type)
+        if typing.get_origin(self.type) is not tuple or Ellipsis in types_:
+            return ""
+        with contextlib.suppress(TypeError, ValueError):
+            if all(_cast(value, type_) is not None for type_ in types_):
+                return " ".join([str(value)] * len(types_))
+        return ""
 
 
 @functools.cache
@@ -434,12 +445,21 @@ def _describe_type(type_: Any) -> str:
     if origin is Literal:
         return "one of " + ", ".join(str(option) for option in arguments)
     if origin is tuple:
-        return f"a list of {_describe_type(arguments[0]).split(' ', 1)[-1]}s"
+        items = f"{_describe_type(arguments[0]).split(' ', 1)[-1]}s"
+        is_fixed = Ellipsis not in arguments
+        return f"{len(arguments)} {items}" if is_fixed else f"a list of {items}"
     if origin in (Union, types.UnionType):
         return " or ".join(_describe_type(t) for t in arguments)
     words = {bool: "True or False", int: "a whole number", float: "a number"}
     words |= {str: "a string", type(None): "None"}
     return words.get(type_, str(type_))
+
+
+def _any_value(type_: Any) -> str:
+    """Return a value of a type without a default, for examples."""
+    kinds = (type_, *typing.get_args(type_))
+    words = {int: "1", float: "1.0", bool: "True", str: "NAME"}
+    return next((words[kind] for kind in kinds if kind in words), "VALUE")
 
 
 def example(default: Any, empty: str = "VALUE") -> str:

@@ -36,6 +36,14 @@ def import_object(name: str, flag: str) -> Any:
         raise UserError(
             f"{flag} {name!r} is not complete.\n  Fix: {flag} package.module:Class"
         )
+    if module_name.endswith(".py") and Path(module_name).is_file():
+        path = Path(module_name).with_suffix("")
+        fix = f"{flag} {'.'.join(path.parts)}:{attribute}"
+        if path.is_absolute() or ".." in path.parts:
+            fix = f"{flag} {path.name}:{attribute}, in the folder {path.parent}"
+        raise UserError(
+            f"{flag} {name!r} names a file, and a module is expected.\n  Fix: {fix}"
+        )
     find_in_current_folder(module_name)
     try:
         module = importlib.import_module(module_name)

@@ -108,7 +108,7 @@ def test_dashes_in_flags_are_underscores():
         ({"debug": 1}, "True or False"),
         ({"debug": "yes"}, "True or False"),
         ({"enc.rate": "fast"}, "number"),
-        ({"enc.size": [1, 2, 3]}, "list"),
+        ({"enc.size": [1, 2, 3]}, "2 whole numbers"),
         ({"enc.act": "tanh"}, "one of silu, relu"),
         ({"name": ["a", "b"]}, "a string"),
         ({"seed": None}, "whole number"),
@@ -176,6 +176,31 @@ class Pool:
 @dataclass(frozen=True)
 class Outer:
     pool: Pool = field(default_factory=Pool)
+
+
+@dataclass(frozen=True)
+class Sized:
+    size: tuple[int, int] = (0, 0)
+    scales: tuple[float, ...] = ()
+    count: int | None = None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message", "fix"),
+    [
+        ("size", "64", "2 whole numbers", "--size 64 64"),
+        ("size", "large", "2 whole numbers", "--size 0 0"),
+        ("size", ["1", "2", "3"], "2 whole numbers", "--size 0 0"),
+        ("scales", "x", "a list of numbers", "--scales 1.0"),
+        ("count", "1.5", "a whole number or None", "--count 1"),
+    ],
+)
+def test_the_fix_of_a_wrong_value_can_be_typed(name, value, message, fix):
+    with pytest.raises(ConfigError, match=message) as error:
+        configs.resolve(Sized, [("flags", {name: value})])
+    assert str(error.value).endswith(f"\n  Fix: {fix}")
+    _, *words = fix.split()
+    configs.resolve(Sized, [("flags", {name: words if len(words) > 1 else words[0]})])
 
 
 def test_value_errors_of_dataclasses_become_config_errors():

@@ -41,6 +41,24 @@ def test_a_missing_module_is_an_error(folder):
         import_object("absent:Agent", "--agent")
 
 
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("plugin_file.py", "--agent plugin_file:Planner"),
+        ("./plugin_file.py", "--agent plugin_file:Planner"),
+        ("inner/plugin_file.py", "--agent inner.plugin_file:Planner"),
+        ("{folder}/plugin_file.py", "--agent plugin_file:Planner, in the folder "),
+    ],
+)
+def test_a_file_instead_of_a_module_is_an_error(folder, name, fix):
+    (folder / "inner").mkdir()
+    for place in (folder, folder / "inner"):
+        (place / "plugin_file.py").write_text("class Planner: ...\n")
+    with pytest.raises(UserError) as error:
+        import_object(f"{name.format(folder=folder)}:Planner", "--agent")
+    assert f"\n  Fix: {fix}" in str(error.value)
+
+
 def test_a_misspelled_class_is_an_error(folder):
     (folder / "plugin_with_class.py").write_text("class Planner: ...\n")
     with pytest.raises(UserError, match="did you mean plugin_with_class:Planner"):

@@ -33,6 +33,7 @@ def bench(words: list[str]) -> int:
 def parse_bench_arguments(words: list[str]) -> tuple[Any, Callable[..., Any]]:
     """The options, and a function that adds blocks and settings to the config."""
     from reverie.bench.update import BenchFlags
+    from reverie.run.used_settings import check_used
 
     names = {"--compare": "--bench.compare"}
     arguments = parse_arguments([names.get(word, word) for word in words])
@@ -41,7 +42,9 @@ def parse_bench_arguments(words: list[str]) -> tuple[Any, Callable[..., Any]]:
     def resolve(blocks: list[str], settings: dict[str, Any]) -> Any:
         all_blocks = [*arguments.blocks, *blocks]
         flags = [*settings.items(), *arguments.flags]
-        return to_config(arguments._replace(blocks=all_blocks, flags=flags))
+        config = to_config(arguments._replace(blocks=all_blocks, flags=flags))
+        check_used(config, "bench", arguments.flags)
+        return config
 
     return options, resolve
 

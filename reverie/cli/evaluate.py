@@ -56,6 +56,13 @@ def evaluate(words: list[str]) -> int:
         )
     options = arguments.take_options(EvalOptions)
     logdir, *others = map(Path, arguments.positional)
+    if name := dict(arguments.flags).get("checkpoint"):
+        path = Path(str(name))
+        path = path if path.exists() else logdir / "ckpt" / path.name
+        raise UserError(
+            "A checkpoint is given instead of the run folder, not as an option.\n"
+            f"  Fix: reverie eval {path}"
+        )
     if not logdir.expanduser().is_file():
         arguments.refuse_blocks("An evaluation uses the settings saved with the run.")
     if others and options.follow:
@@ -83,13 +90,17 @@ def _choose_evaluation(
     """Return the evaluation that fits a run, and the function that describes it."""
     from reverie.evaluation import boundaries, recordings
     from reverie.evaluation import episodes as env_episodes
+    from reverie.run.config import with_flags
     from reverie.run.load import open_run
+    from reverie.run.used_settings import check_used
 
     flags, blocks, files = arguments.flags, arguments.blocks, arguments.files
     if logdir.expanduser().is_file():  # a checkpoint without a config
         config = open_run(logdir, flags, blocks=blocks, files=files).config
+        check_used(config, "eval", flags)
     else:
         config = open_run(logdir, replaces_task="task" in dict(flags)).config
+        check_used(with_flags(config, flags), "eval", flags)
     on_sequences = config.agent_config.sequence_window is not None
     on_recordings = bool(config.offline.data) and "task" not in dict(flags)
     if (on_sequences or on_recordings) and options.records:

@@ -137,7 +137,7 @@ def _explain_key(error: UnknownSetting) -> str | None:
     for original in originals():
         for flag in original.flags:
             match = re.fullmatch(flag.pattern, error.name)
-            if match is None:
+            if match is None or (original.agent and not flag.here):
                 continue
             new = _fill(flag.here, match, {"agent": "dreamer", "env": "env.atari"})
             names = [word[2:] for word in new if word.startswith("--")]
@@ -243,6 +243,8 @@ def _add(translation: Translation, argument: Argument, values: dict[str, str]) -
         match = re.fullmatch(flag.pattern, f"{name} {value}" if is_value else name)
         if match is None or (is_setting and not is_value):
             continue
+        if not flag.here and not _concerns_agent(translation):
+            continue
         new = _replace(translation, flag, match, {**values, "value": value})
         if new is not None:
             names = [word for word in new if word.startswith("--")]
@@ -254,6 +256,12 @@ def _add(translation: Translation, argument: Argument, values: dict[str, str]) -
             translation.add_change(Change(old, shown, flag.note))
             return
     translation.arguments.append(argument.words)
+
+
+def _concerns_agent(translation: Translation) -> bool:
+    """True if the command is one of the original's agent, as far as this is known."""
+    agent = translation.original.agent
+    return not agent or _config(translation, translation.command[0]).agent == agent
 
 
 def _replace(

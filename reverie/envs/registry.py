@@ -25,6 +25,7 @@ from reverie.envs import suites, wrappers
 from reverie.envs.adapters.custom import as_env, check_spaces, make_from_path
 from reverie.envs.seeding import derive_seed
 from reverie.envs.suite import Suite, suggest
+from reverie.envs.suites.gym import gym_tasks
 from reverie.envs.vector.vec_env import VecEnvConfig
 from reverie.envs.wrappers import Resample
 from reverie.plugins import summarize_error
@@ -162,17 +163,8 @@ def split_task(task: str) -> tuple[str, str]:
             )
         return "", task
     suite = SUITES.get(prefix)
-    if suite is None and re.fullmatch(r"[\w./]+-v\d+", task):
-        raise UserError(
-            f"Task {task!r} has no suite; it looks like a Gymnasium id.\n"
-            f"  Fix: --task gym_{task}"
-        )
     if suite is None:
-        raise UserError(
-            f"Unknown task {task!r}.{suggest(task, [*task_names(), *SUITES])}\n"
-            f"  Fix: choose a task of the suites {', '.join(sorted(SUITES))}, a "
-            "Gymnasium id as gym_ID, or an import path as package.module:function."
-        )
+        raise _unknown_task(task)
     if not name and "" not in suite.tasks:
         name_format = suite.name_format or f"{prefix}_TASK, such as {suite.example}"
         raise UserError(
@@ -185,6 +177,23 @@ def split_task(task: str) -> tuple[str, str]:
             f"  Fix: choose one of {', '.join(names[:8])}{', ...' * (len(names) > 8)}"
         )
     return prefix, name
+
+
+def _unknown_task(task: str) -> UserError:
+    """Return an error with similar tasks, including those of Gymnasium."""
+    names = gym_tasks()
+    similar = suggest(task, [*names, *task_names(), *SUITES])
+    is_gym_id = re.fullmatch(r"[\w./]+-v\d+", task) is not None
+    if is_gym_id and (f"gym_{task}" in names or not similar):
+        return UserError(
+            f"Task {task!r} has no suite; it looks like a Gymnasium id.\n"
+            f"  Fix: --task gym_{task}"
+        )
+    return UserError(
+        f"Unknown task {task!r}.{similar}\n"
+        f"  Fix: choose a task of the suites {', '.join(sorted(SUITES))}, a "
+        "Gymnasium id as gym_ID, or an import path as package.module:function."
+    )
 
 
 def action_repeat(task: str, config: EnvConfig) -> int:

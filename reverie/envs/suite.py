@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
@@ -186,6 +187,21 @@ class ImageAndStateConfig(ImageConfig):
 
 
 def suggest(word: str, names: Iterable[str]) -> str:
-    """Return ` Did you mean ...?` with the closest names, or an empty string."""
-    matches = difflib.get_close_matches(word, list(names), 3)
+    """Return ` Did you mean ...?` with the closest names, or an empty string.
+
+    Names of the same task come before similar names: `gym_CartPole-v1` for `cartpole`.
+    """
+    names = list(names)
+    stem = _stem(word)
+    matches = [n for n in names if stem in (_stem(n), _stem(n.partition("_")[2]))][:3]
+    if not matches:
+        by_case = {name.lower(): name for name in reversed(names)}
+        found = difflib.get_close_matches(word.lower(), by_case, 3, 0.65)
+        matches = [by_case[name] for name in found]
     return f" Did you mean {' or '.join(matches)}?" if matches else ""
+
+
+def _stem(name: str) -> str:
+    """Return the letters and digits of a name without namespace and version."""
+    name = re.sub(r"(NoFrameskip|Deterministic)?-v\d+$", "", name.rpartition("/")[2])
+    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -49,7 +49,7 @@ class BaseRun(Resources):
 
     def __init__(self, config: Config):
         super().__init__()
-        self.config = config
+        self.config = self.saved_config = config
         self.path = resolve_logdir(config.logdir)
         self.stopper = Stopper()
         self.checkpoints = Checkpoints(
@@ -82,7 +82,7 @@ class BaseRun(Resources):
         config = self.config
         check_memory(config)
         files = NewFiles(self.path)
-        self._cleanup.enter_context(open_run_folder(self.path, config))
+        self._cleanup.enter_context(open_run_folder(self.path, self.saved_config))
         self._cleanup.callback(self._delete_if_refused, files)
         self._cleanup.enter_context(self.stopper)
         self.status.notice = self._stop_notice

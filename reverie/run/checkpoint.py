@@ -294,8 +294,9 @@ def find_checkpoint(path: Path) -> Path:
                 f"Every checkpoint in {path} is damaged.\n"
                 "  Fix: give another run, or copy this one again."
             )
+    problem = f"There is no checkpoint in {path}"
     raise UserError(
-        f"There is no checkpoint in {path}.\n"
+        f"{problem if path.exists() else f'{path} does not exist'}.\n"
         "  Fix: give a run folder (it has a `ckpt` folder inside) or one of the "
         "folders in `ckpt`."
     )

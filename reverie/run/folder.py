@@ -67,6 +67,8 @@ RESUMABLE_SETTINGS = (
     "offline.eval.",
     "offline.cache.",
     "offline.patience",
+    "offline.epochs",
+    "offline.report_epochs",
 )
 """Prefixes of the settings that may change when a run is resumed."""
 SUBFOLDERS = ("ckpt", "best", "replay", "eval_replay", "media", "eval")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from reverie.api import UserError
 from reverie.run.config import Config
 from reverie.run.factory import MakeEnv
 from reverie.run.memory import explain_out_of_memory
@@ -23,6 +24,11 @@ def train(
     """
     if trains_on_sequences(config):
         return train_on_sequences(config)
+    if config.agent_config.needs_recordings:
+        raise UserError(
+            f"The agent {config.agent!r} trains on recorded episodes, not in an "
+            "environment.\n  Fix: reverie bc --offline.data PATH, or another --agent"
+        )
     run = OnlineRun(config, make_env, evaluate)
     with explain_out_of_memory(config, "training"), run:
         feed, clock, logger = run.feed, run.clock, run.logger

@@ -29,6 +29,7 @@ OFFLINE_COMMANDS = ("offline", "bc")
 """Commands that train on recorded episodes."""
 
 COLLECTS = "`reverie train` collects its own data"
+NO_TRAINING = "an evaluation does not train"
 NO_ENVS = "it trains on recorded data, without environments"
 SEQUENCE_DATASET = "the task is a sequence dataset, not recorded episodes"
 
@@ -54,6 +55,21 @@ WITHOUT_EVALUATION = tuple(
     )
     for name in ("run.eval_every", "run.eval_eps")
 )
+
+EVALUATION = (
+    UnusedSetting("run.eval_eps", NO_TRAINING, "--episodes {value}"),
+    UnusedSetting("run.envs", NO_TRAINING, "--run.eval_envs {value}"),
+    *(
+        UnusedSetting(name, NO_TRAINING)
+        for name in (
+            *("run.steps", "run.train_ratio", "run.prefill", "run.pretrain"),
+            *("run.clock", "run.log_every", "run.report_every", "run.save_every"),
+            *("run.eval_every", "run.report_batches", "run.episodes"),
+            *("run.keep_last", "run.keep_every", "run.keep_epochs", "replay."),
+        )
+    ),
+)
+"""Settings that `reverie eval` does not use."""
 
 OFFLINE = (
     UnusedSetting("run.episodes", NO_ENVS, "--offline.data {value}"),
@@ -166,6 +182,10 @@ def used_names(config: Config, command: str) -> list[str]:
 
 def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
     """Return the settings that have no effect in a run, most specific first."""
+    if command in ("eval", "bench"):
+        unused = [*(EVALUATION if command == "eval" else ()), *_of_other_agents(config)]
+        is_env = config.task != "recordings" and not is_sequence_task(config.task)
+        return [*unused, *(_of_other_suites(config) if is_env else ())]
     unused = [*config.agent_config.unused, *_of_other_agents(config)]
     on_sequences = config.agent_config.sequence_window is not None
     if on_sequences or command in OFFLINE_COMMANDS:
@@ -257,6 +277,8 @@ def _of_other_agents(config: Config) -> Iterator[UnusedSetting]:
 
 
 def _of_other_suites(config: Config) -> Iterator[UnusedSetting]:
+    if is_sequence_task(config.task):
+        return  # refused later, with the agents that train on it
     own_suite = SUITES.get(split_task(config.task)[0])
     own = (own_suite.config_name or own_suite.name) if own_suite else ""
     names = settings_of(config)

@@ -44,7 +44,7 @@ train --task dmlab_rooms_watermaze | install_dmlab
 train --config nowhere.yaml | nowhere\.yaml
 train --logger.outputs tensorbored | tensorbored
 eval | reverie eval LOGDIR
-eval nowhere | no checkpoint in nowhere
+eval nowhere | nowhere does not exist
 eval run --episodes ten | episodes must be a whole
 eval run --episodes ² | episodes must be a whole
 eval run --episodes 0 | episodes must be at least 1
@@ -238,3 +238,14 @@ def test_explain_prints_type_default_and_meaning(capsys):
 def test_explain_refuses_unknown_prefixes(words, message, capsys):
     assert main(["config", "--explain", *words.split()]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_checkpoint_to_evaluate_is_not_an_option(tmp_path, capsys):
+    folder = tmp_path / "run" / "ckpt" / "000000000300-000002-epoch0002"
+    assert main(["eval", str(tmp_path / "run"), "--checkpoint", folder.name]) == 2
+    assert f"\n  Fix: reverie eval {folder}\n" in capsys.readouterr().err
+    folder.mkdir(parents=True)
+    assert main(["eval", str(tmp_path / "run"), "--checkpoint", str(folder)]) == 2
+    assert f"\n  Fix: reverie eval {folder}\n" in capsys.readouterr().err
+    assert main(["eval", str(tmp_path / "nowhere")]) == 2
+    assert f"{tmp_path / 'nowhere'} does not exist." in capsys.readouterr().err

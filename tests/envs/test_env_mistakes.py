@@ -61,7 +61,17 @@ def run_command(
     [
         ("atary_pong", r"Did you mean .*atari"),
         ("CartPole-v1", r"Fix: --task gym_CartPole-v1"),
-        ("ALE/Pong-v5", r"Fix: --task gym_ALE/Pong-v5"),
+        ("ALE/Pong-v5", r"Did you mean atari_pong or atari100k_pong\?"),
+        ("PongNoFrameskip-v4", r"Did you mean atari_pong or atari100k_pong\?"),
+        ("mine/Own-v3", r"Fix: --task gym_mine/Own-v3"),
+        ("cartpole", r"Did you mean gym_CartPole-v1 or .*bsuite_cartpole\?"),
+        ("Pendulum", r"Did you mean gym_Pendulum-v1"),
+        ("LunarLander-v2", r"Did you mean gym_LunarLander-v3\?"),
+        ("walker_walk", r"Did you mean dmc_walker_walk\?"),
+        ("MiniGrid-Empty-5x5-v0", r"Did you mean minigrid_Empty-5x5\?"),
+        ("robosuite_lift", r"Did you mean robosuite_Lift\?"),
+        ("Crafter", r"Did you mean crafter\?"),
+        ("gym_Foo-v0", r"`Foo` doesn't exist\.\n  Fix"),  # nothing similar
         ("minecraft_diamnd", r"Did you mean minecraft_diamond"),
         ("dmlab_rooms_watermase", r"Did you mean dmlab_rooms_watermaze"),
         ("procgen_coinrn", r"Did you mean procgen_coinrun"),

@@ -207,7 +207,7 @@ def test_weights_of_another_size_are_an_error_with_the_matching_block(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--run.from_checkpoint nowhere", r"no checkpoint in nowhere"),
+        ("--run.from_checkpoint nowhere", r"nowhere does not exist"),
         ("--dreamer.rssm.deter 16 {}", r"dynin0\.weight has shape \(3, 8\)"),
         ("--run.from_components nope {}", r"No component matches 'nope'"),
         ("--run.from_components ( {}", r"No component matches '\("),

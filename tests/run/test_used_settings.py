@@ -14,7 +14,7 @@ from reverie.cli.train import BASE_BLOCKS, command_config
 from reverie.config import settings_of
 from reverie.run.clock import INTERVALS
 from reverie.run.config import Config, resolve
-from reverie.run.used_settings import unused_settings, used_names
+from reverie.run.used_settings import check_used, unused_settings, used_names
 
 REFUSED = r"""
 train --bc.batch_size 16 | agent 'bc', not of 'dreamer'.*--dreamer\.batch_size 16
@@ -131,6 +131,31 @@ def test_every_declaration_names_settings_that_exist(command):
 def test_python_arguments_without_effect_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"--bc\.batch_size has no effect"):
         reverie.train(task="catch", bc__batch_size=3, logdir=str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "fix"),
+    [
+        ("eval", "bc.batch_size", "--dreamer.batch_size 7"),
+        ("eval", "env.atari.sticky", "remove"),
+        ("eval", "run.eval_eps", "--episodes 7"),
+        ("eval", "run.envs", "--run.eval_envs 7"),
+        ("eval", "replay.capacity", "remove"),
+        ("bench", "bc.batch_size", "--dreamer.batch_size 7"),
+    ],
+)
+def test_evaluation_and_benchmarks_refuse_settings_without_effect(command, name, fix):
+    with pytest.raises(UserError, match=f"Fix: {fix}"):
+        check_used(Config(), command, {name: 7})
+    check_used(Config(), command, {"run.eval_envs": 7, "env.catch.size": (8, 8)})
+
+
+def test_agents_that_need_recordings_do_not_train_in_environments(tmp_path):
+    with pytest.raises(UserError, match=r"recorded episodes(.|\n)*reverie bc"):
+        reverie.train(task="catch", agent="bc", logdir=str(tmp_path / "run"))
+    with pytest.raises(UserError, match=r"is a sequence dataset(.|\n)*--agent vta"):
+        reverie.train(task="sequences_balls", logdir=str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 

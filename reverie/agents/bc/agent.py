@@ -63,6 +63,7 @@ class BCConfig(AgentConfig):
 
     explore_policies: ClassVar[tuple[str, ...]] = ()
     batch_settings: ClassVar[tuple[tuple[str, ...], ...]] = (("batch_size", "length"),)
+    needs_recordings: ClassVar[bool] = True
 
     batch_size: int = 256
     """Sequences per batch."""
@@ -217,11 +218,7 @@ class BC(TrainedAgent):
         self, carry: api.Carry, obs: api.Obs, mode: api.Mode = "train"
     ) -> api.PolicyOutput:
         """Return the mode of the predicted actions, clipped to the action space."""
-        if mode in ("train", "explore"):
-            raise api.UserError(
-                "Behavior cloning trains on recordings, not in an environment.\n"
-                "  Fix: reverie bc --offline.data PATH"
-            )
+        assert mode in ("eval", "greedy"), "the agent trains on recordings"
         keys = (*self.obs_space, "is_first")
         batch: api.Batch = {
             key: torch.as_tensor(obs[key]).to(self.device)[:, None] for key in keys

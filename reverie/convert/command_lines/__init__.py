@@ -49,6 +49,8 @@ class Original(NamedTuple):
     """The first one that matches is used."""
     hydra_block: str = ""
     """Preset block of a command line with arguments `NAME=VALUE` that select none."""
+    agent: str = ""
+    """The only agent for which flags without an equivalent are known; empty for all."""
 
 
 def originals() -> tuple[Original, ...]:
@@ -82,6 +84,7 @@ def _read(name: str, more_flags: tuple[Word, ...] = ()) -> Original:
         {word.pattern: word for word in _words(table.get("blocks", []))},
         (*flags, *more_flags),
         table.get("hydra_block", ""),
+        table.get("agent", ""),
     )
 
 

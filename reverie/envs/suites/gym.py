@@ -21,13 +21,31 @@ def make_gym(name: str) -> Env:
             "  Fix: install that package with pip."
         ) from error
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
-        hint = suggest(f"gym_{name}", [f"gym_{key}" for key in gymnasium.registry])
+        hint = suggest(name, gym_tasks())
         raise UserError(
             f"Gymnasium cannot make {name!r}: {error}{hint}\n"
             "  Fix: use an id of `gymnasium.make`, such as gym_CartPole-v1."
         ) from error
     make_rendered = partial(gymnasium.make, name, render_mode="rgb_array")
     return from_gymnasium(env, make_rendered)
+
+
+def gym_tasks() -> list[str]:
+    """Return the tasks of Gymnasium's own ids, each in its newest version.
+
+    Other packages register theirs when they are imported.
+    """
+    import gymnasium
+
+    newest: dict[str, tuple[int, str]] = {}
+    for spec in gymnasium.registry.values():
+        if not str(spec.entry_point).startswith("gymnasium."):
+            continue
+        stem = f"{spec.namespace}/{spec.name}"
+        version = spec.version if spec.version is not None else -1
+        newest[stem] = max(newest.get(stem, (-1, spec.id)), (version, spec.id))
+    ids = [name for _, name in newest.values()]
+    return [f"gym_{name}" for name in sorted(ids, key=lambda name: "/" in name)]
 
 
 SUITE = Suite(

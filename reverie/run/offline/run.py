@@ -20,8 +20,14 @@ from reverie.storage.run_spaces import write_spaces
 class OfflineRun(BaseRun):
     """The parts of an offline training run."""
 
-    def __init__(self, config: Config, dataset: OfflineDataset):
+    def __init__(
+        self,
+        config: Config,
+        dataset: OfflineDataset,
+        saved_config: Config | None = None,
+    ):
         super().__init__(config)
+        self.saved_config = saved_config or config
         self.dataset = dataset
         self.best = Checkpoints(self.path / "best", 1)
         self.best_loss = math.inf
@@ -69,11 +75,15 @@ class OfflineRun(BaseRun):
     def print_summary(self) -> None:
         """Print agent, data, device, run folder and number of updates."""
         config = self.config
+        epochs = ""
+        if config.run.steps < self.saved_config.run.steps:
+            epochs = f" (offline.epochs {config.offline.epochs})"
         self.print_message(
             f"{config.agent} on {config.task}, {self.device} in {self.precision}\n"
             f"{describe_size(config, not self.clock.step)}"
             f"  run folder {self.path}\n"
-            f"  {config.run.steps:,} updates, {self.dataset.describe(self.agent)}"
+            f"  {config.run.steps:,} updates{epochs}, "
+            f"{self.dataset.describe(self.agent)}"
         )
 
     @property

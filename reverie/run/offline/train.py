@@ -25,12 +25,15 @@ from reverie.run.offline.setup import (
 )
 
 
-def train_offline(config: Config, dataset: OfflineDataset) -> Path:
+def train_offline(
+    config: Config, dataset: OfflineDataset, saved_config: Config | None = None
+) -> Path:
     """Train until `run.steps` updates, resuming if the folder has a checkpoint.
 
-    Returns the run folder.
+    `saved_config` is written to the run folder instead of the config, in which epochs
+    are converted to updates. Returns the run folder.
     """
-    run = OfflineRun(config, dataset)
+    run = OfflineRun(config, dataset, saved_config)
     with explain_out_of_memory(config, "training"), run:
         clock, logger = run.clock, run.logger
         run.start()
@@ -61,8 +64,8 @@ def offline(config: Config) -> Path:
         base_run = config.agent_config.base_run
         dataset = OfflineEpisodes(config.offline, config.seed, base_run)
         check_initial_weights(config, dataset)
-        config = epochs_to_updates(config, dataset.env_steps)
-    return train_offline(config, dataset)
+        in_updates = epochs_to_updates(config, dataset.env_steps)
+    return train_offline(in_updates, dataset, config)
 
 
 def train_on_sequences(config: Config) -> Path:

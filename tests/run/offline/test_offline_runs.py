@@ -278,6 +278,24 @@ def test_epochs_are_converted_to_updates(data):
     assert steps == sum(lengths) - 12
 
 
+def test_a_run_in_epochs_is_extended_with_more_epochs(data, tmp_path, capsys):
+    def train(**more):
+        flags = {"run.steps": 1000, "offline.epochs": 1, "bc.batch_size": 30, **more}
+        offline(settings(data, tmp_path / "run", "bc", **flags))
+        printed = capsys.readouterr().err
+        step = checkpoint.Checkpoints(tmp_path / "run" / "ckpt").step
+        assert read_config(tmp_path / "run").run.steps == flags["run.steps"]
+        return step, printed
+
+    step, printed = train()
+    assert f"{step} updates (offline.epochs 1)" in printed
+    assert train()[0] == step
+    assert train(**{"offline.epochs": 2})[0] == 2 * step
+    steps, printed = train(**{"offline.epochs": 4, "run.steps": 2 * step + 1})
+    assert steps == 2 * step + 1
+    assert f"{steps} updates, " in printed
+
+
 @pytest.mark.parametrize(
     ("name", "lr", "split", "epochs"),
     [
