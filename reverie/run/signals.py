@@ -1,22 +1,33 @@
-"""Handles SIGTERM and Ctrl-C: save a checkpoint, then stop.
+"""Handles the signals that ask a process to end: save a checkpoint, then stop.
+
+SIGTERM and Ctrl-C are always handled. Batch systems announce the end of a job with
+SIGUSR1, exceeded CPU limits with SIGXCPU, and SIGHUP is sent when the terminal closes.
+These three are handled unless they are ignored, as SIGHUP is under `nohup`, or the
+program has its own handler.
 
 The signals set a flag that the training loop reads after every update. It then saves
-and the process exits with 128 plus the signal number: 143 or 130. On a CPU, an update
-that is running is given up and repeated when the run is resumed (`nets/abort.py`). A
-second Ctrl-C stops immediately, without saving.
+and the process exits with 128 plus the signal number, such as 143 for SIGTERM. On a
+CPU, an update that is running is given up and repeated when the run is resumed
+(`nets/abort.py`). A second Ctrl-C stops immediately, without saving.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
 from reverie.nets.abort import request_abort
+
+ALWAYS_HANDLED = ("SIGTERM", "SIGINT")
+HANDLED_IF_DEFAULT = ("SIGHUP", "SIGUSR1", "SIGXCPU")
+"""Names, because Windows does not have these signals."""
 
 
 class Interrupted(Exception):
@@ -37,7 +48,7 @@ class Stopper:
 
     def __enter__(self) -> Stopper:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in _signals_to_handle():
                 self._handlers[number] = signal.signal(number, self._handle)
         return self
 
@@ -55,11 +66,34 @@ class Stopper:
             raise Interrupted(self.signal)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
+        if self.signal is not None:
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            return  # SIGXCPU is repeated every second
         self.signal, self.time = number, time.monotonic()
         name = signal.Signals(number).name
+        if name == "SIGHUP":
+            discard_closed_output((1, 2))
         # not print, which is not reentrant
         with contextlib.suppress(OSError):
             os.write(2, f"\n{name}: saving, then stopping.\n".encode())
         request_abort()
+
+
+def discard_closed_output(descriptors: Sequence[int]) -> None:
+    """Discard what is written to a closed terminal; each write would be an error."""
+    for descriptor in descriptors:
+        poll = select.poll()
+        poll.register(descriptor, 0)  # errors and hangups are always reported
+        if poll.poll(0):
+            with open(os.devnull, "w") as null:
+                os.dup2(null.fileno(), descriptor)
+
+
+def _signals_to_handle() -> list[signal.Signals]:
+    numbers = [getattr(signal, name) for name in ALWAYS_HANDLED]
+    for name in HANDLED_IF_DEFAULT:
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            numbers.append(number)
+    return numbers

@@ -241,8 +241,10 @@ def test_a_killed_worker_is_restarted_while_others_continue(
     vec_env = make_vec_env(partial(fragile, "fine"), 4, WORKERS)
     try:
         vec_env.reset()
-        before = vec_env.step(actions(vec_env))
         pid = vec_env.pids[0]  # type: ignore[attr-defined]
+        for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU):
+            os.kill(pid, number)  # ignored: the main process stops the run
+        before = vec_env.step(actions(vec_env))
         os.kill(pid, signal.SIGKILL)
         with caplog.at_level(logging.WARNING):
             row = vec_env.step(actions(vec_env))

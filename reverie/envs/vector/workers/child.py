@@ -29,7 +29,9 @@ def main(connection: int, lifeline: int, memory: int, use_death_signal: int) -> 
 
     `lifeline` is a pipe whose other end closes when the main process ends.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in ("SIGINT", "SIGHUP", "SIGUSR1", "SIGXCPU"):
+        # sent to all processes of a job; the main process saves, then ends the workers
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
     _exit_with_parent(lifeline, bool(use_death_signal))
     sock = socket.socket(fileno=connection)
     slots: list[EnvSlot] = []
