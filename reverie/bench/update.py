@@ -10,13 +10,11 @@ repeated.
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import gc
 import itertools
 import json
 import math
 import os
-import resource
 import sys
 import tempfile
 import time
@@ -45,6 +43,7 @@ from reverie.run.offline.datasets import OfflineSequences, trains_on_sequences
 from reverie.run.resources import Resources
 from reverie.spaces import Spaces
 from reverie.storage.atomic import write_file
+from reverie.storage.system import lock_file, peak_memory
 
 
 @dataclass(frozen=True)
@@ -306,9 +305,8 @@ class UpdateBenchmark(Resources):
 
     def memory(self) -> dict[str, float]:
         """Peak memory in GB."""
-        unit = 1 if sys.platform == "darwin" else 1024
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-        peaks = {"peak_gb": peak / 1e9}
+        peak = peak_memory()
+        peaks = {} if peak is None else {"peak_gb": peak / 1e9}
         if self.device.type == "cuda":
             peaks["gpu_peak_gb"] = torch.cuda.max_memory_allocated(self.device) / 1e9
             replay_bytes = 0 if self.device_copy is None else self.device_copy.nbytes
@@ -396,7 +394,8 @@ def machine_lock(exclusive: bool) -> Iterator[float]:
     Measurements need it exclusively; preparations share it. Yields the seconds it had
     to wait.
     """
-    path = Path(tempfile.gettempdir()) / f"reverie-bench-{os.getuid()}.lock"
+    user = os.getuid() if hasattr(os, "getuid") else ""  # Windows: a folder per user
+    path = Path(tempfile.gettempdir()) / f"reverie-bench-{user}.lock"
     start = time.perf_counter()
     try:
         lock = path.open("w")
@@ -406,7 +405,7 @@ def machine_lock(exclusive: bool) -> Iterator[float]:
             "  Fix: remove it, or set TMPDIR to a folder that you can write to."
         ) from error
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+        lock_file(lock, exclusive, math.inf)
         yield time.perf_counter() - start
 
 

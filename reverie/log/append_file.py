@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from reverie.storage.system import open_flags
+
 
 class AppendFile:
     """A file to which records are appended, completely or not at all.
@@ -20,7 +22,8 @@ class AppendFile:
     def write(self, data: bytes) -> None:
         if self._descriptor is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+            flags |= open_flags("O_BINARY")
             self._descriptor = os.open(self.path, flags, 0o644)
         end = os.fstat(self._descriptor).st_size
         remaining = memoryview(data)

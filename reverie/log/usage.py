@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import resource
-import sys
 import time
 from pathlib import Path
 
 import torch
 
 from reverie.api import Metrics
+from reverie.storage.system import peak_memory
 
 GIB = 2**30
 
@@ -38,9 +37,8 @@ class Usage:
 
     def _memory(self) -> Metrics:
         if not Path("/proc/self/statm").exists():
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            unit = 1 if sys.platform == "darwin" else 1024
-            return {"usage/ram_peak_gb": peak * unit / GIB}
+            peak = peak_memory()
+            return {} if peak is None else {"usage/ram_peak_gb": peak / GIB}
         metrics = {"usage/ram_gb": _resident_bytes(os.getpid())[0] / GIB}
         workers = _descendants(os.getpid())
         if workers:

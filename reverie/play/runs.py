@@ -6,7 +6,6 @@ contain no paths. Runs that are being written can be read: only complete lines c
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -20,6 +19,7 @@ from reverie.envs import action_repeat
 from reverie.log.jsonl import METRICS, SCORES
 from reverie.run.config import Config
 from reverie.run.folder import SUBFOLDERS, read_config
+from reverie.storage.system import lock_file
 
 MAX_DEPTH = 4
 """Levels of folders in which runs are found."""
@@ -242,7 +242,7 @@ def _is_locked(path: Path) -> bool:
     """True if the process of a run holds its lock."""
     try:
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            lock_file(file, exclusive=False)
     except BlockingIOError:
         return True
     except OSError:

@@ -280,6 +280,8 @@ class DiskStore:
         """Release mapped pages from time to time, to bound the resident memory."""
         if self._accessed_bytes < MAX_RESIDENT_BYTES:
             return
+        if not hasattr(mmap, "MADV_DONTNEED"):  # Windows
+            return
         self._accessed_bytes = 0
         for mapped, _ in self._maps.values():
             mapped.madvise(mmap.MADV_DONTNEED)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -13,6 +13,7 @@ from reverie.replay.column_store import MAX_RESIDENT_BYTES, WIDE_BYTES
 from reverie.replay.config import Storage
 from reverie.rows import Window
 from reverie.spaces import Spaces
+from reverie.storage.system import physical_memory
 
 MEMORY_FRACTION = 0.6
 """Fraction of the available memory that a replay may take."""
@@ -193,8 +194,7 @@ def available_memory() -> int:
                 if line.startswith("MemAvailable:"):
                     limits.append(int(line.split()[1]) * 1024)
     except OSError:
-        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        limits.append(pages // 2)
+        limits.append((physical_memory() or sys.maxsize) // 2)
     for limit_file, usage_file in (
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),

@@ -18,7 +18,6 @@ logdir/
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import platform
 import shutil
@@ -45,6 +44,7 @@ from reverie.run.config import (
 from reverie.run.trust import check_trusted, register
 from reverie.storage.atomic import explain_full_disk, write_file, write_json
 from reverie.storage.limits import read_json
+from reverie.storage.system import lock_file
 
 RESUMABLE_SETTINGS = (
     "logdir",
@@ -151,7 +151,7 @@ def lock_folder(path: Path, kind: str = "run folder") -> IO[str]:
             "  Fix: choose a --logdir that you have permission to write to."
         ) from None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(lock)
     except OSError:
         raise UserError(
             f"Another process is using the {kind} {path}.\n"

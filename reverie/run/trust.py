@@ -15,13 +15,11 @@ by default `~/.local/state`). It has one line per run that names a module.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
 import secrets
 import stat
-import time
 import warnings
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
@@ -30,6 +28,7 @@ from typing import NamedTuple
 
 from reverie.api import UserError
 from reverie.storage.atomic import write_file
+from reverie.storage.system import lock_file, open_flags
 
 ID_FILE = "run_id"
 """File with the id of a run, in its folder."""
@@ -147,9 +146,12 @@ def _listed_names(folder: Path) -> set[str]:
 
 def _read_id(path: Path) -> str:
     """Return the id in a file that may be anything; empty if it is not an id."""
+    path = path.expanduser()
+    flags = os.O_RDONLY | open_flags("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")
     try:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with open(os.open(path.expanduser(), flags), "rb") as file:
+        if path.is_symlink():  # not every system has O_NOFOLLOW
+            return ""
+        with open(os.open(path, flags), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return ""
             text = file.read(64).strip()
@@ -169,9 +171,9 @@ def _state_folder() -> Path:
 def _append(folder: Path, line: str) -> None:
     """Append a line to the list atomically; other processes wait for it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
     with open(descriptor, "w") as lock:
-        _wait_for(lock.fileno())
+        lock_file(lock, seconds=LOCK_SECONDS)
         path = folder / RUN_LIST
         try:
             lines = path.read_text().splitlines()
@@ -179,14 +181,3 @@ def _append(folder: Path, line: str) -> None:
             lines = []
         kept = [old for old in lines if len(old) <= MAX_LINE][-(MAX_RUNS - 1) :]
         write_file(path, "\n".join([*kept, line, ""]).encode())
-
-
-def _wait_for(descriptor: int) -> None:
-    deadline = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(0.02)

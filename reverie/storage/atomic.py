@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,7 +60,12 @@ def write_json(path: Path, data: Any) -> None:
 
 def fsync(path: Path) -> None:
     """Flush a file, or the entries of a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    if sys.platform == "win32":
+        if path.is_dir():
+            return  # Windows cannot open folders
+        descriptor = os.open(path, os.O_RDWR)  # it flushes only files that it may write
+    else:
+        descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import resource
 import stat
 import struct
 import zipfile
@@ -22,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from reverie.storage.system import open_flags
 
 FREE_BYTES = 256 << 20
 """Any file may unpack to this many bytes."""
@@ -69,12 +70,14 @@ def limited_memory(extra: int) -> Iterator[None]:
     Allocations of other threads may fail too, so this is only for short calls. Does
     nothing where the size of the process is unknown (other systems than Linux).
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     try:
+        import resource
+
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except OSError:
+    except (ImportError, OSError):
         yield
         return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = pages * resource.getpagesize() + extra
     if soft != resource.RLIM_INFINITY:
         limit = min(limit, soft)
@@ -131,7 +134,8 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
 
 def open_regular(path: Path) -> BoundedReader:
     """Open a file for reading; pipes and devices, which may block, are refused."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    flags = os.O_RDONLY | open_flags("O_NONBLOCK", "O_BINARY")
+    descriptor = os.open(path, flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise InvalidFile("is not a regular file")

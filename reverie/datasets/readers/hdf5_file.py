@@ -11,7 +11,6 @@ import contextlib
 import functools
 import io
 import math
-import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,7 +92,7 @@ class _CheckedFile(io.FileIO):
         if count <= MAX_METADATA_BYTES:
             # the signature may begin in the bytes that were read before
             before = min(start, len(_HEAP) - 1)
-            data = os.pread(self.fileno(), before, start - before) + bytes(buffer)
+            data = self._read_at(start - before, before) + bytes(buffer)
             place = data.find(_HEAP)
             while place >= 0:
                 self._check_heap(start - before + place)
@@ -102,9 +101,9 @@ class _CheckedFile(io.FileIO):
 
     def _check_heap(self, address: int) -> None:
         """Follow the entries (index, references, size, data) up to the end."""
-        header = os.pread(self.fileno(), _ENTRY.size, address)
+        header = self._read_at(address, _ENTRY.size)
         size = _ENTRY.unpack(header)[-1] if len(header) == _ENTRY.size else 0
-        heap = os.pread(self.fileno(), min(size, MAX_HEAP_BYTES), address)
+        heap = self._read_at(address, min(size, MAX_HEAP_BYTES))
         position = _ENTRY.size
         while position + _ENTRY.size <= len(heap):
             index, _, _, length = _ENTRY.unpack_from(heap, position)
@@ -113,6 +112,15 @@ class _CheckedFile(io.FileIO):
             if length < _ENTRY.size:
                 raise InvalidFile("has a damaged list of strings")
             position += length
+
+    def _read_at(self, start: int, size: int) -> bytes:
+        """Read bytes without moving the position of the file."""
+        position = self.tell()
+        self.seek(start)
+        try:
+            return self.read(size)
+        finally:
+            self.seek(position)
 
 
 class Hdf5Array:

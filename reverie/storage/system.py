@@ -1,0 +1,75 @@
+"""Functions of the operating system that Windows has under other names, or not at all.
+
+The modules `fcntl` and `resource` exist on Linux and macOS only, so they are imported
+here where they are used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import operator
+import os
+import sys
+import time
+from typing import IO, Any
+
+RETRY_SECONDS = 0.02
+
+
+def open_flags(*names: str) -> int:
+    """Return flags of `os.open` by name, without those that this system does not have.
+
+    `O_BINARY` exists on Windows only, where line ends are translated without it.
+    """
+    return functools.reduce(operator.or_, (getattr(os, name, 0) for name in names), 0)
+
+
+def lock_file(file: IO[Any], exclusive: bool = True, seconds: float = 0.0) -> None:
+    """Lock an open file for other processes until it is closed.
+
+    Waits up to this many seconds, then raises `BlockingIOError` if another process has
+    locked it. Windows has no shared locks, so all locks are exclusive there. Python
+    builds that have neither kind of lock (WebAssembly) do not lock.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return _try_lock(file, exclusive)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(RETRY_SECONDS)
+
+
+def _try_lock(file: IO[Any], exclusive: bool) -> None:
+    try:
+        import fcntl
+    except ImportError:
+        with contextlib.suppress(ImportError):
+            msvcrt: Any = importlib.import_module("msvcrt")
+            file.seek(0)
+            try:
+                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            except PermissionError as error:
+                raise BlockingIOError(*error.args) from error
+        return
+    fcntl.flock(file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+
+
+def peak_memory() -> int | None:
+    """Largest resident memory of this process in bytes; None if it is not known."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def physical_memory() -> int | None:
+    """Memory of the machine in bytes; None if it is not known."""
+    if not hasattr(os, "sysconf"):
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
