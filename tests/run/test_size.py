@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
+import numpy as np
 import pytest
 import yaml
 
@@ -16,6 +18,13 @@ from reverie.replay import memory_plan
 from reverie.run import size as sizes
 from reverie.run.config import resolve
 from reverie.run.folder import read_config
+from reverie.spaces import Space
+from reverie.worlds.dreamerv3_torch.config import DreamerV3TorchConfig
+from reverie.worlds.dreamerv3_torch.dynamics import DreamerV3TorchDynamics
+from reverie.worlds.rssm.config import DYNAMICS_WEIGHTS, RSSMConfig
+from reverie.worlds.rssm.dynamics import RSSMDynamics
+from reverie.worlds.vta.config import RecurrentVTAConfig
+from reverie.worlds.vta.dynamics import RecurrentVTADynamics
 
 GB = 10**9
 ANY_TASK = {"task": "gym_X-v1"}
@@ -85,6 +94,33 @@ def test_the_memory_estimate_matches_the_measurements():
         config = resolve([f"size{row['size']}m"], flags=ANY_TASK).dreamer
         measured = (row["gpu_peak_gb"] - row["gpu_replay_gb"]) * GB
         assert config.training_memory == pytest.approx(measured, rel=0.06), row
+
+
+@pytest.mark.parametrize(
+    ("dynamics", "config"),
+    [
+        (RSSMDynamics, RSSMConfig(deter=2048, hidden=256, classes=16)),
+        (DreamerV3TorchDynamics, DreamerV3TorchConfig()),
+        (RecurrentVTADynamics, RecurrentVTAConfig()),
+    ],
+)
+def test_worlds_declare_the_size_of_their_dynamics(dynamics, config):
+    module = dynamics(1, {"action": Space(np.float32, (1,))}, config)
+    weights = sum(x.numel() for x in module.parameters())
+    expected = DYNAMICS_WEIGHTS * config.equivalent_units**2
+    assert expected == pytest.approx(weights, rel=0.1)
+
+
+@pytest.mark.parametrize("world", ["vta", "dreamerv3_torch", "my_world:MyWorld"])
+def test_the_memory_estimate_is_that_of_the_configured_world(world):
+    other = DreamerConfig(world=world)
+    rssm = dataclasses.replace(other.rssm, deter=64)
+    assert dataclasses.replace(other, rssm=rssm).training_memory == (
+        other.training_memory
+    )
+    wide = RecurrentVTAConfig(abs_belief=8192, obs_belief=8192)
+    grown = dataclasses.replace(other, vta=wide).training_memory
+    assert (grown > 2 * other.training_memory) == (world == "vta")
 
 
 @pytest.mark.parametrize(

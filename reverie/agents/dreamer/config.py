@@ -306,9 +306,12 @@ class DreamerConfig(AgentConfig):
 
         Fitted to measurements of the sizes of the paper in bfloat16 with CUDA graphs
         (`benchmarks/speed/growth.json`), which it matches within 6 %. In these sizes,
-        the number of parameters is 160 times the square of the number of units.
+        the number of parameters is 160 times the square of the number of units. The
+        built-in worlds declare the size that they correspond to.
         """
-        units, rows = self.rssm.deter // 8, self.batch_size * self.batch_length
+        units, rows = self.value.units, self.batch_size * self.batch_length
+        if self.world in WORLDS:
+            units = max(units, getattr(self, self.world).equivalent_units)
         weights = 20 * 160 * units**2  # with gradients, moments and bfloat16 copies
         return weights + 3320 * units * rows + 200_000_000
 

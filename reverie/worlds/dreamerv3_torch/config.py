@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from reverie.nets.blocks import MLPConfig
-from reverie.worlds.rssm.config import LatentStateConfig
+from reverie.worlds.rssm.config import LatentStateConfig, units_of_equal_size
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,13 @@ class DreamerV3TorchConfig(LatentStateConfig):
             raise ValueError("sizes must be at least 1, and classes at least 0")
         if self.min_std < 0:
             raise ValueError("min_std must not be negative")
+
+    @property
+    def equivalent_units(self) -> int:
+        """Units of the size block whose dynamics have about as many weights."""
+        deter, stoch = self.feature_widths
+        gru = 3 * deter * (self.hidden + deter)
+        return units_of_equal_size(gru + self.hidden * (2 * deter + 3 * stoch))
 
     @property
     def layer(self) -> MLPConfig:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+DYNAMICS_WEIGHTS = 87
+"""Weights of the RSSM in the size blocks, divided by the square of their units."""
+
+
+def units_of_equal_size(weights: int) -> int:
+    """Return the units of the size block whose RSSM has about this many weights."""
+    return math.isqrt(weights // DYNAMICS_WEIGHTS)
 
 
 @dataclass(frozen=True)
@@ -70,3 +79,8 @@ class RSSMConfig(LatentStateConfig):
         layers = (self.dynlayers, self.obslayers, self.imglayers)
         if min(sizes) < 1 or min(layers) < 0:
             raise ValueError("sizes must be at least 1, and layers at least 0")
+
+    @property
+    def equivalent_units(self) -> int:
+        """Units of the size block with this deterministic state."""
+        return self.deter // 8

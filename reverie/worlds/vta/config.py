@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from reverie.worlds.rssm.config import units_of_equal_size
+
 
 @dataclass(frozen=True)
 class VTAConfig:
@@ -165,3 +167,14 @@ class RecurrentVTAConfig:
         """Sizes of the deterministic and the stochastic features of both levels."""
         belief = self.abs_belief + self.obs_belief
         return belief, self.abs_stoch + self.obs_stoch
+
+    @property
+    def equivalent_units(self) -> int:
+        """Units of the size block whose dynamics have about as many weights."""
+        hidden, (belief, stoch) = self.hidden, self.feature_widths
+        upper = self.abs_belief + self.abs_stoch
+        cells = 3 * self.abs_belief * (hidden + self.abs_belief)
+        cells += 3 * self.obs_belief * (hidden + self.obs_belief)
+        reset = upper * self.obs_belief
+        dense = hidden * (3 * belief + 6 * stoch + upper)
+        return units_of_equal_size(cells + reset + dense)
