@@ -9,6 +9,7 @@ import difflib
 import importlib
 import importlib.util
 import re
+import shlex
 import signal
 import sys
 import traceback
@@ -130,8 +131,21 @@ def import_optional(module: str, extra: str, needed_by: str) -> Any:
         else:  # one of its dependencies is missing or incompatible
             problem = f"cannot import the {package} package ({error})"
         raise UserError(
-            f"{needed_by} {problem}.\n  Fix: pip install 'reverie[{extra}]'"
+            f"{needed_by} {problem}.\n  Fix: {install_command(extra)}"
         ) from error
+
+
+def install_command(extra: str) -> str:
+    """Shell command that installs an extra; in a clone, it installs from there.
+
+    The package is not in a package index. Where it is installed without a clone, its
+    name is enough, because pip finds the installed version.
+    """
+    clone = Path(__file__).resolve().parents[1]
+    if not (clone / "pyproject.toml").is_file():
+        return f"pip install 'reverie[{extra}]'"
+    folder = "." if Path.cwd() == clone else clone
+    return f"pip install -e {shlex.quote(f'{folder}[{extra}]')}"
 
 
 def settings_name(name: str) -> str:

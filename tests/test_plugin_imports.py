@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
 import pytest
 
 from reverie.api import UserError
-from reverie.plugins import import_object
+from reverie.envs import SUITES
+from reverie.plugins import import_object, install_command
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture
@@ -63,3 +71,30 @@ def test_a_misspelled_class_is_an_error(folder):
     (folder / "plugin_with_class.py").write_text("class Planner: ...\n")
     with pytest.raises(UserError, match="did you mean plugin_with_class:Planner"):
         import_object("plugin_with_class:Planer", "--agent")
+
+
+def test_an_extra_is_installed_from_the_clone(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert install_command("hdf5") == "pip install -e '.[hdf5]'"
+    monkeypatch.chdir(tmp_path)
+    assert install_command("hdf5") == f"pip install -e '{ROOT}[hdf5]'"
+    clone = tmp_path / "it's here"
+    (clone / "reverie").mkdir(parents=True)
+    monkeypatch.setattr("reverie.plugins.__file__", str(clone / "reverie" / "x.py"))
+    assert install_command("hdf5") == "pip install 'reverie[hdf5]'"
+    (clone / "pyproject.toml").touch()
+    assert shlex.split(install_command("hdf5"))[-1] == f"{clone}[hdf5]"
+
+
+def test_every_extra_in_a_message_exists():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {
+        suite.package.extra or name
+        for name, suite in SUITES.items()
+        if suite.package and not suite.package.script
+    }
+    call = r"""import_optional\(\s*[^,]+,\s*"(\w+)"|install_command\(["'](\w+)["']\)"""
+    for path in (ROOT / "reverie").rglob("*.py"):
+        named |= {a or b for a, b in re.findall(call, path.read_text())}
+    assert {"atari", "hdf5", "sweep", "tensorboard", "video", "wandb"} <= named
+    assert named <= set(project["optional-dependencies"])

@@ -10,6 +10,7 @@ from typing import Any
 from reverie.api import UserError
 from reverie.cli.arguments import parse_arguments
 from reverie.config import check_minimum
+from reverie.plugins import install_command
 
 MODE_FLAGS = {
     "u": "human-env",
@@ -185,5 +186,5 @@ def _check_installed() -> None:
     if missing:
         raise UserError(
             f"The page in the browser needs {', '.join(missing)}, not installed here.\n"
-            "  Fix: pip install 'reverie[play]'"
+            f"  Fix: {install_command('play')}"
         )

@@ -9,10 +9,10 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from reverie.api import Env, VecEnv
+from reverie.plugins import install_command
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Suite:
             return ""
         if package.script:
             return f"sh {package.script} VENV"
-        return f"pip install 'reverie[{package.extra or self.name}]'"
+        return install_command(package.extra or self.name)
 
     @property
     def is_installed(self) -> bool:
@@ -150,16 +150,7 @@ class Suite:
         problem += f" It supports Python {newest} and older; this is Python {current}."
         if package.script:  # the script creates a virtual environment
             return problem, f"{self.install} python{newest}"
-        command = f"pip install {_requirement(package.extra or self.name)}"
-        return problem, f"python{newest} -m venv VENV && VENV/bin/{command}"
-
-
-def _requirement(extra: str) -> str:
-    """This package with an extra, for pip in a virtual environment without it."""
-    clone = Path(__file__).resolve().parents[2]
-    if (clone / "pyproject.toml").exists():
-        return f"-e '{clone}[{extra}]'"
-    return f"'reverie[{extra}]'"
+        return problem, f"python{newest} -m venv VENV && VENV/bin/{self.install}"
 
 
 @dataclass(frozen=True)

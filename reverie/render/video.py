@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from reverie.api import UserError
+from reverie.plugins import install_command
 from reverie.render.channels import to_rgb
 from reverie.storage.atomic import write_file
 
@@ -85,7 +86,7 @@ def encode_mp4(frames: UInt8[np.ndarray, "T h w c"], fps: float = FPS) -> bytes:
     if not can_write_mp4():
         raise UserError(
             "Writing .mp4 needs imageio with ffmpeg, which is not installed.\n"
-            "  Fix: pip install 'reverie[video]', or write a .gif"
+            f"  Fix: {install_command('video')}, or write a .gif"
         )
     imageio: Any = importlib.import_module("imageio.v2")
     # The encoder needs an even width and height.

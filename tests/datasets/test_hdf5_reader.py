@@ -117,7 +117,7 @@ def test_missing_h5py_is_an_error(monkeypatch, tmp_path):
 
     monkeypatch.setitem(sys.modules, "h5py", None)
     (tmp_path / "a.hdf5").write_bytes(b"")
-    with pytest.raises(UserError, match=r"pip install 'reverie\[hdf5\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '.*\[hdf5\]'"):
         open_episodes(tmp_path / "a.hdf5")
 
 

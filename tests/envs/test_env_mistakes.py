@@ -18,6 +18,7 @@ from reverie import envs
 from reverie.api import UserError
 from reverie.cli.main import main
 from reverie.envs import suite as suite_module
+from reverie.plugins import install_command
 
 RunCommand = Callable[[str], tuple[int, str]]
 SMALL = "--configs debug --device cpu --run.clock steps --logger.outputs jsonl"
@@ -114,8 +115,7 @@ def test_a_python_version_that_is_too_new_suggests_an_older_one(
     code, error = run_command("check-env procgen_coinrun")
     assert code == 2
     assert "Python 3.12 and older; this is Python 3.19" in error
-    clone = Path(suite_module.__file__).resolve().parents[2]
-    command = f"python3.12 -m venv VENV && VENV/bin/pip install -e '{clone}[procgen]'"
+    command = f"python3.12 -m venv VENV && VENV/bin/{install_command('procgen')}"
     assert command in error
     _, error = run_command("check-env minecraft_diamond")
     assert "Python 3.11 and older; this is Python 3.19" in error

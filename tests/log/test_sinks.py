@@ -271,7 +271,7 @@ def test_scope_gets_all_metrics_and_drops_failed_writes(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "scope"])
 def test_a_missing_package_names_its_extra(tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(UserError, match=rf"pip install 'reverie\[{name}\]'"):
+    with pytest.raises(UserError, match=rf"pip install -e '.*\[{name}\]'"):
         make_logger(LoggerConfig(outputs=(name,)), tmp_path)
 
 

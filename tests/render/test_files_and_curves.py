@@ -98,7 +98,7 @@ def test_other_suffixes_and_empty_videos_raise(tmp_path):
 
 def test_mp4_without_an_encoder_raises_with_the_extra(tmp_path, monkeypatch):
     monkeypatch.setattr(video_module, "can_write_mp4", lambda: False)
-    with pytest.raises(UserError, match=r"pip install 'reverie\[video\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '.*\[video\]'"):
         write_video(tmp_path / "video.mp4", make_video())
 
 
@@ -125,7 +125,7 @@ def test_mp4_frames_are_padded_to_even_sides(tmp_path, monkeypatch):
     assert {frame.shape for frame in frames} == {(8, 12, 3)}
 
 
-@pytest.mark.skipif(not can_write_mp4(), reason="needs reverie[video]")
+@pytest.mark.skipif(not can_write_mp4(), reason="needs the extra video")
 def test_a_real_mp4_can_be_read_back(tmp_path):
     import imageio.v3 as imageio
 

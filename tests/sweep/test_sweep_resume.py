@@ -162,6 +162,6 @@ def test_error_names_a_damaged_journal(tmp_path, program):
 def test_error_without_optuna_has_the_install_command(tmp_path, program, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(
-        UserError, match=r"needs the optuna package.*\n.*reverie\[sweep"
+        UserError, match=r"needs the optuna package.*\n.*pip install -e .*\[sweep"
     ):
         sweep.sweep(make_spec(tmp_path), program)
