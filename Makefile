@@ -4,6 +4,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 LOCAL := .local
+MARKDOWN := CONTRIBUTING.md README.md SECURITY.md benchmarks docs tests/fixtures
 # Number of test processes; each uses one torch thread.
 WORKERS ?= 2
 PYTEST_FLAGS ?=
@@ -13,21 +14,22 @@ SEED ?= 0
 
 # Remove targets of failed commands.
 .DELETE_ON_ERROR:
-.PHONY: help demo install check test lint format types pytest coverage licences \
-	test-slow test-gpu test-envs chaos bench clean distclean
+.PHONY: help demo install check test lint format types pytest coverage \
+	coverage-html licences test-slow test-gpu test-envs chaos bench clean distclean
 
 help:
 	@echo "make demo       install, then train an agent on catch and save videos of imagined rollouts"
 	@echo "make install    developer install into $(VENV)"
 	@echo "make check      lint, types, import order and parity tests (minutes)"
 	@echo "make test       lint, types, tests and coverage (as in CI)"
-	@echo "make lint       ruff and mypy only"
-	@echo "make format     format the sources with ruff"
+	@echo "make lint       ruff, mdformat and mypy only"
+	@echo "make format     format the sources with ruff and the pages with mdformat"
 	@echo "make test-slow  tests that take minutes"
 	@echo "make test-envs  test every suite in its own virtual environment (GROUPS=dmc for one)"
 	@echo "make test-gpu   tests that need a CUDA device"
 	@echo "make chaos      inject faults into runs for $(MINUTES) minutes (MINUTES=2 SEED=1)"
-	@echo "make bench      run the benchmarks, results in $(LOCAL)/bench"
+	@echo "make coverage-html  line by line report of the last tests, in $(LOCAL)/coverage-html"
+	@echo "make bench      run the benchmarks that this machine can run, with small sizes"
 	@echo "make clean      remove caches and reports; distclean removes $(VENV) too"
 
 demo: $(VENV)/.installed
@@ -44,11 +46,13 @@ test: lint pytest coverage
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mdformat --check $(MARKDOWN)
 	$(BIN)/mypy
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/mdformat $(MARKDOWN)
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
@@ -62,6 +66,12 @@ pytest: $(VENV)/.installed-dev
 
 coverage: pytest
 	$(BIN)/python tools/check_coverage.py $(LOCAL)/coverage.json
+
+coverage-html: $(LOCAL)/coverage
+	$(BIN)/coverage html --no-skip-covered --directory $(LOCAL)/coverage-html
+
+$(LOCAL)/coverage:
+	$(MAKE) pytest
 
 licences: $(VENV)/.installed-dev
 	$(BIN)/python tools/check_licences.py
@@ -79,13 +89,7 @@ chaos: $(VENV)/.installed-dev
 	$(BIN)/python tools/chaos.py all --minutes $(MINUTES) --seed $(SEED)
 
 bench: $(VENV)/.installed-dev
-	@mkdir -p $(LOCAL)/bench
-	@set -e; for script in benchmarks/*.py; do \
-		name=$$(basename $$script .py); echo "== $$name"; \
-		$(BIN)/python $$script >$(LOCAL)/bench/$$name.txt 2>&1 \
-			|| { cat $(LOCAL)/bench/$$name.txt; exit 1; }; \
-		cat $(LOCAL)/bench/$$name.txt; \
-	done
+	$(BIN)/python tools/run_benchmarks.py $(LOCAL)/bench
 
 clean:
 	rm -rf $(LOCAL) .mypy_cache .ruff_cache .pytest_cache build dist

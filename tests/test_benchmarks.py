@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "benchmarks"
+sys.path.insert(0, str(ROOT / "tools"))
+
+import run_benchmarks  # noqa: E402
 
 
 def load(name):
@@ -18,6 +24,71 @@ def load(name):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_make_bench_lists_every_program():
+    assert set(run_benchmarks.PROGRAMS) == {path.stem for path in FOLDER.glob("*.py")}
+
+
+def test_without_a_gpu_only_programs_that_need_one_or_finished_runs_are_skipped():
+    reasons = {
+        name: run_benchmarks.skip_reason(program, has_gpu=False)
+        for name, program in run_benchmarks.PROGRAMS.items()
+    }
+    needs_gpu = {name for name, reason in reasons.items() if "CUDA GPU" in reason}
+    assert needs_gpu == {"scan", "iris", "curves", "vta_balls"}
+    records_runs = {
+        name for name, reason in reasons.items() if "finished run" in reason
+    }
+    assert records_runs == {"atari100k", "iris_crafter"}
+    for name in needs_gpu:
+        assert not run_benchmarks.skip_reason(run_benchmarks.PROGRAMS[name], True)
+
+
+@pytest.mark.parametrize("name", run_benchmarks.PROGRAMS)
+def test_arguments_of_make_bench_are_valid(name, tmp_path, monkeypatch):
+    program = run_benchmarks.PROGRAMS[name]
+    if program.skip_reason or not program.arguments:
+        return
+    parse = argparse.ArgumentParser.parse_known_args
+
+    def parse_only(self, *args):
+        _, others = parse(self, *args)
+        assert all("." in word for word in others), others  # settings of runs
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", parse_only)
+    monkeypatch.syspath_prepend(str(FOLDER))
+    words = program.arguments.format(out=tmp_path).split()
+    monkeypatch.setattr("sys.argv", [name, *words])
+    with pytest.raises(KeyboardInterrupt):
+        load(f"{name}.py").main()
+
+
+def test_make_bench_reports_skipped_and_failed_programs(tmp_path, monkeypatch, capsys):
+    programs = {
+        "good": run_benchmarks.Program("--out {out}/x"),
+        "bad": run_benchmarks.Program(),
+        "slow": run_benchmarks.Program(),
+        "kernels": run_benchmarks.Program(gpu_reason="it measures kernels"),
+    }
+    (tmp_path / "good.py").write_text("import sys; print('words', *sys.argv[1:])")
+    (tmp_path / "bad.py").write_text("import sys; sys.exit('no result')")
+    (tmp_path / "slow.py").write_text("import time; time.sleep(20)")
+    monkeypatch.setattr(run_benchmarks, "PROGRAMS", programs)
+    monkeypatch.setattr(run_benchmarks, "BENCHMARKS", tmp_path)
+    monkeypatch.setattr(run_benchmarks, "TIMEOUT", 1.0)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    out = tmp_path / "out"
+    assert run_benchmarks.main([str(out)]) == 1
+    text = capsys.readouterr().out
+    assert f"words --out {out}/x" in text
+    assert "bad.py failed with exit code 1" in text
+    assert "slow.py did not end within 1 s" in text
+    assert "kernels.py is skipped: it needs a CUDA GPU, because it measures" in text
+    assert text.splitlines()[-1] == "These benchmarks failed: bad, slow"
+    assert (out / "good.txt").read_text() == f"words --out {out}/x\n"
+    assert run_benchmarks.main([str(out), "good", "kernels"]) == 0
 
 
 def test_equal_learning_curves_agree_and_different_ones_do_not():
