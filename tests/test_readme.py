@@ -11,6 +11,7 @@ import shlex
 import sys
 import tomllib
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -42,8 +43,8 @@ QUICK_COMMANDS = ("check-env", "config", "envs")
 PLACEHOLDERS = ("LOGDIR", "TASK", "COMMAND", "PREFIX", "RUN")
 """Words that a reader replaces."""
 
-FLAGS_OF_OTHER_PROGRAMS = ("--gpus",)
-FLAGS_OF_DATA_COMMANDS = ("--model", "--recorded_settings", "--states")
+FLAGS_OF_OTHER_PROGRAMS = ("--gpus", "--only")
+FLAGS_OF_COMMANDS = ("--model", "--recorded_settings", "--states", "--trust")
 
 EXAMPLE_FILES = ("reverie/envs/suites/line.py",)
 """Files that a page asks the reader to add to the package."""
@@ -213,7 +214,7 @@ def test_wrong_command_is_not_accepted(words, user_folder):
 @pytest.mark.parametrize(("page", "line"), printed("--"))
 def test_flag_in_text_exists(page, line, user_folder):
     words = shlex.split(line)
-    if words[0] in (*FLAGS_OF_OTHER_PROGRAMS, *FLAGS_OF_DATA_COMMANDS):
+    if words[0] in (*FLAGS_OF_OTHER_PROGRAMS, *FLAGS_OF_COMMANDS):
         return
     if len(words) == 1:
         name = words[0].removeprefix("--").replace("-", "_")
@@ -248,12 +249,19 @@ def test_make_target_exists(page, line):
     assert set(words) <= set(targets)
 
 
-@pytest.mark.parametrize(("page", "line"), printed("pip install"))
-def test_extra_exists(page, line):
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_extras_exist_and_are_installed_from_the_clone(page):
     with (ROOT / "pyproject.toml").open("rb") as file:
         extras = tomllib.load(file)["project"]["optional-dependencies"]
-    named = re.findall(r"(?:reverie|\.)\[([\w,]+)\]", line.replace("NAME", "dev"))
-    assert {name for names in named for name in names.split(",")} <= set(extras)
+    text = page.read_text()
+    assert "reverie[" not in text  # the package is not in an index
+    named = re.findall(r"pip install[^`\n]*'\.\[([\w,]+)\]'", text)
+    assert {x for names in named for x in names.split(",")} <= {*extras, "NAME"}
+
+
+def test_pip_commands_of_the_docs_are_found():
+    text = (DOCS / "environments.md").read_text()
+    assert len(re.findall(r"pip install -e '\.\[[\w,]+\]'", text)) > 15
 
 
 @pytest.mark.parametrize(("page", "line"), printed("python benchmarks/"))
@@ -303,7 +311,7 @@ def test_relative_links_exist(page):
             slugs = [
                 re.sub(r"[^\w -]", "", t.lower()).replace(" ", "-") for t in titles
             ]
-            assert anchor in slugs, link
+            assert unquote(anchor) in slugs, link
 
 
 def quoted_messages() -> list[str]:
