@@ -248,16 +248,20 @@ def spaces_to_json(spaces: Spaces) -> list[list[Any]]:
 
 def spaces_from_json(pairs: list[list[Any]]) -> Spaces:
     """Return the spaces of `spaces_to_json`; raise ValueError if one is not numeric or
-    has more than `MAX_ENTRIES` entries.
+    has more than `MAX_ENTRIES` entries, or if the data has another form.
     """
-    for key, data in pairs:
-        source = data.get("source")
-        for space in (data, *([source["space"]] if source else [])):
-            if np.dtype(space["dtype"]).kind not in "biuf":
-                raise ValueError(f"{key!r} has the type {space['dtype']!r}")
-            if math.prod(int(n) for n in space["shape"]) > MAX_ENTRIES:
-                raise ValueError(f"{key!r} has the shape {space['shape']}")
-    return {str(key): Space.from_json(space) for key, space in pairs}
+    try:
+        for key, data in pairs:
+            source = data.get("source")
+            for space in (data, *([source["space"]] if source else [])):
+                if np.dtype(space["dtype"]).kind not in "biuf":
+                    raise ValueError(f"{key!r} has the type {space['dtype']!r}")
+                sizes = [int(n) for n in space["shape"]]
+                if min(sizes, default=0) < 0 or math.prod(sizes) > MAX_ENTRIES:
+                    raise ValueError(f"{key!r} has the shape {space['shape']}")
+        return {str(key): Space.from_json(space) for key, space in pairs}
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError) as error:
+        raise ValueError(f"no description of spaces: {error}") from None
 
 
 def agent_obs_space(obs_space: Spaces) -> Spaces:

@@ -113,6 +113,15 @@ class Config:
                 "A deterministic run cannot overlap acting with training.\n"
                 "  Fix: --run.overlap auto"
             )
+        base = self.agent_config.base_agent
+        settings = getattr(self, settings_name(base), None)
+        if base and (base == self.agent or not isinstance(settings, AgentConfig)):
+            raise UserError(
+                f"The agent {self.agent!r} cannot be based on the agent {base!r}; the "
+                "base agent is that of the base run and set automatically.\n"
+                f"  Fix: remove the setting of the agent {self.agent!r} that has the "
+                f"value {base!r}."
+            )
         if self.replay.fracs.priority > 0 and not self.agent_config.gives_priorities:
             raise UserError(
                 "replay.fracs.priority is above zero, but the agent "

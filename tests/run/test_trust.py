@@ -20,6 +20,7 @@ from reverie.datasets.sequences import find_sequence_class
 from reverie.plugins import import_object
 from reverie.run import trust
 from reverie.run.folder import read_config
+from reverie.storage.run_spaces import read_spaces
 
 MODULE = """
 import pathlib
@@ -118,6 +119,20 @@ def test_every_setting_that_names_code_is_checked(foreign, folder, setting, name
         read_config(foreign)
     assert repr(name) in str(error.value)
     assert not was_imported(folder)
+
+
+def test_a_base_agent_that_does_not_exist_is_refused(foreign):
+    for name in ("bc", "task", "-1.5"):
+        change(foreign, agent="bc", bc__run_agent=name)
+        with pytest.raises(UserError, match="cannot be based on"):
+            read_config(foreign)
+
+
+@pytest.mark.parametrize("spaces", [[["a", "b"]], [[1]], 3, [["a", {}]], None])
+def test_spaces_of_another_form_are_refused(foreign, spaces):
+    (foreign / "spaces.json").write_text(json.dumps({"obs": spaces, "act": []}))
+    with pytest.raises(UserError, match="cannot be read"):
+        read_spaces(foreign)
 
 
 def test_trust_runs_the_code(foreign, folder):

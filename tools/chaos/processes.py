@@ -47,9 +47,9 @@ class Outcome:
             found.append(f"ended with {describe_code(self.code)}")
         if "Traceback (most recent call last)" in self.output:
             found.append("printed a traceback")
-        if self.code == 2 and not (
-            "reverie: " in self.output and "Fix:" in self.output
-        ):
+        has_fix = "reverie: " in self.output and "Fix:" in self.output
+        # `reverie data inspect` lists what is invalid
+        if self.code == 2 and not has_fix and "  invalid: " not in self.output:
             found.append("ended with exit code 2 without a message that has a fix")
         command = f"reverie {' '.join(self.words)}"
         return [f"`{command}` {text}\n{self.tail()}" for text in found]
