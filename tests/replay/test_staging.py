@@ -51,7 +51,7 @@ def test_callbacks_on_a_cpu_are_called_immediately():
         {"x": torch.tensor(3)}, lambda arrays: found.append(int(arrays["x"]))
     )
     assert found == [3]
-    writeback.flush()
+    writeback.process(0)
     writeback.clear()
 
 
@@ -87,7 +87,7 @@ def test_callbacks_of_discarded_copies_are_not_called(events):
     writeback = AsyncWriteback(CPU, max_pending=3)
     writeback.enqueue({"x": torch.ones(1)}, lambda arrays: found.append(1))
     writeback.clear()
-    writeback.flush()
+    writeback.process(0)
     assert found == []
 
 
