@@ -188,8 +188,9 @@ def _translate(
         if argument.name == "configs":
             _add_blocks(translation, argument.values)
     values = {each.name: " ".join(each.values) for each in arguments}
-    arguments.sort(key=lambda each: not re.search("task|env", each.name))  # is stable
-    for argument in arguments:  # the task first, on which other words depend
+    first = re.compile("task|env|expl_behavior")
+    arguments.sort(key=lambda each: not first.search(each.name))  # is stable
+    for argument in arguments:  # first those on which other words depend
         if argument.name != "configs":
             _add(translation, argument, values)
     return translation

@@ -198,8 +198,10 @@ def _with_checkpoint(
     implied = implied_settings(file, *sizes) if file else None
     if implied is None:
         return layers
-    origin = f"the checkpoint {file}"
-    return [*_expand([implied.block]), *layers, (origin, implied.settings)]
+    origin, settings = f"the checkpoint {file}", dict(implied.settings)
+    if not config.run.from_checkpoint or not config.agent_config.trains_policy:
+        settings.pop("explore.policy", None)  # nothing acts or explores
+    return [*_expand([implied.block]), *layers, (origin, settings)]
 
 
 def _size_layers(

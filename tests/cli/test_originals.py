@@ -103,8 +103,8 @@ rep_scale 0.1 kl_free 1.0 weight_decay 0.0 unimix_ratio 0.01 initial learned
 batch_size 16 batch_length 64 train_ratio 512 pretrain 100 model_lr 1e-4 opt_eps 1e-8
 grad_clip 1000 dataset_size 1000000 opt adam discount 0.997 discount_lambda 0.95
 imag_horizon 15 imag_gradient dynamics imag_gradient_mix 0.0 eval_state_mean False
-expl_behavior greedy expl_until 0 disag_models 10 stickey False lives unused noops 30
-resize opencv actions needed break_speed 100 offline_updates 100000
+expl_behavior Plan2Explore expl_until 0 disag_models 10 stickey False lives unused
+noops 30 resize opencv actions needed break_speed 100 offline_updates 100000
 offline_log_every 1000 offline_eval_every 1000 offline_checkpoint_every 10000
 offline_eval_batches 5 offline_eval_video_batches 5 offline_eval_preserve_length True
 eval_only True resume_checkpoint x checkpoint x bc_epochs 20 bc_batch_size 256

@@ -1,8 +1,9 @@
 """Read `latest.pt`, and rename its tensors to those of Reverie.
 
 The modules of the original contain each other, so a file has several names for one
-tensor. Only the world model (`_wm.`) and the task behavior (`_task_behavior.`) are
-read. If the model was compiled, names contain `_orig_mod.`, which is removed.
+tensor. Only the world model (`_wm.`), the task behavior (`_task_behavior.`) and
+Plan2Explore (`_expl_behavior._networks.`, `_expl_behavior._behavior.`) are read. If the
+model was compiled, names contain `_orig_mod.`, which is removed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from reverie.api import UserError
+from reverie.convert.dreamerv3_torch.exploration import BEHAVIOR, is_exploration
 from reverie.nets.blocks import ModulesByKey
 from reverie.storage.torch_file import read_torch_file
 
@@ -29,8 +31,21 @@ COMPONENTS = {
     "_task_behavior.actor.": "pol",
     "_task_behavior.value.": "val",
     "_task_behavior._slow_value.": "slowval",
+    f"{BEHAVIOR}actor.": "explore_pol",
+    f"{BEHAVIOR}value.": "explore_val",
+    f"{BEHAVIOR}_slow_value.": "explore_slowval",
 }
 """Prefixes of the original, and the components of the agent."""
+
+OPTIMIZERS_BY_MODULE = {
+    ("_wm", False, "model"): "model",
+    ("_task_behavior", False, "actor"): "actor",
+    ("_task_behavior", False, "value"): "value",
+    ("_expl_behavior", False, "expl"): "explore_ensemble",
+    ("_expl_behavior", True, "actor"): "explore_actor",
+    ("_expl_behavior", True, "value"): "explore_value",
+}
+"""Names of the optimizers by module, whether it is an inner behavior, and kind."""
 
 DYNAMICS = {
     "_img_in_layers": "input",
@@ -53,7 +68,9 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for name, value in (state if isinstance(state, Mapping) else {}).items():
         plain = str(name).replace("_orig_mod.", "")
-        is_copy = plain.startswith("_task_behavior._world_model.")
+        is_copy = plain.startswith("_task_behavior._world_model.") or (
+            plain.startswith("_expl_behavior.") and not is_exploration(plain)
+        )
         if isinstance(value, Tensor) and not is_copy:
             weights[plain] = value
     if not any(name.startswith("_wm.encoder.") for name in weights):
@@ -74,17 +91,18 @@ def read_encoder(path: str | Path) -> dict[str, Tensor]:
 def read_optimizers(path: str | Path) -> dict[str, Mapping[str, Any]]:
     """Return the states of the model, actor and value optimizers by these names.
 
+    Those of Plan2Explore are `explore_ensemble`, `explore_actor` and `explore_value`.
     Between the names of module and optimizer, compiled models have further parts.
     """
     data = read_torch_file(path, [OPTIMIZERS])
     states = data.get(OPTIMIZERS) if isinstance(data, Mapping) else None
-    found = {}
+    found: dict[str, Mapping[str, Any]] = {}
     for name, state in (states if isinstance(states, Mapping) else {}).items():
         parts = [part for part in str(name).split(".") if part != "_orig_mod"]
-        kind = re.fullmatch(r"_(model|actor|value)_opt", parts[-2] if parts[1:] else "")
-        module = "_wm" if kind and kind[1] == "model" else "_task_behavior"
-        if kind and parts[0] == module and isinstance(state, Mapping):
-            found[kind[1]] = state
+        kind = parts[-2].strip("_").removesuffix("_opt") if parts[1:] else ""
+        is_behavior = "_behavior" in parts[1:-2]
+        if new := OPTIMIZERS_BY_MODULE.get((parts[0], is_behavior, kind)):
+            found |= {new: state} if isinstance(state, Mapping) else {}
     return found
 
 
@@ -136,7 +154,8 @@ def _parameter(component: str, name: str, stride: int, action: str) -> str | Non
         "pol": {"mean_layer": f"head.{slot}.mean", "std_layer": f"head.{slot}.stddev"},
         "con": {"mean_layer": "head.logit"},
     }
-    out = outputs.get(component, {"mean_layer": "head.logits"}).get(path)
+    kind = component.removeprefix("explore_")
+    out = outputs.get(kind, {"mean_layer": "head.logits"}).get(path)
     return out and f"{out}.{leaf}"
 
 

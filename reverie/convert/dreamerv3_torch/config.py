@@ -21,6 +21,7 @@ BLOCK = "dreamerv3_torch"
 WORLD, LOSSES = "dreamer.dreamerv3_torch", "dreamer.dreamerv3_torch_ac"
 HEADS = ("rewhead", "conhead", "policy", "value")
 LAYER_NORM = "layer1em3"
+ENSEMBLE = "explore.ensemble"
 
 NAMES = {
     "dyn_hidden": f"{WORLD}.hidden",
@@ -86,6 +87,16 @@ NAMES = {
     "envs": "run.envs",
     "dataset_size": "replay.capacity",
     "seed": "seed",
+    "expl_intr_scale": "explore.intrinsic",
+    "expl_extr_scale": "explore.extrinsic",
+    "disag_target": "explore.target",
+    "disag_log": "explore.log",
+    "disag_offset": "explore.offset",
+    "disag_action_cond": "explore.action_conditioned",
+    **{
+        f"disag_{name}": f"explore.ensemble.{name}"
+        for name in ("models", "layers", "units")
+    },
 }
 """Options with the same meaning, and the settings of Reverie."""
 
@@ -93,18 +104,17 @@ CONVERTED = re.compile(
     r"(encoder\.|decoder\.)?(act|norm|minres|mlp_keys|cnn_keys)|units|reward_EMA|size|"
     r"decoder\.(cnn_sigmoid|vector_dist)|actor\.(dist|std)|(critic|reward_head)\.dist|"
     r"critic\.slow_target|imag_horizon|precision|grad_heads|dyn_rec_depth|opt|steps|"
-    r"action_repeat"
+    r"action_repeat|expl_behavior|expl_until"
 )
 """Options that are converted or checked by the functions below."""
 
 IGNORED = re.compile(
     r"(offline_)?(log|train|eval)dir|deterministic_run|parallel|eval_.*|log_every|"
     r"reset_every|device|compile|debug|video_pred_log|task|time_limit|grayscale|"
-    r"weight_decay|actor\.temp|step|value\.layers|expl_.*|disag_.*|stickey|lives|noops|"
+    r"weight_decay|actor\.temp|step|value\.layers|expl_gifs|stickey|lives|noops|"
     r"resize|actions|break_speed|camera.*|configs"
 )
-"""Options without an effect in the original, or of environments, logging, exploration.
-"""
+"""Options without an effect in the original, or of environments and logging."""
 
 SUPPORTED: dict[str, tuple[Any, ...]] = {
     "dyn_rec_depth": (1,),
@@ -116,6 +126,7 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
     "critic.dist": ("symlog_disc", "symlog_mse"),
     "actor.dist": ("onehot", "normal", "normal_std_fixed", "trunc_normal"),
     "eval_state_mean": (False,),
+    "expl_behavior": ("greedy", "random", "plan2explore", "Plan2Explore"),
 }
 """Values that can be converted; the original fails with most others."""
 OUTPUTS = {"symlog_disc": "symlog_twohot", "symlog_mse": "symlog_mse"}
@@ -172,15 +183,19 @@ def convert_options(options: Mapping[str, Any]) -> ConvertedConfig:
     if "imag_horizon" in given:  # it counts states, `imag_length` steps between them
         settings["dreamer.imag_length"] = int(given["imag_horizon"]) - 1
     if "reward_EMA" in given:
-        settings["dreamer.retnorm.impl"] = "perc" if given["reward_EMA"] else "none"
+        impl = "perc" if given["reward_EMA"] else "none"
+        settings |= {f"{x}.retnorm.impl": impl for x in ("dreamer", "explore")}
     if "precision" in given:
         precisions = {32: "float32", 16: "float16"}
         settings["precision"] = precisions[int(given["precision"])]
     if "grad_heads" in given:
         settings["dreamer.reward_grad"] = _reward_gradient(given["grad_heads"])
-    if "steps" in given:
-        repeat = int(given.get("action_repeat", 1))
-        settings["run.steps"] = int(float(given["steps"])) // repeat
+    if given.get("expl_behavior", "greedy") != "greedy":
+        settings["explore.policy"] = str(given["expl_behavior"]).lower()
+    repeat = int(given.get("action_repeat", 1))
+    for option, name in (("steps", "run.steps"), ("expl_until", "explore.until")):
+        if option in given:
+            settings[name] = int(float(given[option])) // repeat
     unknown = [
         name
         for name in given
@@ -194,7 +209,7 @@ def _layer_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """Activations and norms."""
     settings: dict[str, Any] = {}
     groups = {
-        "": (WORLD, *(f"dreamer.{head}" for head in HEADS)),
+        "": (WORLD, *(f"dreamer.{head}" for head in HEADS), ENSEMBLE),
         "encoder.": ("dreamer.enc",),
         "decoder.": ("dreamer.dec",),
     }
@@ -208,7 +223,9 @@ def _layer_settings(given: Mapping[str, Any]) -> dict[str, Any]:
             settings |= {f"{name}.act": str(act).lower() for name in names}
         if (norm := given.get(f"{prefix}norm")) is not None:
             value = LAYER_NORM if norm else "none"
-            settings |= {f"{name}.norm": value for name in names}
+            # the ensemble of exploration always has layer norms
+            normed = [name for name in names if name != ENSEMBLE]
+            settings |= {f"{name}.norm": value for name in normed}
     return settings
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from reverie.api import UserError
 from reverie.convert.dreamerv3_torch.config import LAYER_NORM, WORLD
+from reverie.convert.dreamerv3_torch.exploration import infer_exploration
 from reverie.nets.encoder import NO_KEYS, EncoderConfig
 
 STOCH, CLASSES = 32, 32
@@ -59,7 +60,10 @@ def infer_settings(
         settings["dreamer.retnorm.impl"] = "none"
     settings[f"{WORLD}.scale_images"] = "image"
     dynamics = _part(weights, "_wm.dynamics.")
-    return settings | _dynamics_settings(weights, dynamics, stoch, classes)
+    settings |= _dynamics_settings(weights, dynamics, stoch, classes)
+    if f"{WORLD}.deter" in settings:
+        settings |= _exploration_settings(weights, dynamics, settings)
+    return settings
 
 
 def infer_encoder(weights: Mapping[str, Tensor]) -> EncoderConfig:
@@ -126,6 +130,17 @@ def _dynamics_settings(
         return settings | {f"{WORLD}.stoch": width, f"{WORLD}.classes": 0}
     stoch, classes = _split_stochastic(width, stoch, classes)
     return settings | {f"{WORLD}.stoch": stoch, f"{WORLD}.classes": classes}
+
+
+def _exploration_settings(
+    weights: Mapping[str, Tensor], part: Mapping[str, Tensor], known: Mapping[str, Any]
+) -> dict[str, Any]:
+    deter = known[f"{WORLD}.deter"]
+    stoch = known[f"{WORLD}.stoch"] * max(1, known[f"{WORLD}.classes"])
+    embed = part["_obs_out_layers.0.weight"].shape[1] - deter
+    actions = len(weights["_task_behavior.actor.mean_layer.weight"])
+    widths = {"stoch": stoch, "deter": deter, "embed": embed, "feat": stoch + deter}
+    return infer_exploration(weights, widths, actions)
 
 
 def _split_stochastic(width: int, stoch: int, classes: int) -> tuple[int, int]:

@@ -18,11 +18,20 @@ from reverie.convert.dreamerv3_torch.checkpoint import (
     read_weights,
     rename,
 )
+from reverie.convert.dreamerv3_torch.exploration import (
+    BEHAVIOR,
+    NETWORKS,
+    stack_ensemble,
+)
 
 OPTIMIZERS = {
     "world": ("model", "_wm."),
     "actor": ("actor", "_task_behavior.actor."),
     "critic": ("value", "_task_behavior.value."),
+}
+EXPLORE_OPTIMIZERS = {
+    "actor": ("explore_actor", f"{BEHAVIOR}actor."),
+    "critic": ("explore_value", f"{BEHAVIOR}value."),
 }
 """Optimizers of the agent: names and parameters in the original."""
 ALTERNATIVES = ((".mean.", ".logits."), (".logits.", ".pred."), (".pred.", ".logits."))
@@ -42,6 +51,10 @@ def import_state(
     if components == ".*" and set(OPTIMIZERS) <= set(template.get("opt", ())):
         optimizers = read_optimizers(path)
         state["opt"] = optimizer_states(optimizers, weights, template)
+        if "explore_opt" in template:
+            state["explore_opt"] = explore_optimizer_states(
+                optimizers, weights, template
+            )
         state["continues_training"] = True
     return state
 
@@ -56,15 +69,19 @@ def from_original(
         if component not in template or not _matches(components, component):
             continue
         new = {n: weights[old] for old, (c, n) in renamed.items() if c == component}
+        if not new and component.startswith("explore_"):
+            continue  # trained without Plan2Explore, which starts with new weights
         check_fit(component, template[component], {component: new})
         state[component] = new
-    ema: Any = weights.get("_task_behavior.ema_vals")
-    if (
-        ema is not None
-        and "lo" in template["retnorm"]
-        and _matches(components, "retnorm")
-    ):
-        state["retnorm"] = {**template["retnorm"], "lo": ema[0], "hi": ema[1]}
+    ensemble = stack_ensemble(weights)
+    if ensemble and "ensemble" in template and _matches(components, "ensemble"):
+        check_fit("ensemble", template["ensemble"], {"ensemble": ensemble})
+        state["ensemble"] = ensemble
+    for prefix, name in (("_task_behavior.", "retnorm"), (BEHAVIOR, "explore_retnorm")):
+        ema: Any = weights.get(f"{prefix}ema_vals")
+        own = template.get(name, {})
+        if ema is not None and "lo" in own and _matches(components, name):
+            state[name] = {**own, "lo": ema[0], "hi": ema[1]}
     return state
 
 
@@ -86,13 +103,47 @@ def optimizer_states(
     weights: Mapping[str, Tensor],
     template: StateDict,
 ) -> StateDict:
-    """Return the states of the optimizers; unchanged if one has not taken a step.
+    """Return the states of the optimizers; unchanged if one has not taken a step."""
+    return _optimizer_states(OPTIMIZERS, template["opt"], optimizers, weights, template)
+
+
+def explore_optimizer_states(
+    optimizers: Mapping[str, Mapping[str, Any]],
+    weights: Mapping[str, Tensor],
+    template: StateDict,
+) -> StateDict:
+    """Return the states of the optimizers of Plan2Explore, like `optimizer_states`."""
+    own = template["explore_opt"]
+    states = _optimizer_states(EXPLORE_OPTIMIZERS, own, optimizers, weights, template)
+    states["ensemble"] = ensemble = dict(own["ensemble"])
+    saved = optimizers.get("explore_ensemble", {}).get("state", {})
+    if saved:
+        names = [name for name in weights if name.startswith(NETWORKS)]
+        for moment, entry in (("mu", "exp_avg"), ("nu", "exp_avg_sq")):
+            moments = {
+                name: _moment(saved, i, entry, weights[name])
+                for i, name in enumerate(names)
+            }
+            stacked = stack_ensemble(moments)
+            ensemble[moment] = {f"ensemble.{k}": x for k, x in stacked.items()}
+        ensemble["step"] = torch.as_tensor(saved[0]["step"]).float()
+    return states
+
+
+def _optimizer_states(
+    table: Mapping[str, tuple[str, str]],
+    own_states: StateDict,
+    optimizers: Mapping[str, Mapping[str, Any]],
+    weights: Mapping[str, Tensor],
+    template: StateDict,
+) -> StateDict:
+    """Return the states of the optimizers in a table of names and parameters.
 
     An optimizer of the original numbers its parameters in the order of the tensors.
     """
     renamed, states = new_names(weights, template), {}
-    for name, (original, prefix) in OPTIMIZERS.items():
-        states[name] = own = dict(template["opt"][name])
+    for name, (original, prefix) in table.items():
+        states[name] = own = dict(own_states[name])
         saved = optimizers.get(original, {}).get("state", {})
         if not saved:
             continue
