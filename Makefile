@@ -15,7 +15,7 @@ SEED ?= 0
 # Remove targets of failed commands.
 .DELETE_ON_ERROR:
 .PHONY: help demo install check test lint format types pytest coverage \
-	coverage-html licences test-slow test-gpu test-envs chaos bench clean distclean
+	coverage-html licences test-slow test-gpu test-envs test-browser chaos bench clean distclean
 
 help:
 	@echo "make demo       install, then train an agent on catch and save videos of imagined rollouts"
@@ -30,6 +30,7 @@ help:
 	@echo "make chaos      inject faults into runs for $(MINUTES) minutes (MINUTES=2 SEED=1)"
 	@echo "make coverage-html  line by line report of the last tests, in $(LOCAL)/coverage-html"
 	@echo "make bench      run the benchmarks that this machine can run, with small sizes"
+	@echo "make test-browser  test the pages of reverie play and view in Chromium"
 	@echo "make clean      remove caches and reports; distclean removes $(VENV) too"
 
 demo: $(VENV)/.installed
@@ -87,6 +88,10 @@ test-envs: $(VENV)/.installed
 
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python tools/chaos.py all --minutes $(MINUTES) --seed $(SEED)
+
+test-browser: $(VENV)/.installed-dev
+	@sh tools/install_browser.sh $(BIN)
+	$(BIN)/pytest -m browser --durations 5 $(PYTEST_FLAGS) tests/play/test_browser.py
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python tools/run_benchmarks.py $(LOCAL)/bench

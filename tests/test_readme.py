@@ -23,6 +23,7 @@ from reverie.cli.data import data_commands, parse_data_arguments
 from reverie.cli.draw import FIGURES, DrawOptions
 from reverie.cli.evaluate import EvalOptions
 from reverie.cli.main import COMMANDS, main
+from reverie.cli.play import PlayOptions, ViewOptions, take_short_flags
 from reverie.cli.sweep import parse_sweep_arguments
 from reverie.cli.train import BASE_BLOCKS, command_config
 from reverie.run.config import find_schema
@@ -156,6 +157,11 @@ def check_command(words: list[str]) -> None:
         parsed = parse_arguments(arguments, max_positional=maximum)
         assert parsed.positional or not arguments
         parsed.take_options(EvalOptions)
+        to_config(parsed)
+    elif name in ("play", "view"):
+        parsed = parse_arguments(take_short_flags(arguments)[2], max_positional=1)
+        assert parsed.positional
+        parsed.take_options(PlayOptions if name == "play" else ViewOptions)
         to_config(parsed)
     elif name == "sweep":
         if arguments and "FILE" not in arguments:

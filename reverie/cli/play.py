@@ -73,7 +73,7 @@ def play(words: list[str]) -> int:
     from reverie.play.server import Sessions, serve
     from reverie.play.session import Session
 
-    mode, save, words = _take_short_flags(words)
+    mode, save, words = take_short_flags(words)
     arguments = parse_arguments(words, max_positional=1)
     if not arguments.positional:
         raise UserError(
@@ -155,7 +155,7 @@ def _serve(serve: Any, sessions: Any, options: ServerOptions, **more: Any) -> No
     )
 
 
-def _take_short_flags(words: list[str]) -> tuple[str, bool, list[str]]:
+def take_short_flags(words: list[str]) -> tuple[str, bool, list[str]]:
     """Return mode, save mode and the other words."""
     modes, save, others = [], False, []
     for word in words:

@@ -205,7 +205,8 @@ class Session:
         self._start(str(command["mode"]))
 
     def _on_restart(self, command: dict[str, Any]) -> None:
-        self._start(self.simulation.mode, self._seed_of(command))
+        paused = self.paused and self.simulation.mode != RECORDED
+        self._start(self.simulation.mode, self._seed_of(command), paused)
 
     def _on_pause(self, command: dict[str, Any]) -> None:
         self.paused = bool(command.get("on", not self.paused))
@@ -266,15 +267,15 @@ class Session:
 
     # Steps
 
-    def _start(self, mode: str, seed: int | None = None) -> None:
+    def _start(self, mode: str, seed: int | None = None, paused: bool = False) -> None:
         if mode not in MODES:
             return
         self.simulation.start(mode, seed)
-        self._begin()
+        self._begin(paused)
 
-    def _begin(self) -> None:
+    def _begin(self, paused: bool = False) -> None:
         self.asks_to_keep = False
-        self.paused = False
+        self.paused = paused
         if not self.message.startswith("Saved"):
             self.message = ""
         self._return = self._imagined_return = 0.0

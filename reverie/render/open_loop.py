@@ -1,22 +1,37 @@
-"""Open-loop videos: truth, model and error.
+"""Open-loop videos: real frames, frames of the model, and their difference.
 
-Every column is a sequence, with truth, model and error from top to bottom; gray means
-no error. The border is green while the model observes the truth and red when it
-predicts open loop. Black frames separate the repetitions of the video.
+Every column is a sequence; its rows are labeled `real`, `model` and `difference` (gray
+means no error). While the model observes the real frames, the line above a column is
+blue; when it predicts from actions alone, the line is orange, and the title counts the
+predicted steps. The last frame is repeated before the video starts again.
 """
 
 from __future__ import annotations
+
+import functools
 
 import numpy as np
 from jaxtyping import Bool, UInt8
 
 from reverie.render.channels import to_rgb
 
-BORDER = 2
+MIN_SIDE = 48
+"""Shorter side of a frame in pixels; smaller ones are enlarged by a whole factor."""
+MIN_FACTOR, TINY = 4, 32
+"""Least factor for frames whose shorter side has at most `TINY` pixels."""
+GAP = 6
+"""Pixels between columns and rows."""
+MARKER = 2
+"""Height of the line that shows whether frames are observed or predicted."""
+TITLE, LABELS = 18, 66
+"""Height of the title and width of the labels."""
+FONT_SIZE = 11
 PAUSE = 10
-OBSERVED_COLOR, IMAGINED_COLOR = (0, 255, 0), (255, 0, 0)
 STRIP = 4
+BACKGROUND, TEXT_COLOR = (18, 21, 27), (215, 221, 229)
+OBSERVED_COLOR, IMAGINED_COLOR = (90, 176, 255), (255, 180, 84)
 BOUNDARY_COLOR, INSIDE_COLOR = (230, 40, 40), (40, 60, 160)
+ROWS = ("real", "model", "difference")
 
 
 def error_image(
@@ -34,25 +49,76 @@ def open_loop_video(
     count: int = 6,
     boundaries: Bool[np.ndarray, "B T"] | None = None,
 ) -> UInt8[np.ndarray, "frames height width 3"]:
-    """Make a video `(T + min(10, T), 3 h + 4, n (w + 4), 3)` of n = `count` sequences.
+    """Make a video of `count` sequences, with `min(10, T)` more frames at the end.
 
     The first `observed` frames of `model` are reconstructions. If the model has segment
-    boundaries, a strip below the truth is red at boundaries and blue elsewhere.
+    boundaries, a strip below the real frames is red at boundaries and blue elsewhere.
     """
     truth, model = to_rgb(truth[:count], last=True), to_rgb(model[:count], last=True)
-    rows = [truth, model, error_image(truth, model)]
+    rows = [_enlarge(x) for x in (truth, model, error_image(truth, model))]
     if boundaries is not None:
-        strip = np.empty((*truth.shape[:2], STRIP, *truth.shape[3:]), np.uint8)
+        shape = (*truth.shape[:2], STRIP, rows[0].shape[3], 3)
+        strip = np.empty(shape, np.uint8)
         strip[:] = INSIDE_COLOR
         strip[boundaries[:count]] = BOUNDARY_COLOR
-        rows.insert(1, strip)
-    stack = np.concatenate(rows, 2)  # (n, T, 3 h [+ strip], w, 3)
-    sequences, steps, height, width, _ = stack.shape
+        rows[0] = np.concatenate([rows[0], strip], 2)
+    sequences, steps, _, width, _ = rows[0].shape
+    top = TITLE + MARKER + 2
+    heights = [row.shape[2] for row in rows]
+    tops = [top + sum(heights[:n]) + n * GAP for n in range(len(rows))]
+    size = (tops[-1] + heights[-1] + GAP, LABELS + sequences * (width + GAP))
+    video = np.empty((steps, *size, 3), np.uint8)
+    video[:] = _panel(size, tuple(tops), tuple(heights))
+    for t in range(steps):
+        text = _title(t, steps, observed)
+        video[t, :TITLE, LABELS : LABELS + text.shape[1]] = text[:, : size[1] - LABELS]
+    for number in range(sequences):
+        left = LABELS + number * (width + GAP)
+        columns = slice(left, left + width)
+        video[:observed, TITLE : TITLE + MARKER, columns] = OBSERVED_COLOR
+        video[observed:, TITLE : TITLE + MARKER, columns] = IMAGINED_COLOR
+        for row, start, height in zip(rows, tops, heights, strict=True):
+            video[:, start : start + height, columns] = row[number]
+    return np.concatenate([video, np.repeat(video[-1:], min(PAUSE, steps), 0)])
 
-    shape = (sequences, steps, height + 2 * BORDER, width + 2 * BORDER, 3)
-    video = np.empty(shape, np.uint8)
-    video[:, :observed] = OBSERVED_COLOR
-    video[:, observed:] = IMAGINED_COLOR
-    video[:, :, BORDER:-BORDER, BORDER:-BORDER] = stack
-    grid = video.transpose(1, 2, 0, 3, 4).reshape(steps, shape[2], -1, 3)
-    return np.concatenate([grid, np.zeros_like(grid[:PAUSE])])
+
+def _enlarge(
+    images: UInt8[np.ndarray, "B T h w 3"],
+) -> UInt8[np.ndarray, "B T H W 3"]:
+    """Repeat the pixels of small images."""
+    side = min(images.shape[2:4])
+    factor = max(-(-MIN_SIDE // side), MIN_FACTOR if side <= TINY else 1)
+    return images.repeat(factor, 2).repeat(factor, 3) if factor > 1 else images
+
+
+@functools.lru_cache(maxsize=8)
+def _panel(
+    size: tuple[int, int], tops: tuple[int, ...], heights: tuple[int, ...]
+) -> UInt8[np.ndarray, "height width 3"]:
+    """Return an empty frame with the labels of the rows."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    image = Image.new("RGB", (size[1], size[0]), BACKGROUND)
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default(FONT_SIZE)
+    for label, top, height in zip(ROWS, tops, heights, strict=True):
+        point = (LABELS - 8, top + height / 2)
+        draw.text(point, label, TEXT_COLOR, font, anchor="rm")
+    return np.asarray(image)
+
+
+@functools.lru_cache(maxsize=1024)
+def _title(step: int, steps: int, observed: int) -> UInt8[np.ndarray, "height width 3"]:
+    """Return the text above the sequences."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    text = f"step {step + 1} of {steps}: "
+    text += (
+        "observed"
+        if step < observed
+        else f"predicted, {step + 1 - observed} of {steps - observed}"
+    )
+    font = ImageFont.load_default(FONT_SIZE)
+    image = Image.new("RGB", (round(font.getlength(text)) + 4, TITLE), BACKGROUND)
+    point, color = (0, TITLE / 2), TEXT_COLOR
+    ImageDraw.Draw(image).text(point, text, color, font, anchor="lm")
+    return np.asarray(image)

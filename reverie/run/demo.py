@@ -44,6 +44,8 @@ def demo(flags: Sequence[tuple[str, Any]]) -> int:
         f"  learning curve   {_short(curve)}\n"
         f"{video}"
         f"  run folder       {_short(logdir)}\n"
+        f"Play the dream in the browser (pip install 'reverie[play]'):\n"
+        f"  reverie play {_short(logdir)} -w\n"
         f"Next: reverie eval {_short(logdir)}, or\n"
         "  reverie train --task gym_CartPole-v1"
     )

@@ -12,6 +12,7 @@ logdir/
   best/              checkpoint with the lowest evaluation loss (offline training)
   replay/            replay buffer
   eval_replay/       replay buffer of the evaluation episodes of `train_eval`
+  recordings/        episodes that were kept in `reverie play`
   eval.json, eval/   result, videos and figures of `reverie eval`
 """
 
@@ -71,7 +72,7 @@ RESUMABLE_SETTINGS = (
     "offline.report_epochs",
 )
 """Prefixes of the settings that may change when a run is resumed."""
-SUBFOLDERS = ("ckpt", "best", "replay", "eval_replay", "media", "eval")
+SUBFOLDERS = ("ckpt", "best", "replay", "eval_replay", "media", "eval", "recordings")
 """Folders of a run that cannot be the folder of another run."""
 
 

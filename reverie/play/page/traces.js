@@ -98,7 +98,6 @@ export function drawLatents(canvas, header) {
   const { latents, classes } = header;
   canvas.width = latents.length;
   canvas.height = classes;
-  canvas.style.aspectRatio = `${latents.length} / ${Math.max(classes, latents.length / 3)}`;
   const context = canvas.getContext("2d");
   context.clearRect(0, 0, canvas.width, canvas.height);
   context.fillStyle = color("accent");

@@ -1,0 +1,364 @@
+"""The page in a real browser: Chromium, driven by Playwright (`make test-browser`).
+
+With `REVERIE_SCREENSHOTS=DIR`, every test writes a screenshot of its last state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from reverie.cli.main import main
+from reverie.datasets.episodes import open_episodes
+from reverie.play.load import MODES, load_playable
+from reverie.play.runs import RunIndex
+from reverie.play.server import Gate, Sessions, bind, make_app
+from reverie.play.session import Session
+
+pytestmark = pytest.mark.browser
+
+TOKEN = "token"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+WAIT = 30_000
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api")
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        pytest.skip("Chromium is not installed")
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox"]
+        )
+        yield chromium
+        chromium.close()
+
+
+class Server:
+    """The server in a thread, on a free port."""
+
+    def __init__(self, make_sessions, runs=None):
+        self.listener = bind("127.0.0.1", 0)
+        self.port = self.listener.getsockname()[1]
+        self.address = f"http://127.0.0.1:{self.port}/?token={TOKEN}"
+        self._make, self._runs = make_sessions, runs
+        self.server = None
+        self.thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self.thread.start()
+
+    async def _run(self):
+        import uvicorn
+
+        app = make_app(Gate(TOKEN, "127.0.0.1"), self._make(), self._runs)
+        config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
+        self.server = uvicorn.Server(config)
+        await self.server.serve(sockets=[self.listener])
+
+    def close(self):
+        self.server.should_exit = True
+        self.thread.join(timeout=20)
+
+
+@pytest.fixture
+def serve():
+    servers = []
+
+    def start(session=None, runs=None, open_run=None) -> Server:
+        def sessions() -> Sessions:
+            collection = Sessions(open_run)
+            if session is not None:
+                collection.add("", session)
+            return collection
+
+        servers.append(Server(sessions, runs))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def new_page(browser, request):
+    """Opens pages; fails if a script of a page failed; takes the screenshot."""
+    pages, errors = [], []
+
+    def make(address, **options):
+        context = browser.new_context(
+            **{"viewport": {"width": 1280, "height": 960}, **options}
+        )
+        page = context.new_page()
+        page.set_default_timeout(WAIT)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(address)
+        pages.append(page)
+        return page
+
+    yield make
+    if folder := os.environ.get("REVERIE_SCREENSHOTS"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for number, page in enumerate(pages):
+            name = f"{request.node.name.replace('/', '_')}-{number}.png"
+            page.screenshot(path=str(Path(folder) / name), full_page=True)
+    for page in pages:
+        page.context.close()
+    assert not errors
+
+
+def header(page, expression="true"):
+    """Wait until the newest header meets a condition on `h`; return the header."""
+    condition = f"() => {{ const h = window.page?.header; return h && ({expression}) }}"
+    page.wait_for_function(condition)
+    return page.evaluate("window.page.header")
+
+
+def pixels(page, pane):
+    return page.evaluate(
+        """(pane) => {
+          const canvas = document.querySelector(`.pane.${pane} canvas`);
+          const data = canvas.getContext("2d");
+          return [...data.getImageData(0, 0, canvas.width, canvas.height).data];
+        }""",
+        pane,
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("parts", ["dreamer", "iris"], indirect=True)
+def test_every_mode_is_shown(parts, mode, serve, new_page):
+    page = new_page(serve(Session(parts, mode)).address)
+    shown = header(page, "h.step >= 2")
+    assert shown["mode"] == mode
+    assert page.locator("#modes [aria-checked=true]").inner_text() == MODES[mode]
+    size = parts.obs_space["image"].shape[0]
+    for pane in ("real", "model"):
+        canvas = page.locator(f".pane.{pane} canvas").first
+        assert canvas.get_attribute("width") == str(size)
+    assert len(pixels(page, "model")) == size * size * 4
+    if mode == "recorded":
+        page.locator("#episodes button").first.click()
+        header(page, "h.step >= 1")
+        page.locator("#scrub").fill("1")
+        assert header(page, "h.paused && h.step === 1")["step"] == 1
+
+
+def test_modes_are_changed_in_the_page(parts, serve, new_page):
+    page = new_page(serve(Session(parts)).address)
+    for mode, label in reversed(MODES.items()):
+        page.get_by_role("radio", name=label).click()
+        header(page, f"h.mode === '{mode}'")
+
+
+def test_keys_change_the_dream(parts, serve, new_page):
+    page = new_page(serve(Session(parts, "human-model")).address)
+    header(page)
+    frames = {}
+    for key, name in (("ArrowLeft", "left"), ("ArrowRight", "right")):
+        page.locator("#content").focus()
+        if not page.evaluate("window.page.header.paused"):
+            page.keyboard.press("p")
+        header(page, "h.paused")
+        page.locator("#seed").fill("7")
+        page.locator("#seed").blur()
+        header(page, "h.step === 0 && h.seed === 7 && h.paused")
+        page.keyboard.down(key)
+        page.keyboard.press(".")
+        header(page, f"h.step === 1 && h.action === '{name}'")
+        page.keyboard.up(key)
+        frames[name] = pixels(page, "model")
+        page.locator("#seed").fill("8")
+        page.locator("#seed").blur()
+        header(page, "h.seed === 8")
+    assert frames["left"] != frames["right"]
+
+
+def test_held_keys_are_released_on_blur(parts, serve, new_page):
+    page = new_page(serve(Session(parts, "human-model")).address)
+    header(page)
+    page.keyboard.down("ArrowLeft")
+    header(page, "h.action === 'left'")
+    page.evaluate("window.dispatchEvent(new Event('blur'))")
+    header(page, "h.action === 'stay'")
+
+
+def test_keys_can_be_mapped_to_others(parts, serve, new_page):
+    page = new_page(serve(Session(parts, "human-model")).address)
+    header(page)
+    page.locator("#keysbutton").click()
+    page.locator("#remap-list button", has_text="left").click()
+    page.keyboard.press("a")
+    page.locator("#remap-close").click()
+    assert page.locator(".action kbd").first.inner_text() == "A"
+    page.keyboard.down("a")
+    header(page, "h.action === 'left'")
+    page.keyboard.up("a")
+
+
+def test_buttons_on_the_screen_act(parts, serve, new_page):
+    page = new_page(
+        serve(Session(parts, "human-env")).address,
+        viewport={"width": 390, "height": 844},
+        has_touch=True,
+    )
+    header(page)
+    button = page.locator(".action", has_text="right")
+    button.scroll_into_view_if_needed()
+    box = button.bounding_box()
+    page.mouse.move(box["x"] + 20, box["y"] + 8)
+    page.mouse.down()
+    header(page, "h.action === 'right'")
+    page.mouse.up()
+    width = page.evaluate("document.documentElement.scrollWidth")
+    assert width <= 390
+
+
+def test_fork_rollouts_take_over_and_speed(parts, serve, new_page):
+    page = new_page(serve(Session(parts)).address)
+    header(page, "h.step >= 2")
+    page.keyboard.press("p")
+    header(page, "h.paused")
+    page.locator("#scrub").fill("1")
+    header(page, "h.step === 1")
+    page.get_by_role("button", name="Dream from here").click()
+    header(page, "h.fork === 1")
+    page.locator("#rollouts").select_option("4")
+    header(page, "h.rollouts === 4")
+    page.wait_for_function(
+        "() => document.querySelectorAll('.pane.model').length === 4"
+    )
+    page.locator("#speed").select_option("4")
+    header(page, "h.speed === 4")
+    page.locator("#content").focus()
+    page.keyboard.press("t")
+    assert header(page, "h.human")["mode"] == "human-env"
+    page.keyboard.press("t")
+    header(page, "!h.human")
+
+
+def test_save_mode_writes_an_episode_that_bc_learns_from(
+    run_folder, tmp_path, serve, new_page
+):
+    copy = shutil.copytree(run_folder("dreamer"), tmp_path / "run")
+    session = Session(load_playable(copy), "human-env", save=True)
+    page = new_page(serve(session).address)
+    page.locator("#ask[open]").wait_for()
+    page.keyboard.press("n")
+    for episode in range(1, 4):
+        header(page, f"h.episode === {episode} && h.ask")
+        page.locator("#ask[open]").wait_for()
+        page.keyboard.press("y")
+    header(page, "h.episode >= 4")
+    data = copy / "recordings" / "env"
+    assert len(open_episodes(data).names()) == 3
+    flags = "--run.steps 2 --bc.batch_size 2 --device cpu --logger.outputs jsonl"
+    clone = tmp_path / "clone"
+    words = ["bc", "--bc.run", str(copy), "--offline.data", str(data)]
+    assert main([*words, "--logdir", str(clone), *flags.split()]) == 0
+    assert "train/loss" in (clone / "metrics.jsonl").read_text()
+
+
+def test_the_page_reconnects(parts, serve, new_page):
+    page = new_page(serve(Session(parts)).address)
+    header(page, "h.step >= 1")
+    page.evaluate("window.page.link.socket.close()")
+    status = "document.querySelector('#link').textContent"
+    page.wait_for_function(f"() => {{ return {status} !== 'connected' }}")
+    page.wait_for_function(f"() => {{ return {status} === 'connected' }}")
+    number = header(page)["number"]
+    header(page, f"h.number > {number} + 2")
+
+
+def test_a_wrong_token_is_refused(parts, serve, new_page):
+    page = new_page(serve(Session(parts)).address.replace(TOKEN, "other"))
+    assert "token is missing or wrong" in page.content()
+
+
+def test_one_of_two_pages_has_the_controls(parts, serve, new_page):
+    address = serve(Session(parts)).address
+    first, second = new_page(address), new_page(address)
+    header(second, "h.step >= 0")
+    button = second.get_by_role("button", name="take the controls")
+    button.wait_for()
+    assert second.locator("#pause").is_disabled()
+    button.click()
+    second.locator("#pause:not([disabled])").click()
+    header(first, "h.paused")
+    assert first.locator("#pause").is_disabled()
+
+
+def test_unavailable_modes_show_the_reason(parts, serve, new_page):
+    parts.reasons["env"] = "the simulator is not installed"
+    page = new_page(serve(Session(parts, "human-model")).address)
+    header(page)
+    tab = page.get_by_role("radio", name=MODES["agent-env"])
+    assert tab.get_attribute("aria-disabled") == "true"
+    tab.click(force=True)
+    assert "not installed" in page.locator("#reason").inner_text()
+
+
+def test_colors_can_be_changed_and_everything_has_a_label(parts, serve, new_page):
+    page = new_page(serve(Session(parts)).address, color_scheme="dark")
+    header(page, "h.step >= 1")
+    color = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(color)
+    page.locator("#theme").click()
+    assert page.evaluate(color) != dark
+    unlabeled = page.evaluate(
+        """() => [...document.querySelectorAll("button, input, select, canvas")]
+        .filter((node) => node.offsetParent && !(node.ariaLabel || node.textContent ||
+          node.getAttribute("aria-label") || node.closest("label")))
+        .map((node) => node.id || node.className)"""
+    )
+    assert not unlabeled
+
+
+def test_runs_are_viewed_while_one_is_written(run_folder, tmp_path, serve, new_page):
+    folder = tmp_path / "runs"
+    for name in ("dreamer", "iris"):
+        shutil.copytree(run_folder(name), folder / name)
+
+    def open_run(key: str) -> Session:
+        return Session(load_playable(runs.folder_of(key)), "agent-env")
+
+    runs = RunIndex(folder)
+    page = new_page(serve(runs=runs, open_run=open_run).address)
+    page.locator("#runs tbody tr").nth(1).wait_for()
+    page.wait_for_function("() => window.page.lines.length === 2")
+    page.locator("button.name", has_text="dreamer").click()
+    page.locator("#config tr", has_text="task").first.wait_for()
+    page.locator("#compare").select_option(label="iris")
+    page.locator("#config tr.different", has_text="agent").first.wait_for()
+    with (folder / "dreamer" / "scores.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 98765, "episode/score": 1.0}) + "\n")
+    page.locator("#runs td", has_text="98,765").wait_for()
+    page.locator("#open-play").click()
+    header(page, "h.step >= 1")
+
+
+def test_an_exported_page_opens_without_a_server(run_folder, tmp_path, new_page):
+    from reverie.play.export import export
+
+    runs = RunIndex(run_folder("dreamer"))
+    path = export(runs, tmp_path / "page")
+    page = new_page(path.as_uri())
+    page.locator("#sessions .pane canvas").first.wait_for()
+    page.wait_for_function("() => window.page.lines.length === 1")
+    assert page.locator("#sessions h3").count() == 2
+
+
+def test_the_page_fits_a_large_screen(parts, serve, new_page):
+    page = new_page(
+        serve(Session(parts, "agent-model")).address,
+        viewport={"width": 3840, "height": 2160},
+    )
+    header(page, "h.step >= 1")
+    size = page.evaluate("getComputedStyle(document.documentElement).fontSize")
+    assert float(size.removesuffix("px")) > 18
