@@ -6,6 +6,7 @@ import io
 import json
 import struct
 import sys
+import time
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -194,9 +195,18 @@ def read_wandb(path):
     """Return the logged rows and the config in the transaction log of a W&B run."""
     from wandb.proto import wandb_internal_pb2
 
+    def read_records():
+        log = read_leveldb_log(path.read_bytes())
+        return [wandb_internal_pb2.Record.FromString(data) for data in log]
+
+    deadline = time.monotonic() + 30
+    records = read_records()
+    while not any(x.WhichOneof("record_type") == "exit" for x in records):
+        assert time.monotonic() < deadline, "W&B did not write the end of the run"
+        time.sleep(0.05)  # it writes in another process, also after `finish`
+        records = read_records()
     rows, settings = [], {}
-    for data in read_leveldb_log(path.read_bytes()):
-        record = wandb_internal_pb2.Record.FromString(data)
+    for record in records:
         if record.WhichOneof("record_type") == "run":
             for item in record.run.config.update:
                 settings[item.key] = json.loads(item.value_json)
