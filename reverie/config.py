@@ -24,7 +24,7 @@ import functools
 import re
 import types
 import typing
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
@@ -292,7 +292,7 @@ class Setting:
 def settings_of(schema: Any) -> dict[str, Setting]:
     """All settings of a dataclass by dotted name."""
     settings: dict[str, Setting] = {}
-    types_ = typing.get_type_hints(schema)
+    types_ = _field_types(typing.cast(Hashable, schema))
     defaults = schema()
     for field in dataclasses.fields(schema):
         name, type_ = field.name, types_[field.name]
@@ -311,9 +311,15 @@ def settings_of(schema: Any) -> dict[str, Setting]:
     return settings
 
 
+@functools.lru_cache(maxsize=512)
+def _field_types(schema: Any) -> dict[str, Any]:
+    """Return the types of the fields; evaluating them from strings is slow."""
+    return typing.get_type_hints(schema)
+
+
 def _build(schema: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     """Create the tree of dataclasses from values by dotted name."""
-    types_ = typing.get_type_hints(schema)
+    types_ = _field_types(typing.cast(Hashable, schema))
     arguments: dict[str, Any] = {}
     for field in dataclasses.fields(schema):  # type: ignore[arg-type]
         name = prefix + field.name

@@ -7,6 +7,7 @@ command is not valid here; the pages `docs/coming-from-*.md` explain the differe
 
 from __future__ import annotations
 
+import functools
 import re
 from importlib import resources
 from typing import Any, NamedTuple
@@ -53,6 +54,7 @@ class Original(NamedTuple):
     """The only agent for which flags without an equivalent are known; empty for all."""
 
 
+@functools.cache
 def originals() -> tuple[Original, ...]:
     """Return the tables of all implementations."""
     from reverie.convert.vta.config import NAMES
