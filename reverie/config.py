@@ -31,7 +31,13 @@ from typing import Any, Literal, TypeVar, Union
 import yaml
 
 from reverie.api import UserError
-from reverie.storage.limits import parse_json, parse_yaml
+from reverie.patterns import select_names
+from reverie.storage.limits import (
+    MAX_JSON_BYTES,
+    parse_json,
+    parse_yaml,
+    read_bytes,
+)
 
 PRESETS = Path(__file__).parent / "presets"
 T = TypeVar("T")
@@ -173,9 +179,12 @@ def get_block(name: str) -> dict[str, Any]:
 def read_config_file(path: Path) -> dict[str, Any]:
     """Read settings from a YAML or JSON file."""
     try:
-        text = path.expanduser().read_text("utf-8-sig")  # skips a byte order mark
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
+        content = read_bytes(path.expanduser(), MAX_JSON_BYTES)
+        text = content.decode("utf-8-sig")  # skips a byte order mark
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or f"it {error}"
+        if isinstance(error, UnicodeDecodeError):
+            reason = str(error)
         raise ConfigError(
             f"Cannot read the config file {path}: {reason}.\n"
             "  Fix: give the path of a YAML or JSON file."
@@ -362,13 +371,12 @@ def matching_names(name: str, settings: Collection[str], origin: str) -> list[st
     """The settings that a name or pattern refers to; an error if there are none."""
     if is_pattern(name):
         try:
-            pattern = re.compile(name)
+            matches = select_names(name, settings)
         except re.error as error:
             raise ConfigError(
                 f"The pattern {name!r} in {origin} is not a regular expression: "
                 f"{error}.\n  Fix: write a dot as `\\.` and any text as `.*`."
             ) from None
-        matches = [key for key in settings if pattern.fullmatch(key)]
         if not matches:
             raise ConfigError(
                 f"The pattern {name!r} in {origin} matches no setting.\n"

@@ -12,7 +12,7 @@ from reverie import config as configs
 from reverie.run.config import Config
 
 PACKAGE = Path(__file__).resolve().parent.parent / "reverie"
-ERROR_CLASSES = {"UserError", "ConfigError", "EnvFailure", "DiskFull"}
+ERROR_CLASSES = {"UserError", "ConfigError", "EnvFailure", "DiskFull", "WriteFailed"}
 
 
 def user_errors(path: Path) -> list[tuple[int, str]]:

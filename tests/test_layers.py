@@ -19,7 +19,7 @@ LEAVES = {"envs", "replay", "datasets", "log", "render"}
 
 CONTRACT = {"api", "spaces", "rows", "capabilities"}
 
-BASE = CONTRACT | {"storage", "plugins"}
+BASE = CONTRACT | {"storage", "plugins", "patterns"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "spaces": set(),
@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api": {"spaces", "rows"},
     "capabilities": CONTRACT,
     "plugins": CONTRACT,
+    "patterns": CONTRACT,
     "storage": CONTRACT,
     **dict.fromkeys(LEAVES, BASE),
     # `render` turns arrays into pictures: the one leaf that log and agents may use.
@@ -35,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels": BASE | {"nets"},
     "worlds": BASE | {"nets", "kernels"},
     "agents": BASE | {"nets", "kernels", "worlds", "render", "config"},
-    "config": CONTRACT | {"storage"},
+    "config": CONTRACT | {"storage", "patterns"},
     "convert": BASE | {"nets", "worlds", "agents", "config"},
 }
 LIBRARY = {*MAY_IMPORT}

@@ -13,6 +13,7 @@ import yaml
 from torch import Tensor, nn
 
 from reverie.api import StateDict, UserError
+from reverie.patterns import select_names
 
 
 def init_generator(seed: int) -> torch.Generator:
@@ -50,7 +51,7 @@ def load_components(
 def matching_components(components: dict[str, nn.Module], pattern: str) -> list[str]:
     """Return the component names that match a pattern; raise if there are none."""
     try:
-        names = [name for name in components if re.fullmatch(pattern, name)]
+        names = select_names(pattern, components)
     except re.error:
         names = []
     if not names:

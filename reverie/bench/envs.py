@@ -19,7 +19,6 @@ the median over repeats.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
@@ -38,6 +37,7 @@ from reverie.api import Env, UserError
 from reverie.envs.seeding import derive_seed
 from reverie.envs.wrappers import Wrapper
 from reverie.spaces import Space
+from reverie.storage.atomic import make_parent, write_json
 
 
 class StepTiming(NamedTuple):
@@ -129,8 +129,8 @@ def bench_envs(
             print(f"{line} {row['overhead']:>9.0%} over {row['baseline']}")
     if config.output:
         path = Path(config.output).expanduser()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(results, indent=2) + "\n")
+        make_parent(path)
+        write_json(path, results)
     return results
 
 

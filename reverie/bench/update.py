@@ -15,7 +15,6 @@ import itertools
 import json
 import math
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +30,7 @@ from reverie.api import Action, Agent, Feed, Mode, Obs, UserError, VecEnv
 from reverie.bench.table import format_rows, format_table
 from reverie.capabilities import HasParameterCount, Profilable
 from reverie.config import check_minimum
+from reverie.log.messages import print_message
 from reverie.replay import device_copy
 from reverie.replay.buffer import Replay
 from reverie.replay.device_copy import DeviceCopy
@@ -38,11 +38,11 @@ from reverie.replay.feed import ReplayFeed
 from reverie.run import device as devices
 from reverie.run.config import Config
 from reverie.run.factory import MakeEnv, make_agent, make_envs
-from reverie.run.folder import resolve_logdir, system_info
+from reverie.run.folder import open_lock, resolve_logdir, system_info
 from reverie.run.offline.datasets import OfflineSequences, trains_on_sequences
 from reverie.run.resources import Resources
 from reverie.spaces import Spaces
-from reverie.storage.atomic import write_file
+from reverie.storage.atomic import make_parent, write_file
 from reverie.storage.system import lock_file, peak_memory
 
 
@@ -398,7 +398,7 @@ def machine_lock(exclusive: bool) -> Iterator[float]:
     path = Path(tempfile.gettempdir()) / f"reverie-bench-{user}.lock"
     start = time.perf_counter()
     try:
-        lock = path.open("w")
+        lock = open_lock(path)
     except OSError as error:
         raise UserError(
             f"Cannot write the lock file of benchmarks, {path}: {error.strerror}.\n"
@@ -434,8 +434,8 @@ def write_results(
     path = Path(options.output).expanduser()
     if not options.output:
         path = resolve_logdir(config.logdir) / "bench.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_parent(path)
     results = {**results, "config": dataclasses.asdict(config)}
     write_file(path, json.dumps(results, indent=1, default=str).encode())
-    print(f"\n{path}", file=sys.stderr)
+    print_message(f"\n{path}")
     return results

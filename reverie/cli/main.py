@@ -22,11 +22,13 @@ from reverie.cli.envs import check_env, list_envs
 from reverie.cli.evaluate import evaluate
 from reverie.cli.explain import explain, explain_groups
 from reverie.cli.play import PLAY_HELP, play, view
+from reverie.cli.streams import flush_output, open_standard_streams
 from reverie.cli.sweep import sweep
 from reverie.cli.train import BASE_BLOCKS, bc, demo, offline, train, train_eval
 from reverie.log.messages import print_message
 from reverie.run.signals import Interrupted
 from reverie.run.trust import allow
+from reverie.storage.os_errors import FILE_ERRORS, TOO_MANY_FILES, describe_error
 
 TRUST = "--trust"
 
@@ -81,8 +83,19 @@ class Command(NamedTuple):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if argv is None:  # not called from Python code
-        warnings.showwarning = _show_warning
+    if argv is not None:  # called from Python code
+        return _run(words)
+    warnings.showwarning = _show_warning
+    open_standard_streams()
+    code = _run(words)
+    error = flush_output()
+    # training has files with its results
+    is_needed = not words or words[0] not in BASE_BLOCKS
+    return _output_failed(error) if error and is_needed and not code else code
+
+
+def _run(words: list[str]) -> int:
+    """Run a command; errors that the user can correct are printed with their fix."""
     try:
         return _dispatch(words)
     except UserError as error:
@@ -95,26 +108,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print_message("reverie: stopped without saving.")
         return 130
-    except BrokenPipeError:  # the reader of a pipe, such as `head`, has ended
-        sys.stderr.close()
-        return 0
-    except (MemoryError, RuntimeError) as error:
-        from reverie.run.memory import describe, is_out_of_memory
-
-        if not is_out_of_memory(error):
+    except (MemoryError, RuntimeError, OSError, ImportError) as error:
+        if isinstance(error, OSError) and error.filename is None:
+            output = flush_output()
+            if output is not None and output.errno == error.errno:
+                return _output_failed(output)
+        message = _explain(error)
+        if message is None:
             raise
-        return _fail(
+        return _fail(message)
+
+
+def _output_failed(error: OSError) -> int:
+    """Return the exit code if standard output cannot be written."""
+    if isinstance(error, BrokenPipeError):
+        return 0  # the reader of the output, such as `head`, has ended
+    return _fail(
+        f"The output could not be written ({error.strerror}).\n"
+        "  Fix: send it to a terminal, or to a file on a disk with free space."
+    )
+
+
+def _explain(error: Exception) -> str | None:
+    """Return a message for errors of the operating system; None for other errors."""
+    from reverie.run.memory import describe, is_out_of_memory
+
+    if is_out_of_memory(error):
+        return (
             f"{describe(error, 'running this command')}\n  Fix: use smaller batches, "
             "sequences or replay buffers, or fewer --episodes."
         )
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        path = f" ({error.filename})" if error.filename else ""
-        return _fail(
-            f"The disk is full{path}.\n"
-            "  Fix: free some disk space and run the same command again."
-        )
+    code = error.errno if isinstance(error, OSError) else None
+    if TOO_MANY_FILES in str(error):
+        code = errno.EMFILE
+    if code is None or code not in FILE_ERRORS:
+        return None
+    return describe_error(code, getattr(error, "filename", None))
 
 
 def _fail(message: str) -> int:

@@ -21,6 +21,7 @@ from torch import Tensor
 from reverie.agents.dreamer.config import DreamerConfig
 from reverie.api import StateDict, UserError
 from reverie.nets.blocks import ModulesByKey
+from reverie.patterns import matches
 from reverie.storage.file_kind import TEXT, UNKNOWN, file_kind
 from reverie.storage.limits import InvalidFile, quote, read_bytes
 from reverie.storage.numpy_pickle import parse_arrays
@@ -68,7 +69,7 @@ def from_original(
 
     def is_selected(part: str) -> bool:
         try:
-            return bool(re.fullmatch(components, part))
+            return matches(components, part)
         except re.error:  # reported by `load_weights`
             return True
 

@@ -26,9 +26,10 @@ from reverie.datasets.readers.metadata import DatasetMetadata
 from reverie.datasets.readers.npz import write_npz_episode
 from reverie.datasets.transforms import TransformedReader, Transforms
 from reverie.spaces import spaces_to_json
-from reverie.storage.atomic import TEMPORARY, write_json
+from reverie.storage.atomic import TEMPORARY, make_folder, refuse_link, write_json
 from reverie.storage.episodes import write_episode
-from reverie.storage.limits import read_json
+from reverie.storage.limits import InvalidFile, check_name, read_json
+from reverie.storage.os_errors import explain_write_errors
 
 PARTIAL = ".partial"
 SETTINGS = "settings.json"
@@ -84,7 +85,7 @@ def convert(
     writer = _EpisodeWriter(source, partial, config, format)
     writer.run(selected, progress or (lambda done, total: None))
     if writer.existing + writer.written == 0:
-        shutil.rmtree(partial)
+        shutil.rmtree(partial, ignore_errors=True)
         name, why = next(iter(writer.bad.items()), ("it", "has no episodes"))
         raise UserError(
             f"None of the {len(selected)} episodes of {reader.origin} can be used "
@@ -96,9 +97,7 @@ def convert(
     }
     extra = {"source": reader.origin, "skipped": writer.bad}
     DatasetMetadata(source.obs_space, source.act_space, masks, extra).write(partial)
-    (partial / SETTINGS).unlink()
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    os.replace(partial, destination)
+    finish_folder(partial, destination)
     return ConversionResult(destination, writer.written, writer.existing, writer.bad)
 
 
@@ -154,8 +153,9 @@ class _EpisodeWriter:
             return
         source = self.source
         try:
+            check_name(name)
             episode = source.read_valid(name)
-        except BadEpisode as error:
+        except (BadEpisode, InvalidFile) as error:
             if self.config.bad == "stop":
                 raise UserError(
                     f"{source.origin}: {name} {error}.\n  Fix: repair it and run the "
@@ -196,6 +196,7 @@ def start_or_resume(
 ) -> None:
     """Create a partial folder, or check that an existing one has the same settings."""
     path = partial / SETTINGS
+    refuse_link(partial)
     if partial.exists():
         try:
             previous = read_json(path)
@@ -206,11 +207,19 @@ def start_or_resume(
                 f"{partial} is left over from another {command} to {destination}.\n"
                 "  Fix: repeat that command to finish it, or remove the folder."
             )
-        for temporary in partial.glob(f".*{TEMPORARY}"):  # of a killed process
-            temporary.unlink()
+        with explain_write_errors(destination):
+            for temporary in partial.glob(f".*{TEMPORARY}"):  # of a killed process
+                temporary.unlink()
         return
-    partial.mkdir(parents=True)
+    make_folder(partial, parents=True)
     write_json(path, settings)
+
+
+def finish_folder(partial: Path, destination: Path) -> None:
+    """Rename a complete partial folder to its final name."""
+    with explain_write_errors(destination):
+        (partial / SETTINGS).unlink()
+        os.replace(partial, destination)
 
 
 def _list_written(folder: Path, format: str) -> set[str]:

@@ -12,7 +12,7 @@ import numpy as np
 from reverie.datasets.episode_format import LOG, MODEL, STATE, Episode, to_steps
 from reverie.datasets.readers.hdf5_file import import_h5py
 from reverie.spaces import Spaces
-from reverie.storage.atomic import atomic_write
+from reverie.storage.atomic import atomic_write, make_parent
 
 
 def write_robomimic(
@@ -35,7 +35,7 @@ def write_robomimic(
         bounds = action_space.native_bounds
         settings["action_bounds"] = [bound.tolist() for bound in bounds]
     h5py = import_h5py()
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_parent(path)
     total = 0
     with atomic_write(path) as temporary, h5py.File(temporary, "w") as file:
         data = file.create_group("data")

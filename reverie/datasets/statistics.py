@@ -20,6 +20,7 @@ from reverie.datasets.episode_format import BadEpisode, Episode, is_image
 from reverie.datasets.readers import Reader
 from reverie.datasets.readers.npz import load_arrays, save_arrays
 from reverie.spaces import Arrays
+from reverie.storage.atomic import make_parent
 
 SUFFIX = ".stats.npz"
 """Appended to the name of the dataset; the file is written next to it."""
@@ -69,7 +70,7 @@ def save_statistics(path: Path, statistics: Statistics) -> Path:
         for key, moments in statistics.items()
         for field, value in moments._asdict().items()
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_parent(path)
     save_arrays(path, arrays)
     return path
 

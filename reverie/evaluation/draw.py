@@ -12,7 +12,7 @@ import numpy as np
 from reverie.agents.open_loop import to_pixels
 from reverie.api import UserError
 from reverie.evaluation.boundaries import open_sequence_run
-from reverie.evaluation.result import FOLDER
+from reverie.evaluation.result import output_folder
 from reverie.render.boundaries import boundary_strip, boundary_video, imagined_strip
 from reverie.render.video import upscale, video_suffix, write_image, write_video
 from reverie.spaces import EVENT
@@ -39,7 +39,7 @@ def draw_boundaries(
             f"  Fix: --idx 0, or --num-samples {max(index, 0) + 1}"
         )
     opened = open_sequence_run(logdir, samples, flags)
-    folder = folder or opened.run.folder / FOLDER
+    folder = folder or output_folder(opened.run.folder)
     agent = opened.agent
     with contextlib.closing(opened.feed) as feed:
         data = feed("report")

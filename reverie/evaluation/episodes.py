@@ -20,7 +20,7 @@ from reverie.evaluation.recorders import (
     FailureRecorder,
     VideoRecorder,
 )
-from reverie.evaluation.result import FOLDER, EvalResult, make_result
+from reverie.evaluation.result import EvalResult, make_result, output_folder
 from reverie.render.video import FPS
 from reverie.replay.buffer import Replay
 from reverie.run import device
@@ -88,7 +88,9 @@ def evaluate(
     with contextlib.closing(envs):
         agent = run.load_policy(envs)
         kept = episodes if keep_episodes else 0
-        recorders = _make_recorders(run.folder / FOLDER, envs, videos, failures, kept)
+        recorders = _make_recorders(
+            output_folder(run.folder), envs, videos, failures, kept
+        )
         played = play_episodes(agent, envs, episodes, recorders=recorders)
     table = [
         {k: v for k, v in episode._asdict().items() if v is not None}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from reverie.api import Metrics, UserError
 from reverie.envs import action_repeat
-from reverie.evaluation.result import FOLDER, EvalResult
+from reverie.evaluation.result import EvalResult, output_folder
 from reverie.log.jsonl import METRICS, read_lines
 from reverie.log.logger import Logger, make_logger
 from reverie.run import checkpoint
@@ -41,7 +41,7 @@ def follow(
     logdir = logdir.expanduser()
     config = read_config(logdir)
     with contextlib.closing(_make_logger(config, logdir)) as logger:
-        lines = read_lines(logdir / FOLDER / METRICS)
+        lines = read_lines(output_folder(logdir) / METRICS)
         evaluated = {(x["step"], x[UPDATES]) for x in lines if UPDATES in x}
         skipped: set[Path] = set()
         while True:
@@ -87,7 +87,7 @@ def _make_logger(config: Config, logdir: Path) -> Logger:
     settings = dataclasses.asdict(config)
     return make_logger(
         dataclasses.replace(config.logger, outputs=outputs),
-        logdir / FOLDER,
+        output_folder(logdir),
         settings=settings,
         name=f"{logdir.resolve().name}-eval",
     )

@@ -13,6 +13,7 @@ from reverie.render.channels import cameras_side_by_side
 from reverie.render.video import FPS, upscale, video_suffix, write_video
 from reverie.spaces import FLAGS, Arrays, Spaces, agent_obs_space
 from reverie.storage.array_file import SUFFIX
+from reverie.storage.atomic import make_folder
 from reverie.storage.episodes import write_episode
 
 
@@ -92,7 +93,7 @@ class DatasetRecorder(EpisodeRecorder):
             old.unlink(missing_ok=True)
 
     def write(self, episode: Arrays, number: int, failed: bool) -> Path:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder, parents=True)
         self.metadata.write(self.folder)
         return write_episode(self.folder, f"{self.stem}_{number:04d}", episode)
 

@@ -21,7 +21,7 @@ from reverie.evaluation.held_out import (
     evaluate_held_out,
     mean_losses,
 )
-from reverie.evaluation.result import FOLDER, EvalResult, make_result
+from reverie.evaluation.result import EvalResult, make_result, output_folder
 from reverie.evaluation.rollout_ensembles import ensemble_table
 from reverie.render.curve import draw_curves
 from reverie.render.video import upscale, video_suffix, write_image, write_video
@@ -53,7 +53,7 @@ def eval_recordings(logdir: Path, flags: Sequence[tuple[str, Any]] = ()) -> Eval
         count = len(dataset.held_out.names()[: config.eval.episodes or None])
     files: list[Path] = []
     with ignore_unwritable():
-        files = _write_media(run.folder / FOLDER, config.eval.context, results)
+        files = _write_media(output_folder(run.folder), config.eval.context, results)
     summary = {
         "count": len(results.losses) or count,
         "loss": mean_losses(results.losses),

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
+from reverie.run.folder import refuse_links
 from reverie.run.load import SavedRun
 from reverie.storage.atomic import ignore_unwritable, write_json
 
@@ -38,6 +40,12 @@ class EvalResult:
     """Metrics of each episode; empty for sequences."""
     files: list[str] = field(default_factory=list)
     """Videos, figures and recordings that the evaluation wrote."""
+
+
+def output_folder(run_folder: Path) -> Path:
+    """Return the folder of videos and figures; symbolic links there are refused."""
+    refuse_links(run_folder, (FOLDER,))
+    return run_folder / FOLDER
 
 
 def make_result(

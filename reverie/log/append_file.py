@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
-from reverie.storage.system import open_flags
+from reverie.storage.atomic import make_parent, open_append
 
 
 class AppendFile:
@@ -21,17 +22,16 @@ class AppendFile:
 
     def write(self, data: bytes) -> None:
         if self._descriptor is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
-            flags |= open_flags("O_BINARY")
-            self._descriptor = os.open(self.path, flags, 0o644)
+            make_parent(self.path)
+            self._descriptor = open_append(self.path)
         end = os.fstat(self._descriptor).st_size
         remaining = memoryview(data)
         try:
             while remaining:
                 remaining = remaining[os.write(self._descriptor, remaining) :]
         except OSError:
-            os.ftruncate(self._descriptor, end)
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, end)
             raise
 
     def close(self) -> None:

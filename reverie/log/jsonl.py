@@ -22,6 +22,8 @@ from reverie.api import StateDict
 from reverie.log.append_file import AppendFile
 from reverie.log.record import Record, Sink
 from reverie.storage.atomic import write_file
+from reverie.storage.limits import open_descriptor, open_regular
+from reverie.storage.os_errors import WriteFailed, fix_for
 
 METRICS = "metrics.jsonl"
 SCORES = "scores.jsonl"
@@ -95,7 +97,7 @@ class JsonlSink(Sink):
                     lines = lines[:1] if name == METRICS else lines
                     self.has_final_line |= name == METRICS and bool(lines)
                     size += sum(map(len, lines))
-                os.truncate(file.path, size)
+                truncate(file.path, size)
             remove_incomplete_line(file.path)
             self._unwritten[name] = list(state["unwritten"].get(name, []))
 
@@ -110,13 +112,14 @@ class JsonlSink(Sink):
         for name, lines in self._unwritten.items():
             try:  # also without lines, so that both files exist from the start
                 self._files[name].write("".join(lines).encode())
-            except OSError as error:
+            except (OSError, WriteFailed) as error:
                 del lines[:-MAX_UNWRITTEN]
+                path, code = self._files[name].path, error.errno or 0
                 raise OSError(
-                    error.errno,
-                    f"{self._files[name].path} cannot be written "
-                    f"({os.strerror(error.errno or 0)}); {len(lines)} lines are kept "
-                    "in memory. Fix: free some space, then they are written",
+                    code,
+                    f"{path} cannot be written ({os.strerror(code)}); {len(lines)} "
+                    "lines are kept in memory, and written when this is possible "
+                    f"again. Fix: {fix_for(code, path)}",
                 ) from error
             lines.clear()
 
@@ -131,7 +134,16 @@ def remove_lines_after(path: Path, last_step: int) -> None:
 def remove_incomplete_line(path: Path) -> None:
     """Remove what follows the last newline."""
     if path.exists():
-        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+        truncate(path, _read(path).rfind(b"\n") + 1)
+
+
+def truncate(path: Path, size: int) -> None:
+    """Cut a file to this size; a symbolic link is refused."""
+    descriptor = open_descriptor(path, os.O_RDWR)
+    try:
+        os.ftruncate(descriptor, size)
+    finally:
+        os.close(descriptor)
 
 
 def length_of(score: str) -> str:
@@ -145,14 +157,19 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+def _read(path: Path) -> bytes:
+    with open_regular(path) as file:
+        return file.read()
+
+
 def _complete_lines(path: Path) -> list[bytes]:
-    lines = path.read_bytes().splitlines(keepends=True)
+    lines = _read(path).splitlines(keepends=True)
     return [line for line in lines if line.endswith(b"\n") and _step_of(line) < 2**63]
 
 
 def _final_lines(path: Path, offset: int, step: int) -> list[bytes]:
     """Return the complete lines from a byte offset on, up to those of `step`."""
-    lines = path.read_bytes()[offset:].splitlines(keepends=True)
+    lines = _read(path)[offset:].splitlines(keepends=True)
     return list(takewhile(lambda x: x.endswith(b"\n") and _step_of(x) <= step, lines))
 
 

@@ -144,12 +144,16 @@ class Logger:
     def progress(self, step: int) -> None:
         """Update the progress line, if a sink has one. Cheap enough for every step."""
         for sink in self.sinks:
-            sink.progress(step)
+            try:
+                sink.progress(step)
+            except OSError as error:  # the terminal was closed
+                self._warn_failed(sink, error)
 
     def clear_line(self) -> None:
         """Erase the progress line, before other text is printed."""
         for sink in self.sinks:
-            sink.clear_line()
+            with contextlib.suppress(OSError):
+                sink.clear_line()
 
     def truncate_after(self, step: int) -> None:
         """Remove what was written after `step`; -1 removes everything.
@@ -288,16 +292,20 @@ class Logger:
         try:
             getattr(sink, method)(*args)
         except Exception as error:
-            if sink.name not in self._failing:
-                self._failing.add(sink.name)
-                reason = error.strerror if isinstance(error, OSError) else str(error)
-                reason = (reason or "").partition("\n")[0]
-                problem = f"Writing the {sink.name} log failed, the run continues"
-                print_message(f"warning: {problem}: {reason}")
+            self._warn_failed(sink, error)
         else:
             if sink.name in self._failing and method == "write":
                 self._failing.discard(sink.name)
                 print_message(f"warning: The {sink.name} log works again.")
+
+    def _warn_failed(self, sink: Sink, error: Exception) -> None:
+        """Print one warning until the sink works again."""
+        if sink.name not in self._failing:
+            self._failing.add(sink.name)
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            reason = (reason or "").partition("\n")[0]
+            problem = f"Writing the {sink.name} log failed, the run continues"
+            print_message(f"warning: {problem}: {reason}")
 
 
 class _DeviceSums:

@@ -10,10 +10,11 @@ import time
 _last_output = -math.inf
 
 
-def print_message(text: str) -> None:
+def print_message(text: str, end: str = "\n") -> None:
     """Print to standard error; ignored if that is closed, full or a broken pipe."""
     with contextlib.suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)
+        if sys.stderr is not None:
+            print(text, end=end, file=sys.stderr, flush=True)
     record_output()
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple, TextIO
 from reverie.api import UserError
 from reverie.log.messages import record_output
 from reverie.log.record import Record, Sink
+from reverie.patterns import compile_pattern, select_names
 
 REFRESH_SECONDS = 0.5
 """Time between two updates of the progress line."""
@@ -26,6 +27,10 @@ RATE_EPOCHS = 10
 
 LOSSES = ("train/opt/loss", "train/loss")
 """Metrics with the total loss; if none exists, all `train/loss/*` are added."""
+
+
+NOTHING = "(?!)"
+"""Regular expression that matches nothing."""
 
 
 class Epochs(NamedTuple):
@@ -61,12 +66,14 @@ class TerminalSink(Sink):
         epochs: Callable[[], Epochs] | None = None,
     ):
         try:
-            self.filter = re.compile(filter)
+            compile_pattern(filter)
         except re.error as error:
             raise UserError(
                 f"logger.filter is not a regular expression: {filter!r} ({error}).\n"
                 "  Fix: write alternatives like --logger.filter 'score|train/loss/'"
             ) from error
+        self.filter = filter
+        self._is_shown: dict[str, bool] = {}  # by the name of the metric
         self.total, self.epochs = total, epochs
         self._stream = stream
         self._loss = self._score = ""  # as printed
@@ -93,12 +100,8 @@ class TerminalSink(Sink):
             self._progress_metrics[name] = format_number(record.scalars[name])
         self._add_time(record.step)
         self.clear_line()
-        metrics = {
-            key: format_number(value)
-            for key, value in record.scalars.items()
-            if self.filter.search(key)
-        }
-        metrics |= {k: v for k, v in record.texts.items() if self.filter.search(k)}
+        texts = {key: format_number(value) for key, value in record.scalars.items()}
+        metrics = self._select({**texts, **record.texts})
         width = min(shutil.get_terminal_size((88, 24)).columns, 100)
         print(self._progress_line(record.step), file=self.stream)
         for line in in_columns(metrics, width):
@@ -135,6 +138,17 @@ class TerminalSink(Sink):
             self.stream.write("\r\x1b[K")
             self.stream.flush()
             self._has_progress_line = False
+
+    def _select(self, metrics: dict[str, str]) -> dict[str, str]:
+        """Return the metrics whose names match the filter."""
+        if new := [name for name in metrics if name not in self._is_shown]:
+            try:
+                shown = set(select_names(self.filter, new, "search"))
+            except UserError:
+                self.filter = NOTHING  # it takes too long: wait for it only once
+                raise
+            self._is_shown |= {name: name in shown for name in new}
+        return {name: text for name, text in metrics.items() if self._is_shown[name]}
 
     def _add_time(self, step: int) -> None:
         now = time.monotonic()

@@ -16,6 +16,10 @@ from reverie.log.record import Record, Sink
 from reverie.plugins import import_optional
 from reverie.render.channels import to_rgb
 from reverie.render.video import FPS, encode_gif
+from reverie.storage.atomic import make_folder, write_file
+from reverie.storage.limits import read_bytes
+
+MAX_ID_BYTES = 1000
 
 
 class WandbSink(Sink):
@@ -37,7 +41,7 @@ class WandbSink(Sink):
         self.fps = fps
         self._wandb = wandb
         self._folder = logdir / "wandb"
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder, parents=True)
         self._run = wandb.init(
             project=_from_environment("WANDB_PROJECT") or "reverie",
             entity=_from_environment("WANDB_ENTITY"),
@@ -56,7 +60,7 @@ class WandbSink(Sink):
             entry[name] = self._wandb.Image(image)
         for name, video in record.videos.items():
             path = self._folder / (name.replace("/", "-") + ".gif")
-            path.write_bytes(encode_gif(video, self.fps))
+            write_file(path, encode_gif(video, self.fps), sync=False)
             entry[name] = self._wandb.Video(str(path), format="gif")
         self._run.log(entry, step=record.step)
 
@@ -73,5 +77,5 @@ def _run_id(logdir: Path) -> str:
     """Id stored in the logdir, so that it stays the same if the folder is moved."""
     path = logdir / "wandb" / "run-id.txt"
     if not path.exists():
-        path.write_text(secrets.token_hex(6))
-    return path.read_text().strip()
+        write_file(path, secrets.token_hex(6).encode())
+    return read_bytes(path, MAX_ID_BYTES).decode().strip()

@@ -32,6 +32,7 @@ from reverie.nets.blocks import (
 from reverie.nets.conv import SameConv, max_pool_2x2
 from reverie.nets.inputs import Concat
 from reverie.nets.standardize import Standardize
+from reverie.patterns import compile_pattern, matches
 from reverie.spaces import Spaces, agent_obs_space
 
 SMALLEST, LARGEST = 3, 16
@@ -80,7 +81,7 @@ class ConvConfig(MLPConfig):
             raise ValueError("depth, kernel and mults must be at least 1")
         for pattern in (self.cnn_keys, self.mlp_keys):
             try:
-                re.compile(pattern)
+                compile_pattern(pattern)
             except re.error as error:
                 raise ValueError(
                     f"{pattern!r} is not a regular expression ({error})"
@@ -196,9 +197,9 @@ def split_keys(spaces: Spaces, cnn_keys: str, mlp_keys: str) -> tuple[Spaces, Sp
     images, vectors = {}, {}
     for key, space in agent_obs_space(spaces).items():
         if space.is_image:
-            if re.fullmatch(cnn_keys, key):
+            if matches(cnn_keys, key):
                 images[key] = space
-        elif re.fullmatch(mlp_keys, key):
+        elif matches(mlp_keys, key):
             if len(space.shape) > 2:
                 raise UserError(
                     f"Observation {key!r} is {space.dtype} of shape {space.shape}, "

@@ -22,11 +22,11 @@ from reverie.config import check_minimum
 from reverie.datasets import statistics
 from reverie.datasets.convert import (
     PARTIAL,
-    SETTINGS,
     FileFormat,
     WriterConfig,
     check_new,
     convert,
+    finish_folder,
     start_or_resume,
 )
 from reverie.datasets.episode_format import BadEpisode, Episode, is_image
@@ -43,10 +43,11 @@ from reverie.datasets.split import (
     split_by_seed,
 )
 from reverie.envs import EnvConfig
+from reverie.log.messages import print_message
 from reverie.render.channels import cameras_side_by_side
 from reverie.render.episode import contact_sheet, draw_episode_curves
 from reverie.render.video import upscale, video_suffix, write_image, write_video
-from reverie.storage.atomic import atomic_write, write_json
+from reverie.storage.atomic import atomic_write, make_folder, write_json
 
 SHEET_FRAMES = 32
 """Number of frames on a contact sheet."""
@@ -255,8 +256,7 @@ def split_command(path: str, folder: str, options: SplitOptions) -> int:
         print_skipped(bad)
         names_by_part[part] = [name for name in names if name not in bad]
     write_json(partial / "split.json", {**header, **names_by_part})
-    (partial / SETTINGS).unlink()
-    os.replace(partial, destination)
+    finish_folder(partial, destination)
     reader.close()
     print(
         f"{len(names_by_part['train'])} episodes in {destination / 'train'}, "
@@ -368,19 +368,19 @@ class Progress:
         tenths = 10 * done // max(total, 1)
         if self._is_tty:
             bar = "#" * tenths + "." * (10 - tenths)
-            print(f"\r{self.label} [{bar}] {done}/{total}", end="", file=sys.stderr)
+            print_message(f"\r{self.label} [{bar}] {done}/{total}", end="")
         elif tenths > self._printed:
             self._printed = tenths
-            print(f"{self.label} {done}/{total}", file=sys.stderr, flush=True)
+            print_message(f"{self.label} {done}/{total}")
 
     def end(self) -> None:
         if self._is_tty:
-            print(file=sys.stderr)
+            print_message("")
 
 
 def print_skipped(bad: dict[str, str]) -> None:
     for name, why in bad.items():
-        print(f"skipped: {name} {why}", file=sys.stderr)
+        print_message(f"skipped: {name} {why}")
 
 
 def all_cameras(episode: Episode) -> np.ndarray | None:
@@ -397,7 +397,7 @@ def all_cameras(episode: Episode) -> np.ndarray | None:
 
 def _link(reader: FolderReader, names: list[str], folder: Path) -> None:
     """Hard-link the files of some episodes; copy them if linking fails."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, parents=True)
     for name in names:
         target = folder / reader.paths[name].name
         if target.exists():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from reverie.datasets.episodes import ReaderConfig, open_episodes
 from reverie.datasets.readers import Reader
 from reverie.datasets.readers.key_map import KeyMap
 from reverie.datasets.robomimic import write_robomimic
+from reverie.log.messages import print_message
 from reverie.recordings.commands import (
     Progress,
     all_cameras,
@@ -51,7 +51,7 @@ class SimulatorOptions(SimulatorConfig):
         simulator = Simulator(self, reader, seed)
         if simulator.settings:
             flags = describe_settings(self.task, simulator.settings)
-            print(f"Settings of the recording: {flags}", file=sys.stderr)
+            print_message(f"Settings of the recording: {flags}")
         if simulator.message:
             warnings.warn(simulator.message, RuntimeWarning, stacklevel=2)
         return reader, simulator

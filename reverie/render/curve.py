@@ -27,6 +27,7 @@ from reverie.render.figure import (
     format_tick,
 )
 from reverie.render.video import write_image
+from reverie.storage.limits import InvalidFile, open_regular
 
 WIDTH, HEIGHT = 960, 560
 BOX = Box(84 * SCALE, 64 * SCALE, (WIDTH - 28) * SCALE, (HEIGHT - 64) * SCALE)
@@ -58,7 +59,14 @@ def read_scores(run: Path, key: str = "episode/score") -> list[tuple[float, floa
             "  Fix: give a run folder in which at least one episode has ended."
         )
     points = []
-    for line in path.read_text().splitlines():
+    try:
+        with open_regular(path) as file:
+            text = file.read().decode(errors="replace")
+    except (OSError, InvalidFile) as error:
+        raise UserError(
+            f"{path} cannot be read ({error}).\n  Fix: give the folder of a run."
+        ) from None
+    for line in text.splitlines():
         try:
             entry = json.loads(line)
         except ValueError:

@@ -15,7 +15,7 @@ from jaxtyping import UInt8
 from reverie.api import UserError
 from reverie.plugins import install_command
 from reverie.render.channels import to_rgb
-from reverie.storage.atomic import write_file
+from reverie.storage.atomic import make_parent, write_file
 
 MIN_SIZE = 192
 """Minimum length of the longer side of an upscaled image, in pixels."""
@@ -159,6 +159,6 @@ def _with_palette(image: Any) -> Any:
 
 
 def _write(path: Path, data: bytes) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_parent(path)
     write_file(path, data, sync=False)
     return path

@@ -19,7 +19,7 @@ from reverie.replay.column_store import ColumnStore, DiskStore, RamStore, Segmen
 from reverie.replay.config import ReplayConfig
 from reverie.replay.episode_sampler import EpisodeIndex
 from reverie.replay.memory_plan import make_memory_plan, required_capacity
-from reverie.replay.segment_files import MAX_PENDING, SegmentFiles
+from reverie.replay.segment_files import MAX_PENDING, Manifest, SegmentFiles
 from reverie.replay.step_index import StepIndex
 from reverie.replay.window_sampler import WindowSampler
 from reverie.rows import Window
@@ -298,17 +298,16 @@ class Replay:
             listener.flush()
         with self._lock:
             self._count_listener_writes()
+            files = self._save_files()
             state: StateDict = {
                 "spaces": _signature(self.spaces),
                 "index": self.index.state_dict(),
                 "samplers": {k: s.state_dict() for k, s in self._samplers.items()},
                 "counts": dict(self._counts),
-                "files": None,
+                "files": files,
             }
             if self.episodes is not None:
                 state["episodes"] = self.episodes.state_dict()
-            if self.files is not None and self.config.save:
-                state["files"] = self.files.save()
             return state
 
     def load(self, state: StateDict) -> None:
@@ -370,6 +369,16 @@ class Replay:
             self._counts = dict.fromkeys((*self._counts, "replayed"), 0)
             return metrics
 
+    def _save_files(self) -> Manifest | None:
+        """Write the files; continues without steps whose files were deleted."""
+        if self.files is None or not self.config.save:
+            return None
+        while True:
+            try:
+                return self.files.save()
+            except SegmentLost as error:
+                self._remove_lost(error)
+
     def _prepare_add(self, count: int) -> None:
         if self.plan.storage == "disk":
             assert self.files is not None
@@ -403,12 +412,14 @@ class Replay:
         )
 
     def _remove_lost(self, error: SegmentLost) -> None:
-        """Continue without the steps of a file that cannot be read any more."""
+        """Continue without the steps of files that cannot be read any more."""
         assert self.files is not None
-        lost, index = error.segment, self.index
-        self.files.remove_lost(lost, error.reason)
+        index = self.index
+        self.files.remove_lost(error)
         ids = np.arange(index.first, index.total)
-        ids = ids[index.is_live(ids) & ((ids < lost.first) | (ids >= lost.stop))]
+        ids = ids[index.is_live(ids)]
+        for lost in error.segments:
+            ids = ids[(ids < lost.first) | (ids >= lost.stop)]
         rows = ids % self.capacity
         samplers = {name: s.state_dict() for name, s in self._samplers.items()}
         state: StateDict = {}

@@ -26,6 +26,8 @@ import torch
 
 from reverie.spaces import Arrays, Spaces
 from reverie.storage.array_file import ArrayFile, write_arrays
+from reverie.storage.limits import InvalidFile
+from reverie.storage.os_errors import EXHAUSTED, INTACT
 from reverie.storage.segments import segment_stem
 
 WIDE_BYTES = 1024
@@ -60,11 +62,11 @@ class ReplaySegment:
 
 
 class SegmentLost(Exception):
-    """A segment file in use can no longer be read."""
+    """Segment files in use can no longer be read."""
 
-    def __init__(self, segment: ReplaySegment, reason: str) -> None:
+    def __init__(self, segments: list[ReplaySegment], reason: str) -> None:
         super().__init__(reason)
-        self.segment = segment
+        self.segments = segments
         self.reason = reason
 
 
@@ -294,17 +296,29 @@ class DiskStore:
         name = file.record.name
         opened = self._maps.get(name)
         if opened is None:
-            try:
-                opened = self._maps[name] = file.open(self.directory)
-            except OSError as error:
-                raise SegmentLost(
-                    segment, f"was lost while in use ({error})"
-                ) from error
+            opened = self._maps[name] = self._open(segment, file)
             if len(self._maps) > MAX_OPEN_MAPS:
                 self._maps.popitem(last=False)
         else:
             self._maps.move_to_end(name)
         return opened[1][key]
+
+    def _open(
+        self, segment: ReplaySegment, file: ArrayFile
+    ) -> tuple[mmap.mmap, Arrays]:
+        """Map a file; if too many files are open, after closing the mapped ones."""
+        try:
+            try:
+                return file.open(self.directory)
+            except OSError as error:
+                if error.errno not in EXHAUSTED or not self._maps:
+                    raise
+                self._maps.clear()
+                return file.open(self.directory)
+        except (OSError, InvalidFile) as error:
+            if isinstance(error, OSError) and error.errno in INTACT:
+                raise
+            raise SegmentLost([segment], f"was lost while in use ({error})") from error
 
     def _make_scratch(self, segment: ReplaySegment) -> None:
         """Copy the extras of a segment to a writable file."""

@@ -10,6 +10,8 @@ is killed at any time.
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,14 +22,27 @@ from typing import Any
 
 import numpy as np
 
-from reverie.replay.column_store import SCRATCH_SUFFIX, ColumnStore, ReplaySegment
+from reverie.replay.column_store import (
+    SCRATCH_SUFFIX,
+    ColumnStore,
+    RamStore,
+    ReplaySegment,
+    SegmentLost,
+)
 from reverie.replay.step_index import StepIndex
 from reverie.spaces import Arrays, Space, Spaces
 from reverie.storage import array_file
 from reverie.storage.array_file import ArrayFile, FileRecord
-from reverie.storage.atomic import TEMPORARY, explain_full_disk, fsync
-from reverie.storage.limits import InvalidFile
-from reverie.storage.segments import ORDER, POSITION, STREAM, segment_stem
+from reverie.storage.atomic import TEMPORARY, fsync, make_folder
+from reverie.storage.limits import InvalidFile, quote
+from reverie.storage.os_errors import INTACT, explain_write_errors
+from reverie.storage.segments import (
+    ORDER,
+    POSITION,
+    SEGMENT_NAME,
+    STREAM,
+    segment_stem,
+)
 
 ROW_SPACES = {
     STREAM: Space(np.int64),
@@ -81,7 +96,7 @@ class SegmentFiles:
     exact_extras: bool
 
     def __post_init__(self) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
+        make_folder(self.directory, parents=True)
         self.segments: list[ReplaySegment] = []
         self.partial: ReplaySegment | None = None  # incomplete, replaced by next save
         self.first_unwritten = 0  # steps before this id are in full segments
@@ -148,9 +163,15 @@ class SegmentFiles:
         self.store.evict_before(self.index.first)
 
     def save(self) -> Manifest:
-        """Write all steps that no file holds yet, and flush; returns the manifest."""
+        """Write all steps that no file holds yet, and flush; returns the manifest.
+
+        Files that were deleted are written again from memory. If the steps are not in
+        memory, raises `SegmentLost`.
+        """
         self.wait()
         self.evict()
+        make_folder(self.directory)
+        self._replace_deleted()
         if self.exact_extras:
             self._write_changed_extras()
         self._write_full_segments()
@@ -158,7 +179,7 @@ class SegmentFiles:
         self._write_partial()
         manifest = self._manifest()
         listed = {record.name for record in listed_files(manifest)}
-        with explain_full_disk(self.directory):
+        with explain_write_errors(self.directory / "segments"):
             for name in self._unsynced:
                 if name in listed:
                     fsync(self.directory / name)
@@ -173,6 +194,7 @@ class SegmentFiles:
 
         A damaged file is moved to quarantine with a warning, and its steps are lost.
         """
+        listed_files(manifest)  # raises if it is not valid
         self._cancel_pending()
         self._changed.clear()
         self.partial, self.segments, self.first_unwritten = None, [], total
@@ -187,11 +209,13 @@ class SegmentFiles:
             position.append(np.array(arrays[POSITION])[live])
         return np.concatenate(ids), np.concatenate(stream), np.concatenate(position)
 
-    def remove_lost(self, segment: ReplaySegment, reason: str) -> None:
-        """Move a file that failed while in use to quarantine."""
-        self.segments.remove(segment)
-        self._quarantine_rows(segment.rows.record, reason, segment.first, segment.count)
-        self.store.remove_segment(segment)
+    def remove_lost(self, lost: SegmentLost) -> None:
+        """Move files that failed while in use to quarantine."""
+        for segment in lost.segments:
+            self.segments.remove(segment)
+            rows = segment.rows.record
+            self._quarantine_rows(rows, lost.reason, segment.first, segment.count)
+            self.store.remove_segment(segment)
 
     def delete_unused(self, kept: list[Manifest]) -> None:
         """Delete files that neither the replay nor one of these manifests lists."""
@@ -242,7 +266,8 @@ class SegmentFiles:
                 check_columns(arrays, self.spaces | ROW_SPACES, count)
                 if not np.array_equal(np.sort(arrays[ORDER]), np.arange(count)):
                     raise InvalidFile("has steps in an invalid order")
-            except ValueError as error:
+            except (OSError, ValueError) as error:
+                _raise_if_intact(error)
                 self._quarantine_rows(rows, str(error), first, count)
                 continue
             segment = ReplaySegment(first, count, file)
@@ -265,7 +290,8 @@ class SegmentFiles:
             file = array_file.read_layout(self.directory, record)
             extras = file.open(self.directory)[1]
             check_columns(extras, self.extras, segment.count)
-        except ValueError as error:
+        except (OSError, ValueError) as error:
+            _raise_if_intact(error)
             return str(error)
         segment.extras = file
         arrays |= extras
@@ -285,6 +311,7 @@ class SegmentFiles:
     def _write_full_segments(self) -> None:
         """Start writing all full segments, in threads."""
         while self.index.total - (first := self._next_to_write()) >= self.segment:
+            make_folder(self.directory)
             self.wait(MAX_PENDING - 1)
             arrays, order = self._copy_steps(first, self.segment)
             if self._executor is None:
@@ -309,11 +336,49 @@ class SegmentFiles:
         file = self._write(segment_stem(first, count), arrays)
         self.partial = ReplaySegment(first, count, file)
 
+    def _replace_deleted(self) -> None:
+        """Write files again that were deleted by another program."""
+        names = set(os.listdir(self.directory))
+        deleted = []
+        if self.partial and self.partial.rows.record.name not in names:
+            self.partial = None  # all of its steps are in memory
+        for segment in self.segments:
+            if segment.extras and segment.extras.record.name not in names:
+                self._warn_deleted(segment.extras)
+                segment.extras = None
+                self._changed.add(segment)
+            if segment.rows.record.name not in names:
+                deleted.append(segment)
+        self._write_again(deleted, "was deleted while in use")
+
+    def _write_again(self, segments: list[ReplaySegment], reason: str) -> None:
+        """Write the steps of lost files to new ones, if they are in memory."""
+        if segments and not isinstance(self.store, RamStore):
+            raise SegmentLost(segments, reason)
+        for segment in segments:
+            self._warn_deleted(segment.rows)
+            first = max(segment.first, self.index.first)
+            segment.first, segment.count = first, segment.stop - first
+            arrays, _ = self._copy_steps(first, segment.count)
+            segment.rows = self._write(segment_stem(first, segment.count), arrays)
+            segment.extras = None
+            self._changed.discard(segment)
+
+    def _warn_deleted(self, file: ArrayFile) -> None:
+        path = self.directory / file.record.name
+        message = f"{path} was deleted while in use; it is written again from memory."
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+
     def _write_changed_extras(self) -> None:
         """Write the extras of segments that have changed since the last save."""
         changed = self._changed.intersection(self.segments)
         for segment in sorted(changed, key=lambda segment: segment.first):
-            _, arrays = segment.rows.open(self.directory)
+            try:
+                _, arrays = segment.rows.open(self.directory)
+            except (OSError, InvalidFile) as error:
+                _raise_if_intact(error)
+                self._write_again([segment], f"was lost while in use ({error})")
+                continue
             order = np.array(arrays[ORDER], np.int64)
             ids = np.maximum(segment.first + order, self.index.first)
             extras = {k: space.zeros(segment.count) for k, space in self.extras.items()}
@@ -371,7 +436,31 @@ class SegmentFiles:
 
 
 def listed_files(manifest: Manifest) -> list[FileRecord]:
-    return [FileRecord(*x) for _, _, *records in manifest for x in records if x]
+    """Return the records of all files; raise `InvalidFile` if they are not valid.
+
+    Only names of segments are accepted, because listed files are moved and deleted.
+    """
+    records = []
+    for entry in manifest if isinstance(manifest, list) else [None]:
+        match entry:
+            case [int(first), int(count), rows, extras] if first >= 0 and count > 0:
+                records += [_record(x) for x in (rows, extras) if x is not None]
+            case _:
+                raise InvalidFile("has a list of replay files that is not valid")
+    return records
+
+
+def _record(entry: Any) -> FileRecord:
+    match entry:
+        case [str(name), int(size), int(crc)] if SEGMENT_NAME.fullmatch(name):
+            return FileRecord(name, size, crc)
+    raise InvalidFile(f"lists {quote(str(entry))}, which is not a file of the replay")
+
+
+def _raise_if_intact(error: Exception) -> None:
+    """Raise errors after which the file is not damaged, such as too many open files."""
+    if isinstance(error, OSError) and error.errno in INTACT:
+        raise error
 
 
 def check_columns(arrays: Arrays, spaces: Spaces, rows: int) -> None:

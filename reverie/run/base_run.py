@@ -25,7 +25,12 @@ from reverie.run import checkpoint, device
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.clock import Clock
 from reverie.run.config import Config
-from reverie.run.folder import NewFiles, open_run_folder, resolve_logdir
+from reverie.run.folder import (
+    NewFiles,
+    check_lock,
+    open_run_folder,
+    resolve_logdir,
+)
 from reverie.run.health import Health, restart_advice
 from reverie.run.memory import check_memory
 from reverie.run.repeatable import train_or_abort
@@ -82,7 +87,8 @@ class BaseRun(Resources):
         config = self.config
         check_memory(config)
         files = NewFiles(self.path)
-        self._cleanup.enter_context(open_run_folder(self.path, self.saved_config))
+        lock = open_run_folder(self.path, self.saved_config)
+        self._lock = self._cleanup.enter_context(lock)
         self._cleanup.callback(self._delete_if_refused, files)
         self._cleanup.enter_context(self.stopper)
         self.status.notice = self._stop_notice
@@ -239,6 +245,11 @@ class BaseRun(Resources):
                 f"{self.checkpoints.quarantine} to start from scratch in this folder."
             )
         return newest
+
+    def _begin_save(self) -> None:
+        """Raise if the run folder does not exist any more."""
+        self.status.begin(SAVING)
+        check_lock(self.path, self._lock)
 
     def agent_state(self) -> StateDict:
         """Return the state of the agent; raise if it is not finite."""

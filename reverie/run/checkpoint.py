@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,10 +29,15 @@ import safetensors.torch
 import torch
 
 from reverie.api import StateDict, UserError
-from reverie.storage.atomic import explain_full_disk, fsync
-from reverie.storage.limits import read_json
+from reverie.storage.atomic import create_file, fsync, make_folder
+from reverie.storage.limits import InvalidFile, check_name, open_regular, read_json
+from reverie.storage.os_errors import INTACT, explain_write_errors
 
 FORMAT = 1
+PARTIAL = ".partial-"
+"""Prefix of checkpoints that are being written or deleted."""
+REQUIRED = ("agent", "loop")
+"""Parts of every checkpoint."""
 _NAME = re.compile(r"(\d{12,})-(\d{6,})(?:-epoch(\d{4,}))?")
 
 
@@ -52,7 +57,7 @@ class Checkpoints:
     """The checkpoints of one run, newest last.
 
     Keeps the newest `keep_last`, every `keep_every`-th one, and the first one after
-    every `keep_epochs` epochs (0: none).
+    every `keep_epochs` epochs (0: none). One without the `required` parts is damaged.
     """
 
     def __init__(
@@ -61,8 +66,10 @@ class Checkpoints:
         keep_last: int = 2,
         keep_every: int = 0,
         keep_epochs: int = 0,
+        required: Collection[str] = REQUIRED,
     ):
         self.folder = folder
+        self.required = required
         self.keep_last = max(1, keep_last)
         self.keep_every = keep_every
         self.keep_epochs = keep_epochs
@@ -77,16 +84,17 @@ class Checkpoints:
         number = 1 + max((_counters(path).number for path in self.paths()), default=0)
         suffix = "" if epoch is None else f"-epoch{epoch:04d}"
         final = self.folder / f"{step:012d}-{number:06d}{suffix}"
-        partial = self.folder / f".partial-{final.name}"
-        with explain_full_disk(final):
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
+        partial = self.folder / f"{PARTIAL}{final.name}"
+        make_folder(self.folder)
+        with explain_write_errors(final):
+            _delete(partial)
+            partial.mkdir()
             try:
                 write_folder(partial, parts, step)
                 os.rename(partial, final)
                 fsync(self.folder)
             except BaseException:
-                shutil.rmtree(partial, ignore_errors=True)
+                _delete(partial)
                 raise
         return final
 
@@ -99,7 +107,7 @@ class Checkpoints:
         paths = self.paths()
         for path in reversed(paths):
             try:
-                verify(path)
+                verify(path, self.required)
                 return path
             except Damaged as error:
                 if read_only and not path.exists():
@@ -139,9 +147,12 @@ class Checkpoints:
         for path in paths:
             if path not in kept:
                 # Renamed first, so that a kill leaves no incomplete checkpoint.
-                os.rename(path, path.with_name(f".partial-{path.name}"))
-        for path in self.folder.glob(".partial-*"):
-            shutil.rmtree(path, ignore_errors=True)
+                partial = path.with_name(f"{PARTIAL}{path.name}")
+                with explain_write_errors(path):
+                    _delete(partial)
+                    os.rename(path, partial)
+        for path in self.folder.glob(f"{PARTIAL}*"):
+            _delete(path)
         return kept
 
     @property
@@ -150,11 +161,12 @@ class Checkpoints:
         return self.folder / "quarantine"
 
     def _isolate(self, path: Path) -> Path:
-        self.quarantine.mkdir(exist_ok=True)
+        make_folder(self.quarantine)
         target = self.quarantine / path.name
-        while target.exists():
+        while os.path.lexists(target):
             target = target.with_name(target.name + "x")
-        os.rename(path, target)
+        with explain_write_errors(target):
+            os.rename(path, target)
         return target
 
     def _first_of_epochs(self, paths: list[Path]) -> Iterable[Path]:
@@ -196,7 +208,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest = read_json(folder / "manifest.json")
         kinds = type(manifest["files"]), type(manifest["parts"])
         valid = kinds == (dict, list)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, OSError) and error.errno in INTACT:
+            raise
         valid = False
     if not valid:
         raise Damaged("its manifest is missing or unreadable")
@@ -209,20 +223,51 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
-def verify(folder: Path) -> None:
-    """Raise `Damaged` unless every file exists with the size and checksum it had."""
-    for name, expected in read_manifest(folder)["files"].items():
-        path = folder / name
-        if not path.is_file():
-            raise Damaged(f"{name} is missing")
-        try:
-            size = path.stat().st_size
+def verify(folder: Path, required: Collection[str] = REQUIRED) -> None:
+    """Raise `Damaged` unless every file exists with the size and checksum it had.
+
+    Files must be listed for every part, and other files of the parts must not exist.
+    """
+    if folder.is_symlink():
+        raise Damaged("it is a symbolic link")
+    manifest = read_manifest(folder)
+    parts, files = manifest["parts"], manifest["files"]
+    try:
+        for name in (*parts, *files):
+            check_name(name)
+    except InvalidFile as error:
+        raise Damaged(f"its manifest {error}") from None
+    if missing := sorted({*required} - {*parts}):
+        raise Damaged(f"it has no {' and no '.join(missing)}")
+    for part in parts:
+        if f"{part}.json" not in files:
+            raise Damaged(f"its manifest does not list {part}.json")
+        arrays = f"{part}.safetensors"
+        if arrays not in files and os.path.lexists(folder / arrays):
+            raise Damaged(f"its manifest does not list {arrays}")
+    for name, expected in files.items():
+        _verify_file(folder / name, expected)
+
+
+def _verify_file(path: Path, expected: Any) -> None:
+    name = path.name
+    try:
+        with open_regular(path, follow_links=False) as file:
+            size = os.fstat(file.fileno()).st_size
             if size != expected["bytes"]:
                 raise Damaged(f"{name} has {size} bytes instead of {expected['bytes']}")
-            if _checksum(path) != expected:
+            if hashlib.file_digest(file, "sha256").hexdigest() != expected["sha256"]:
                 raise Damaged(f"{name} does not match its checksum")
-        except OSError as error:
-            raise Damaged(f"{name} cannot be read: {error.strerror}") from None
+    except FileNotFoundError:
+        raise Damaged(f"{name} is missing") from None
+    except InvalidFile as error:
+        raise Damaged(f"{name} {error}") from None
+    except (KeyError, TypeError):
+        raise Damaged(f"its manifest has no checksum of {name}") from None
+    except OSError as error:
+        if error.errno in INTACT:
+            raise
+        raise Damaged(f"{name} cannot be read: {error.strerror}") from None
 
 
 def read_part(folder: Path, part: str) -> StateDict:
@@ -231,7 +276,10 @@ def read_part(folder: Path, part: str) -> StateDict:
     try:
         tree = read_json(path)
         arrays = folder / f"{part}.safetensors"
-        tensors = safetensors.torch.load_file(arrays) if arrays.exists() else {}
+        tensors = {}
+        if arrays.exists():
+            open_regular(arrays).close()  # raises if it is a pipe, which would block
+            tensors = safetensors.torch.load_file(arrays)
         state = _unpack(tree, tensors)
         if not isinstance(state, dict):
             raise ValueError(f"it has a {type(state).__name__}, not a dict")
@@ -327,7 +375,8 @@ def check_finite(state: StateDict, components: Iterable[str], path: Path) -> Non
 
 def _write_synced(path: Path, data: bytes) -> None:
     """Write a file and flush it to disk."""
-    path.write_bytes(data)
+    with open(create_file(path), "wb") as file:
+        file.write(data)
     fsync(path)
 
 
@@ -336,6 +385,14 @@ def _checksum(path: Path) -> dict[str, Any]:
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def _delete(path: Path) -> None:
+    """Delete a folder with its contents, or a symbolic link without its target."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _pack(value: Any, arrays: dict[str, torch.Tensor], name: str) -> Any:

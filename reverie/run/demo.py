@@ -14,6 +14,8 @@ from reverie.run.config import resolve
 from reverie.run.folder import resolve_logdir
 from reverie.run.signals import Interrupted
 from reverie.run.train import train
+from reverie.storage.atomic import refuse_link
+from reverie.storage.os_errors import explain_write_errors
 
 EPISODES = 100
 
@@ -28,7 +30,9 @@ def demo(flags: Sequence[tuple[str, Any]]) -> int:
             raise UserError(
                 f"{logdir} exists and is not a run folder.\n  Fix: --logdir ANOTHER"
             )
-        shutil.rmtree(logdir)
+        refuse_link(logdir)
+        with explain_write_errors(logdir / "config.yaml"):
+            shutil.rmtree(logdir)
     try:
         train(config)
     except Interrupted as stop:

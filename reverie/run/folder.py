@@ -19,12 +19,14 @@ logdir/
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
@@ -33,7 +35,9 @@ import torch
 
 from reverie import config as configs
 from reverie.api import UserError
+from reverie.log.jsonl import METRICS, SCORES
 from reverie.plugins import settings_name
+from reverie.run.checkpoint import PARTIAL
 from reverie.run.config import (
     ABOUT_FILE,
     CONFIG_FILE,
@@ -43,8 +47,9 @@ from reverie.run.config import (
     import_paths_of,
 )
 from reverie.run.trust import check_trusted, register
-from reverie.storage.atomic import explain_full_disk, write_file, write_json
-from reverie.storage.limits import read_json
+from reverie.storage.atomic import refuse_link, write_file, write_json
+from reverie.storage.limits import InvalidFile, open_descriptor, read_json
+from reverie.storage.os_errors import NOT_PERMITTED, write_error
 from reverie.storage.system import lock_file
 
 RESUMABLE_SETTINGS = (
@@ -74,6 +79,9 @@ RESUMABLE_SETTINGS = (
 """Prefixes of the settings that may change when a run is resumed."""
 SUBFOLDERS = ("ckpt", "best", "replay", "eval_replay", "media", "eval", "recordings")
 """Folders of a run that cannot be the folder of another run."""
+LOG_FILES = (METRICS, SCORES)
+LOCK = ".lock"
+INVALID_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
 
 def open_run_folder(path: Path, config: Config) -> IO[str]:
@@ -83,6 +91,7 @@ def open_run_folder(path: Path, config: Config) -> IO[str]:
     """
     lock = lock_folder(path)
     try:
+        refuse_links(path)
         # A run without a checkpoint starts from scratch, so its settings may change.
         if (path / "config.yaml").exists() and (path / "ckpt").exists():
             check_unchanged(read_config(path), config, path)
@@ -144,21 +153,66 @@ def lock_folder(path: Path, kind: str = "run folder") -> IO[str]:
         )
     try:
         path.mkdir(parents=True, exist_ok=True)
-        with explain_full_disk(path):
-            lock = (path / ".lock").open("w")
+        lock = open_lock(path / LOCK)
     except OSError as error:
+        if error.errno not in (*NOT_PERMITTED, *INVALID_PATH):
+            raise write_error(error.errno or errno.EIO, path / LOCK) from None
         raise UserError(
             f"The {kind} {path} cannot be written: {error.strerror}.\n"
             "  Fix: choose a --logdir that you have permission to write to."
         ) from None
     try:
         lock_file(lock)
-    except OSError:
+    except OSError as error:
+        lock.close()
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise write_error(error.errno or errno.EIO, path / LOCK) from None
         raise UserError(
             f"Another process is using the {kind} {path}.\n"
             "  Fix: wait until it has ended, or choose another --logdir."
         ) from None
     return lock
+
+
+def open_lock(path: Path) -> IO[str]:
+    """Open or create a lock file, which stays empty."""
+    try:
+        return open(open_descriptor(path, os.O_RDWR | os.O_CREAT), "w")
+    except InvalidFile as error:
+        raise UserError(
+            f"The lock file {path} {error}.\n  Fix: rm {path}, if no other program "
+            "uses it."
+        ) from None
+
+
+def check_lock(path: Path, lock: IO[str]) -> None:
+    """Raise if a run folder was deleted, moved or replaced since it was locked."""
+    try:
+        is_same = os.path.samestat(os.fstat(lock.fileno()), os.lstat(path / LOCK))
+    except OSError:
+        is_same = False
+    if not is_same:
+        raise UserError(
+            f"The run folder {path} was deleted, moved or unmounted during the run, so "
+            "it cannot be saved there.\n  Fix: restore the folder or mount its disk, "
+            "and run the same command again."
+        )
+
+
+def refuse_links(path: Path, subfolders: Sequence[str] = SUBFOLDERS) -> None:
+    """Raise if a run would write to other places through symbolic links."""
+    for name in (*subfolders, *LOG_FILES):
+        refuse_link(path / name)
+    for name in LOG_FILES:
+        if (path / name).exists() and not (path / name).is_file():
+            raise UserError(
+                f"{path / name} is not a regular file.\n  Fix: rm {path / name}"
+            )
+    for name in subfolders:
+        for folder, names, _ in os.walk(path / name):
+            for inner in names:
+                if not inner.startswith(PARTIAL):  # deleted, not written to
+                    refuse_link(Path(folder, inner))
 
 
 def read_config(logdir: Path, replaces_task: bool = False) -> Config:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from reverie.replay.config import Storage
 from reverie.replay.feed import ReplayFeed
 from reverie.rows import Rows
 from reverie.run import checkpoint, device
-from reverie.run.base_run import SAVING, BaseRun
+from reverie.run.base_run import BaseRun
 from reverie.run.clock import Clock, TrainRatio
 from reverie.run.collectors import InProcessCollector, OverlappedCollector
 from reverie.run.config import Config, for_evaluation
@@ -34,6 +35,8 @@ from reverie.run.factory import (
 from reverie.run.folder import write_config
 from reverie.run.memory import explain_out_of_memory
 from reverie.run.size import describe_size, smaller_size
+from reverie.storage.limits import InvalidFile
+from reverie.storage.os_errors import WriteFailed
 from reverie.storage.run_spaces import write_spaces
 
 EVAL_REPLAY = "eval_replay"
@@ -53,6 +56,7 @@ class OnlineRun(BaseRun):
         super().__init__(config)
         self.make_env = make_env
         self._evaluates = evaluate
+        self.checkpoints.required = (*checkpoint.REQUIRED, "collector", "replay")
 
     def _open(self) -> None:
         super()._open()
@@ -258,7 +262,7 @@ class OnlineRun(BaseRun):
     def save(self) -> None:
         """Write a checkpoint of all parts, then delete files that it replaces."""
         self.should_save = False
-        self.status.begin(SAVING)
+        self._begin_save()
         agent = self.agent_state()  # raises if it is not finite
         replays = {name: replay.save() for name, replay in self.replays.items()}
         parts = {
@@ -276,15 +280,29 @@ class OnlineRun(BaseRun):
         self._delete_unused_replay_files(self.checkpoints.prune())
 
     def _delete_unused_replay_files(self, kept: list[Path]) -> None:
-        """Delete the replay files that none of the kept checkpoints needs."""
+        """Delete the replay files that none of the kept checkpoints needs.
+
+        If an older checkpoint is damaged, the files that it needs are not known, and
+        nothing is deleted.
+        """
         known = self.replay_indices
-        self.replay_indices = {
-            path: known.get(path) or self._read_parts(path, self.replays)
-            for path in kept
-        }
-        for name, replay in self.replays.items():
-            indices = self.replay_indices.values()
-            replay.delete_unused_files([i[name] for i in indices if name in i])
+        try:
+            self.replay_indices = {
+                path: known.get(path) or self._read_parts(path, self.replays)
+                for path in kept
+            }
+            for name, replay in self.replays.items():
+                indices = self.replay_indices.values()
+                replay.delete_unused_files([i[name] for i in indices if name in i])
+        except WriteFailed:
+            raise
+        except (UserError, checkpoint.Damaged, LookupError, InvalidFile) as error:
+            reason = str(error).partition("\n")[0]
+            warnings.warn(
+                "No old replay files are deleted, because an older checkpoint is "
+                f"damaged ({reason}).",
+                stacklevel=2,
+            )
 
     def _read_parts(self, path: Path, names: Iterable[str]) -> dict[str, StateDict]:
         """Return these parts of a checkpoint; without evaluation it has fewer."""

@@ -8,6 +8,7 @@ check is moved to `quarantine/` with a warning instead of being loaded.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -23,8 +24,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reverie.spaces import Arrays
-from reverie.storage.atomic import TEMPORARY, explain_full_disk
-from reverie.storage.limits import InvalidFile, open_regular, parse_json
+from reverie.storage.atomic import TEMPORARY, create_file, make_folder
+from reverie.storage.limits import (
+    InvalidFile,
+    open_descriptor,
+    open_regular,
+    parse_json,
+)
+from reverie.storage.os_errors import INTACT, WriteFailed, explain_write_errors
 
 SUFFIX = ".safetensors"
 QUARANTINE = "quarantine"
@@ -62,16 +69,22 @@ class ArrayFile:
     record: FileRecord
     layouts: dict[str, ArrayLayout]
     is_writable: bool = False
+    follow_links: bool = False
+    """Whether the file may be a symbolic link, as in datasets of the user."""
 
     def open(self, directory: Path) -> tuple[mmap.mmap, Arrays]:
-        """Map the file; returns the map and the arrays as views of it."""
+        """Map the file; returns the map and the arrays as views of it.
+
+        Raises `OSError` or `InvalidFile`.
+        """
         path, size = directory / self.record.name, self.record.size
-        descriptor = os.open(path, os.O_RDWR if self.is_writable else os.O_RDONLY)
+        flags = os.O_RDWR if self.is_writable else os.O_RDONLY
+        descriptor = open_descriptor(path, flags, self.follow_links)
         try:
             # Reading past the end of a mapped file would kill the process (SIGBUS).
             actual = os.fstat(descriptor).st_size
             if actual != size:
-                raise OSError(f"{path} has {actual} bytes instead of {size}")
+                raise InvalidFile(f"has {actual} bytes instead of {size}")
             access = mmap.ACCESS_WRITE if self.is_writable else mmap.ACCESS_READ
             mapped = mmap.mmap(descriptor, size, access=access)
         finally:
@@ -93,9 +106,9 @@ def write_arrays(
     """
     header, layouts = _make_header(arrays)
     temporary = directory / f".{stem}{TEMPORARY}"
-    with explain_full_disk(directory / f"{stem}{suffix}"):
+    with explain_write_errors(directory / f"{stem}{suffix}"):
         try:
-            with open(temporary, "wb", buffering=0) as file:
+            with open(create_file(temporary), "wb", buffering=0) as file:
                 crc = zlib.crc32(header)
                 size = _write_all(file, memoryview(header))
                 for key in layouts:
@@ -107,17 +120,20 @@ def write_arrays(
             name = f"{stem}-{crc:08x}{suffix}"
             os.replace(temporary, directory / name)
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink()
             raise
     return ArrayFile(FileRecord(name, size, crc), layouts, suffix != SUFFIX)
 
 
-def read_layout(directory: Path, record: FileRecord) -> ArrayFile:
+def read_layout(
+    directory: Path, record: FileRecord, follow_links: bool = False
+) -> ArrayFile:
     """Read the header of a file; raise `InvalidFile` if an array is not inside of it.
 
     A file with the right checksum may still have been written by another program.
     """
-    with open_regular(directory / record.name) as file:
+    with open_regular(directory / record.name, follow_links) as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(record.size, MAX_HEADER_BYTES):
             raise InvalidFile("has a damaged header")
@@ -133,7 +149,7 @@ def read_layout(directory: Path, record: FileRecord) -> ArrayFile:
                 raise InvalidFile("has an array that is larger than the file")
     except (AttributeError, LookupError, TypeError) as error:
         raise InvalidFile("has a damaged header") from error
-    return ArrayFile(record, layouts)
+    return ArrayFile(record, layouts, follow_links=follow_links)
 
 
 def record_from_name(path: Path) -> FileRecord:
@@ -142,18 +158,26 @@ def record_from_name(path: Path) -> FileRecord:
     return FileRecord(path.name, path.stat().st_size, crc)
 
 
-def find_corruption(directory: Path, record: FileRecord) -> str | None:
-    """Verify size and checksum; returns what is wrong, or None."""
-    path = directory / record.name
+def find_corruption(
+    directory: Path, record: FileRecord, follow_links: bool = False
+) -> str | None:
+    """Verify size and checksum; returns what is wrong, or None.
+
+    Raises `OSError` if it may be intact, for example if too many files are open.
+    """
     try:
-        size = path.stat().st_size
-        if size != record.size:
-            return f"has {size} bytes instead of {record.size}"
-        crc = 0
-        with open(path, "rb", buffering=0) as file:
-            while block := file.read(_BLOCK_BYTES):
+        with open_regular(directory / record.name, follow_links) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != record.size:
+                return f"has {size} bytes instead of {record.size}"
+            crc = 0
+            while block := file.raw.read(_BLOCK_BYTES):
                 crc = zlib.crc32(block, crc)
+    except InvalidFile as error:
+        return str(error)
     except OSError as error:
+        if error.errno in INTACT:
+            raise
         return f"cannot be read ({error.strerror})"
     return None if crc == record.crc else "has a wrong checksum"
 
@@ -162,11 +186,14 @@ def quarantine(directory: Path, name: str, problem: str, consequence: str) -> No
     """Move a damaged file to the quarantine folder and warn about it."""
     path = directory / name
     moved = ""
-    if path.exists():
+    if os.path.lexists(path):
         folder = directory / QUARANTINE
-        folder.mkdir(exist_ok=True)
-        os.replace(path, folder / name)
-        moved = f"; moved to {folder}"
+        try:
+            make_folder(folder)
+            os.replace(path, folder / name)
+            moved = f"; moved to {folder}"
+        except (OSError, WriteFailed) as error:
+            moved = f"; it could not be moved ({str(error).partition(chr(10))[0]})"
     message = f"{path} {problem}{moved}. {consequence}"
     warnings.warn(message, RuntimeWarning, stacklevel=2)
 

@@ -1,30 +1,28 @@
 """Atomic file writes, used for replay segments, datasets, checkpoints and results.
 
 A file is written under a temporary name, flushed to the disk and then renamed, so a
-file that has its final name is complete, even after a crash or a power failure. If the
-disk is full, the temporary file is deleted and `DiskFull` explains what to do.
+file that has its final name is complete, even after a crash or a power failure. If it
+cannot be written, the temporary file is deleted and `WriteFailed` explains what to do.
+Temporary files are created, never opened: a symbolic link in their place is deleted
+instead of followed.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from reverie.api import UserError
+from reverie.storage.limits import InvalidFile, open_descriptor
+from reverie.storage.os_errors import NOT_PERMITTED, WriteFailed, explain_write_errors
 
 TEMPORARY = ".tmp"
 """Suffix of files that are still being written."""
-
-
-class DiskFull(UserError):
-    """A file could not be written because the disk (or a quota) is full."""
 
 
 @contextmanager
@@ -35,8 +33,9 @@ def atomic_write(path: Path, sync: bool = True) -> Iterator[Path]:
     Without `sync` the file survives a crash of the program, but not of the machine.
     """
     temporary = path.with_name(f".{path.name}{TEMPORARY}")
-    with explain_full_disk(path):
+    with explain_write_errors(path):
         try:
+            os.close(create_file(temporary))
             yield temporary
             if sync:
                 fsync(temporary)
@@ -44,8 +43,54 @@ def atomic_write(path: Path, sync: bool = True) -> Iterator[Path]:
             if sync:
                 fsync(path.parent)
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink()
             raise
+
+
+def create_file(path: Path) -> int:
+    """Create a file and return its descriptor.
+
+    What exists under this name (of a process that was killed) is deleted first.
+    """
+    path.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    return os.open(path, flags, 0o666)
+
+
+def open_append(path: Path) -> int:
+    """Open or create a file to append to it, and return its descriptor."""
+    try:
+        return open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    except InvalidFile as error:
+        raise WriteFailed(
+            f"{path} {error}, so nothing can be appended to it.\n  Fix: rm {path}"
+        ) from None
+
+
+def make_folder(path: Path, parents: bool = False) -> None:
+    """Create a folder of a run or dataset, unless it exists.
+
+    A symbolic link is refused: files would be written and deleted somewhere else.
+    """
+    refuse_link(path)
+    with explain_write_errors(path):
+        path.mkdir(parents=parents, exist_ok=True)
+
+
+def make_parent(path: Path) -> None:
+    """Create the folder of a file that will be written, if it does not exist."""
+    with explain_write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def refuse_link(path: Path) -> None:
+    """Raise if a path that will be written to is a symbolic link."""
+    if path.is_symlink():
+        raise WriteFailed(
+            f"{path} is a symbolic link, which is not followed when files are written."
+            f"\n  Fix: remove the link (rm {path}), or put a folder or file there."
+        )
 
 
 def write_file(path: Path, data: bytes, sync: bool = True) -> None:
@@ -73,28 +118,11 @@ def fsync(path: Path) -> None:
 
 
 @contextmanager
-def explain_full_disk(path: Path) -> Iterator[None]:
-    """Raise `DiskFull` where the block fails because there is no space left."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        raise DiskFull(
-            f"The disk is full: {path} could not be written "
-            f"({os.strerror(error.errno)}). Files that were saved before are intact.\n"
-            "  Fix: free some space (or raise the quota) and run the same command "
-            "again."
-        ) from None
-
-
-@contextmanager
 def ignore_unwritable() -> Iterator[None]:
-    """Skip writing to a read-only folder or a full disk, where it is optional."""
+    """Skip writing what is optional, with a warning unless the folder is read-only."""
     try:
         yield
-    except DiskFull:
-        warnings.warn("The disk is full; the result is not saved.", stacklevel=3)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise
+    except WriteFailed as error:
+        if error.errno not in NOT_PERMITTED:
+            reason = str(error).partition(" Files that were saved")[0]
+            warnings.warn(f"The result is not saved. {reason}", stacklevel=3)

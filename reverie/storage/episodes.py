@@ -18,17 +18,20 @@ from reverie.storage.array_file import (
     record_from_name,
     write_arrays,
 )
-from reverie.storage.atomic import explain_full_disk, fsync
+from reverie.storage.atomic import fsync, make_folder
+from reverie.storage.limits import check_name
+from reverie.storage.os_errors import explain_write_errors
 
 Episode = Arrays
 
 
 def write_episode(directory: Path, name: str, episode: Episode) -> Path:
     """Write one episode atomically; returns its path."""
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory, parents=True)
+    check_name(name)
     file = write_arrays(directory, f"{name}-{len(episode['is_first'])}", episode)
     path = directory / file.record.name
-    with explain_full_disk(path):
+    with explain_write_errors(path):
         fsync(path)
         fsync(directory)
     return path
@@ -38,9 +41,10 @@ def read_episode(path: Path) -> Episode:
     """Read one episode; raises a ValueError if it is corrupt."""
     try:
         record = record_from_name(path)
-        if problem := find_corruption(path.parent, record):
+        if problem := find_corruption(path.parent, record, follow_links=True):
             raise ValueError(f"{path} {problem}")
-        arrays = read_layout(path.parent, record).open(path.parent)[1]
+        layout = read_layout(path.parent, record, follow_links=True)
+        arrays = layout.open(path.parent)[1]
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not a complete episode ({error})") from error
     return {key: np.array(array) for key, array in arrays.items()}

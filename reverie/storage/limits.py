@@ -1,4 +1,5 @@
-"""Limits for files from other people: how much they may unpack to, how deep they nest.
+"""Limits for files from other people: how much they may unpack to, how deep they nest,
+and which other files their names and links may lead to.
 
 Readers of formats that can describe more data than the file has (ZIP archives, YAML
 aliases, nested JSON, pickles, HDF5) use these functions, which raise `InvalidFile`
@@ -8,6 +9,7 @@ read in time proportional to the size of the file, or to `FREE_BYTES` for a smal
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -36,6 +38,7 @@ MAX_YAML_BYTES = 1 << 20
 MAX_DEPTH = 64
 MAX_VALUES = 300_000
 """Values in nested containers, where one that is referred to twice counts twice."""
+MAX_NAME_BYTES = 255
 
 
 class InvalidFile(ValueError):
@@ -132,14 +135,45 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
         return file.read(size)
 
 
-def open_regular(path: Path) -> BoundedReader:
+def open_regular(path: Path, follow_links: bool = True) -> BoundedReader:
     """Open a file for reading; pipes and devices, which may block, are refused."""
-    flags = os.O_RDONLY | open_flags("O_NONBLOCK", "O_BINARY")
-    descriptor = os.open(path, flags)
+    return BoundedReader(io.FileIO(open_descriptor(path, os.O_RDONLY, follow_links)))
+
+
+def open_descriptor(path: Path, flags: int, follow_links: bool = False) -> int:
+    """Open a regular file and return its descriptor; never waits for other programs.
+
+    Raises `InvalidFile` for everything else: folders, pipes, sockets and devices, and
+    symbolic links unless they are followed.
+    """
+    flags |= open_flags("O_NONBLOCK", "O_BINARY")
+    if not follow_links:
+        if path.is_symlink():
+            raise InvalidFile("is a symbolic link")
+        flags |= open_flags("O_NOFOLLOW")
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ENXIO, errno.EISDIR):  # a socket, a pipe or a folder
+            raise InvalidFile("is not a regular file") from None
+        raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise InvalidFile("is not a regular file")
-    return BoundedReader(io.FileIO(descriptor))
+    return descriptor
+
+
+def check_name(name: Any) -> str:
+    """Return a file name that was read from a file, if it is a single path component.
+
+    Others are refused, because they may lead outside of the folder.
+    """
+    if not isinstance(name, str):
+        raise InvalidFile("has a file name that is not a text")
+    is_plain = name.isprintable() and not any(c in name for c in "/\\:")
+    if name in ("", ".", "..") or not is_plain or len(name.encode()) > MAX_NAME_BYTES:
+        raise InvalidFile(f"has {quote(name)!r}, which is not a file name")
+    return name
 
 
 def parse_json(data: bytes | str) -> Any:

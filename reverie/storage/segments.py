@@ -6,6 +6,8 @@ a file `<first>-<count>-extras-<checksum>` holds newer values of the agent's ext
 
 from __future__ import annotations
 
+import re
+
 STREAM = "#stream"
 """Array with the stream (uninterrupted steps of one environment) of each row."""
 
@@ -19,3 +21,7 @@ ORDER = "#order"
 def segment_stem(first: int, count: int) -> str:
     """Return the file name of a segment up to its checksum."""
     return f"{first:012d}-{count}"
+
+
+SEGMENT_NAME = re.compile(r"\d{12,}-\d+(-extras)?-[0-9a-f]{8}\.safetensors")
+"""Names of segment files, the only ones that a replay opens, moves and deletes."""

@@ -21,6 +21,10 @@ from pathlib import Path
 
 import torch
 
+from reverie.storage.atomic import open_append
+from reverie.storage.limits import open_regular
+from reverie.storage.os_errors import explain_write_errors
+
 SAVE_TIMEOUT = 120.0
 """Seconds a process has to save a checkpoint and exit after it was asked to stop."""
 
@@ -66,7 +70,8 @@ class RunProcess:
         self.process.wait()
 
     def error_message(self, exit_code: int) -> str:
-        output = self.log.read_bytes()[self.log_start :]
+        with open_regular(self.log) as file:
+            output = file.read()[self.log_start :]
         return describe_exit(output.decode(errors="replace"), exit_code)
 
 
@@ -85,7 +90,9 @@ class ProcessSlots:
     ) -> RunProcess:
         """Start the program with these arguments and environment variables."""
         log_start = log.stat().st_size if log.exists() else 0
-        with log.open("ab") as out:
+        with explain_write_errors(log):
+            descriptor = open_append(log)
+        with open(descriptor, "ab") as out:
             process = subprocess.Popen(
                 [*self.program, *words],
                 stdin=subprocess.DEVNULL,

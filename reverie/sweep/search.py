@@ -31,6 +31,7 @@ import yaml
 from reverie.api import Metrics, UserError
 from reverie.config import read_config_file
 from reverie.log.logger import LoggerConfig, make_logger
+from reverie.log.messages import print_message
 from reverie.log.terminal import format_number
 from reverie.render.sweep import Panel, draw_sweep
 from reverie.render.video import write_image
@@ -38,7 +39,7 @@ from reverie.run.folder import lock_folder, resolve_logdir
 from reverie.run.resources import Resources
 from reverie.run.signals import Stopper
 from reverie.run.trust import check_trusted, is_everything_allowed, register
-from reverie.storage.atomic import write_file
+from reverie.storage.atomic import make_folder, write_file
 from reverie.sweep.objective import (
     Goal,
     MetricSeries,
@@ -119,7 +120,7 @@ class Sweep(Resources):
         self._series: dict[int, MetricSeries] = {}
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is not None and not isinstance(error, UserError):
+        if error is not None and not isinstance(error, UserError | OSError):
             for run in self.runs:
                 run.process.kill()
         self.close()
@@ -142,7 +143,7 @@ class Sweep(Resources):
         check_trusted(self.path, [pair for pair in params if pair[1] not in names])
         register(self.path, names)
         write_file(saved, self.spec.to_yaml().encode())
-        (self.path / "trials").mkdir(exist_ok=True)
+        make_folder(self.path / "trials")
         self._cleanup.enter_context(self.stopper)
         outputs = LoggerConfig(outputs=("wandb",) if self.config.wandb else ())
         self.logger = make_logger(outputs, self.path, settings=settings)
@@ -166,14 +167,14 @@ class Sweep(Resources):
         """Queue the trials that were interrupted, and print what will be done."""
         self.pending = self.study.interrupted_trials()
         finished = len(self.study.trials()) - len(self.pending)
-        _print(
+        print_message(
             f"{self.study.num_trials} trials of `reverie {self.config.command}`\n"
             f"  {self.goal} {self.config.metric}\n"
             f"  {self.config.sampler} search over {', '.join(self.spec.ranges)}\n"
             f"  sweep folder {self.path}"
         )
         if finished or self.pending:
-            _print(f"  {finished} trials finished, {len(self.pending)} resumed")
+            print_message(f"  {finished} trials finished, {len(self.pending)} resumed")
 
     @property
     def busy(self) -> bool:
@@ -392,9 +393,5 @@ def plot_trials(spec: SweepSpec, trials: Sequence[Trial], goal: Goal) -> np.ndar
     return draw_sweep(values, finished, panels, goal, title)
 
 
-def _print(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def _print_trial(trial: RunningTrial, text: str) -> None:
-    _print(f"trial {trial.number} ({format_params(trial.params)}): {text}")
+    print_message(f"trial {trial.number} ({format_params(trial.params)}): {text}")

@@ -18,6 +18,7 @@ import numpy as np
 from reverie.api import UserError
 from reverie.log.jsonl import remove_incomplete_line
 from reverie.plugins import import_optional
+from reverie.storage.atomic import refuse_link
 from reverie.sweep.spec import DEFAULT_TRIALS, SweepSpec
 from reverie.sweep.trials import Trial, TrialState
 
@@ -49,11 +50,12 @@ class Study:
         self.optuna = optuna = import_optional("optuna", "sweep", "A sweep")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.spec = spec
-        remove_incomplete_line(path)
+        refuse_link(path)
         # A sweep that was killed may have left the lock file of the journal.
         path.with_name(path.name + ".lock").unlink(missing_ok=True)
         backend = optuna.storages.journal.JournalFileBackend(str(path))
         try:
+            remove_incomplete_line(path)
             self._study = optuna.create_study(
                 study_name=STUDY_NAME,
                 storage=optuna.storages.JournalStorage(backend),

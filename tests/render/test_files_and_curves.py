@@ -27,7 +27,7 @@ from reverie.render.video import (
     write_video,
 )
 from reverie.storage import atomic
-from reverie.storage.atomic import DiskFull
+from reverie.storage.os_errors import DiskFull
 
 
 def make_video(steps=5, channels=3):

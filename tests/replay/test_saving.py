@@ -264,7 +264,7 @@ import numpy as np
 from pathlib import Path
 from test_replay import make_replay, make_rows
 from test_saving import WINDOWS, config, fill, train, same
-from reverie.storage.atomic import DiskFull
+from reverie.storage.os_errors import DiskFull
 path = Path({str(tmp_path)!r})
 rng = np.random.default_rng(0)
 replay = make_replay(200, 3, config({storage!r}), path, exact_extras=True, **WINDOWS)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 import threading
 
 import numpy as np
@@ -9,9 +12,11 @@ import pytest
 from test_replay import EXTRAS, make_replay, make_rows
 
 from reverie.replay.config import ReplayConfig
+from reverie.replay.segment_files import listed_files
 from reverie.rows import Window
 from reverie.storage import array_file
-from reverie.storage.atomic import DiskFull
+from reverie.storage.limits import InvalidFile
+from reverie.storage.os_errors import DiskFull
 
 WINDOWS = {"train": Window(4, 5, context=1)}
 STREAMS, SEGMENT = 2, 8
@@ -133,4 +138,139 @@ def test_pending_files_are_not_deleted(gate, tmp_path):
     replay.delete_unused_files([])
     assert len(list(tmp_path.glob("*.safetensors"))) == 1
     np.testing.assert_array_equal(read(replay, ids)["image"], rows["image"])
+    replay.close()
+
+
+def rows_files(path):
+    return sorted(p for p in path.glob("*.safetensors") if "extras" not in p.name)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_deleted_files_are_written_again_if_the_steps_are_in_memory(tmp_path, exact):
+    config = ReplayConfig(storage="ram", segment=SEGMENT)
+    replay = make_replay(60, STREAMS, config, tmp_path, exact_extras=exact, **WINDOWS)
+    rng = np.random.default_rng(0)
+    fill(replay, 20, rng)
+    replay.save()
+    fill(replay, 14, rng)  # the first segments are partly evicted
+    fresh = make_rows(rng, 3)
+    replay.write_back(np.array([20, 30, 40]), {key: fresh[key] for key in EXTRAS})
+    replay.save()
+    ids = np.arange(replay.index.first, replay.index.total)
+    expected = read(replay, ids)
+    deleted = list(tmp_path.glob("*.safetensors"))[::2]
+    for path in deleted:
+        path.unlink()
+    with pytest.warns(RuntimeWarning, match="was deleted while in use") as caught:
+        state = replay.save()
+    text = "\n".join(str(warning.message) for warning in caught)
+    listed = {record.name for record in listed_files(state["files"])}
+    assert all(p.name in text or p.name in listed for p in deleted)
+    replay.close()
+    again = make_replay(60, STREAMS, config, tmp_path, exact_extras=exact, **WINDOWS)
+    again.load(state)
+    assert len(again) == len(ids)
+    for key, value in read(again, ids).items():
+        np.testing.assert_array_equal(value, expected[key], err_msg=key)
+    again.close()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_save_continues_without_the_steps_of_deleted_files(tmp_path, count):
+    replay = make(tmp_path)
+    rng = np.random.default_rng(0)
+    fill(replay, 30, rng)
+    replay.save()
+    deleted = rows_files(tmp_path)[1 : 1 + count]
+    for path in deleted:
+        path.unlink()
+    fill(replay, 4, rng)
+    with pytest.warns(RuntimeWarning, match="was deleted while in use") as caught:
+        state = replay.save()
+    text = "\n".join(str(warning.message) for warning in caught)
+    assert all(path.name in text for path in deleted)
+    assert "continues without steps 8 to 15" in text
+    assert len(replay) == 68 - count * SEGMENT
+    fill(replay, 4, rng)
+    replay.sample("train")
+    replay.save()
+    replay.close()
+    again = make(tmp_path)
+    again.load(state)
+    assert len(again) == 68 - count * SEGMENT
+    again.close()
+
+
+def test_a_deleted_folder_is_created_again(tmp_path):
+    config = ReplayConfig(storage="ram", segment=SEGMENT)
+    path = tmp_path / "replay"
+    replay = make_replay(60, STREAMS, config, path, **WINDOWS)
+    ids, rows = fill(replay, 20, np.random.default_rng(0))
+    replay.save()
+    shutil.rmtree(path)
+    with pytest.warns(RuntimeWarning, match="was deleted while in use"):
+        state = replay.save()
+    replay.close()
+    again = make_replay(60, STREAMS, config, path, **WINDOWS)
+    again.load(state)
+    for key, value in read(again, ids).items():
+        np.testing.assert_array_equal(value, rows[key], err_msg=key)
+    again.close()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../a.txt", "..", "", "a\0b", "a\\b", "quarantine", "a.safetensors", None, 3],
+)
+def test_names_that_are_not_segments_are_refused(tmp_path, name):
+    replay = make(tmp_path / "replay")
+    fill(replay, 20, np.random.default_rng(0))
+    state = replay.save()
+    (tmp_path / "a.txt").write_text("kept")
+    first, count, record, extras = state["files"][0]
+    state["files"][0] = [first, count, [name, 4, 0], extras]
+    with pytest.raises(InvalidFile, match="not a file of the replay"):
+        replay.load(state)
+    with pytest.raises(InvalidFile, match="not a file of the replay"):
+        replay.delete_unused_files([state])
+    assert (tmp_path / "a.txt").read_text() == "kept"
+    assert (tmp_path / "replay" / record.name).exists()
+    replay.close()
+
+
+@pytest.mark.parametrize(
+    "files",
+    [{}, "text", 3, [[]], [[0, 1]], [[-1, 8, None, None]], [[0, 0, None, None]]],
+)
+def test_a_list_of_files_with_another_structure_is_refused(tmp_path, files):
+    replay = make(tmp_path)
+    fill(replay, 4, np.random.default_rng(0))
+    with pytest.raises(InvalidFile, match="not valid"):
+        replay.load({**replay.save(), "files": files})
+    replay.close()
+
+
+def test_too_many_open_files_do_not_cost_any_steps(tmp_path, monkeypatch):
+    replay = make(tmp_path)
+    ids, rows = fill(replay, 30, np.random.default_rng(0))
+    state = replay.save()
+    read(replay, ids)  # maps all files
+    limit, opened = 2, array_file.ArrayFile.open
+
+    def limited(self, directory):
+        if len(replay.store._maps) >= limit:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return opened(self, directory)
+
+    monkeypatch.setattr(array_file.ArrayFile, "open", limited)
+    replay.store._maps.clear()
+    for key, value in read(replay, ids).items():
+        np.testing.assert_array_equal(value, rows[key], err_msg=key)
+    limit = 0
+    replay.store._maps.clear()
+    with pytest.raises(OSError, match="Too many open files"):
+        read(replay, ids)
+    with pytest.raises(OSError, match="Too many open files"):
+        replay.load(state)
+    assert not (tmp_path / "quarantine").exists()
     replay.close()

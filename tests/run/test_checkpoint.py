@@ -1,7 +1,10 @@
+import errno
+import hashlib
 import json
 import math
 import os
 import pickle
+import shutil
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from full_disk import file_size_limit
 from reverie.api import UserError
 from reverie.run import checkpoint
 from reverie.run.checkpoint import Checkpoints
-from reverie.storage.atomic import DiskFull
+from reverie.storage.os_errors import DiskFull
 
 
 def state(seed: int) -> dict:
@@ -166,8 +169,8 @@ def test_the_first_nonfinite_tensor_is_named():
 def test_a_reader_skips_damaged_checkpoints_and_moves_nothing(tmp_path):
     """An evaluation may read a folder while a training run writes to it."""
     saves = Checkpoints(tmp_path / "ckpt", keep_last=5)
-    good = saves.save(1, {"agent": {"w": torch.ones(3)}})
-    bad = saves.save(2, {"agent": {"w": torch.ones(3)}})
+    good = saves.save(1, {"agent": {"w": torch.ones(3)}, "loop": {}})
+    bad = saves.save(2, {"agent": {"w": torch.ones(3)}, "loop": {}})
     (bad / "agent.safetensors").write_bytes(b"")
     with pytest.warns(UserWarning, match="skipped. Trying the previous"):
         assert checkpoint.find_checkpoint(tmp_path) == good
@@ -183,14 +186,14 @@ def test_a_reader_skips_damaged_checkpoints_and_moves_nothing(tmp_path):
 
 def test_a_reader_searches_again_if_checkpoints_were_replaced(tmp_path, monkeypatch):
     saves = Checkpoints(tmp_path / "ckpt", keep_last=1)
-    saves.save(1, {"agent": {"w": torch.ones(3)}})
+    saves.save(1, state(1))
     verify, newer = checkpoint.verify, []
 
-    def replaced_meanwhile(path):
+    def replaced_meanwhile(path, required):
         if not newer:
-            newer.append(saves.save(2, {"agent": {"w": torch.zeros(3)}}))
+            newer.append(saves.save(2, state(2)))
             saves.prune()
-        verify(path)
+        verify(path, required)
 
     monkeypatch.setattr(checkpoint, "verify", replaced_meanwhile)
     assert checkpoint.find_checkpoint(tmp_path) == newer[0]
@@ -210,3 +213,124 @@ def test_keys_with_slashes_do_not_collide(tmp_path):
     found = checkpoint.read_part(path, "agent")
     assert found["a/b"].tolist() == [0, 0]
     assert found["a"]["b"].tolist() == [1, 1, 1]
+
+
+def change_manifest(path, change) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    change(manifest)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def outside_file(manifest, name: str) -> None:
+    manifest["files"][name] = {
+        "bytes": 4,
+        "sha256": hashlib.sha256(b"kept").hexdigest(),
+    }
+
+
+INVALID_MANIFESTS = {
+    "no files": (lambda m: m.update(files={}), "does not list agent.json"),
+    "nothing": (lambda m: m.update(files={}, parts=[]), "no agent and no loop"),
+    "no loop": (lambda m: m["parts"].remove("loop"), "it has no loop"),
+    "no arrays": (
+        lambda m: m["files"].pop("agent.safetensors"),
+        "does not list agent.safetensors",
+    ),
+    "no checksum": (lambda m: m["files"].update({"loop.json": None}), "no checksum"),
+    "parent": (lambda m: outside_file(m, "../../a.txt"), "not a file name"),
+    "empty": (lambda m: outside_file(m, ""), "not a file name"),
+    "null byte": (lambda m: outside_file(m, "a\0"), "not a file name"),
+    "part": (lambda m: m["parts"].append("../x"), "not a file name"),
+    "number": (lambda m: m["parts"].append(3), "not a text"),
+}
+
+
+@pytest.mark.parametrize("case", INVALID_MANIFESTS)
+def test_a_manifest_must_list_all_parts_and_only_files_in_the_folder(tmp_path, case):
+    change, problem = INVALID_MANIFESTS[case]
+    (tmp_path / "a.txt").write_text("kept")
+    checkpoints = Checkpoints(tmp_path / "ckpt")
+    good, bad = (checkpoints.save(i, state(i)) for i in (1, 2))
+    change_manifest(bad, change)
+    with pytest.warns(UserWarning, match=problem):
+        assert checkpoints.newest() == good
+    assert (tmp_path / "a.txt").read_text() == "kept"
+
+
+def test_a_checkpoint_without_a_part_that_the_run_needs_is_damaged(tmp_path):
+    Checkpoints(tmp_path).save(1, state(1))
+    assert Checkpoints(tmp_path).newest()
+    needs_more = Checkpoints(tmp_path, required=("agent", "loop", "replay"))
+    with pytest.warns(UserWarning, match="it has no replay"):
+        assert needs_more.newest() is None
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+@pytest.mark.parametrize("name", ["agent.json", "agent.safetensors", "manifest.json"])
+def test_parts_must_be_regular_files(tmp_path, name, kind):
+    checkpoints = Checkpoints(tmp_path / "ckpt")
+    good, bad = (checkpoints.save(i, state(i)) for i in (1, 2))
+    if kind == "link" and name == "manifest.json":
+        return  # its contents are checked
+    (bad / name).rename(tmp_path / "target")
+    if kind == "link":
+        (bad / name).symlink_to(tmp_path / "target")
+    else:
+        os.mkfifo(bad / name)
+    with pytest.warns(UserWarning, match="symbolic link|not a regular|unreadable"):
+        assert checkpoints.newest() == good
+    if name == "agent.safetensors" and kind == "pipe":
+        with pytest.raises(UserError, match="not a regular file"):
+            checkpoint.read_part(checkpoints.quarantine / bad.name, "agent")
+
+
+def test_links_in_place_of_checkpoints_are_not_followed(tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "a.txt").write_text("kept")
+    checkpoints = Checkpoints(tmp_path / "ckpt", keep_last=1)
+    checkpoints.save(1, state(1))
+    (tmp_path / "ckpt" / ".partial-000000000002-000002").symlink_to(outside)
+    second = checkpoints.save(2, state(2))
+    assert checkpoints.newest() == second
+    (tmp_path / "ckpt" / ".partial-000000000009-000009").symlink_to(outside)
+    os.mkfifo(tmp_path / "ckpt" / ".partial-000000000008-000008")
+    checkpoints.prune()
+    assert os.listdir(tmp_path / "ckpt") == [second.name]
+    third = tmp_path / "ckpt" / "000000000003-000003"
+    shutil.copytree(second, outside / "copy")
+    third.symlink_to(outside / "copy")
+    (tmp_path / "ckpt" / "quarantine").mkdir()
+    with pytest.warns(UserWarning, match="is a symbolic link"):
+        assert checkpoints.newest() == second
+    (tmp_path / "ckpt" / "quarantine" / third.name).unlink()
+    (tmp_path / "ckpt" / "quarantine").rmdir()
+    (tmp_path / "ckpt" / "quarantine").symlink_to(outside)
+    (second / "agent.json").write_text("")
+    with pytest.raises(UserError, match=r"quarantine is a symbolic link(.|\n)*Fix: "):
+        checkpoints.newest()
+    assert sorted(os.listdir(outside)) == ["a.txt", "copy"]
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EACCES])
+def test_a_checkpoint_that_cannot_be_opened_now_is_not_moved(
+    tmp_path, monkeypatch, code
+):
+    checkpoints = Checkpoints(tmp_path)
+    path = checkpoints.save(1, state(1))
+
+    def fail(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(checkpoint, "open_regular", fail)
+    with pytest.raises(OSError, match=os.strerror(code)):
+        checkpoints.newest()
+    monkeypatch.undo()
+    assert checkpoints.newest() == path
+
+
+def test_a_save_into_a_deleted_folder_is_an_error(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "run" / "ckpt")
+    with pytest.raises(UserError, match=r"could not be written(.|\n)*Fix: check that"):
+        checkpoints.save(1, state(1))
+    assert not (tmp_path / "run").exists()

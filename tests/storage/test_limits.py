@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 import zipfile
+from pathlib import Path
 
 import pytest
 import yaml
@@ -167,3 +169,64 @@ def test_unusual_archives_are_refused(tmp_path):
     path.write_bytes(data)
     with pytest.raises(InvalidFile, match="encrypted"):
         unpack(path)
+
+
+def special_file(path: Path, kind: str) -> None:
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "link":
+        (path.parent / "target").write_text("text")
+        path.symlink_to(path.parent / "target")
+    else:
+        here = os.getcwd()
+        os.chdir(path.parent)  # the path of a socket is limited to 100 characters
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path.name)
+        os.chdir(here)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "socket", "link"])
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR | os.O_CREAT, os.O_WRONLY])
+def test_only_regular_files_are_opened(tmp_path, kind, flags):
+    path = tmp_path / "special"
+    special_file(path, kind)
+    with pytest.raises(InvalidFile, match=r"not a regular file|symbolic link"):
+        limits.open_descriptor(path, flags)
+
+
+def test_links_are_followed_where_the_user_names_the_file(tmp_path):
+    special_file(tmp_path / "link", "link")
+    with limits.open_regular(tmp_path / "link") as file:
+        assert file.read() == b"text"
+    with pytest.raises(InvalidFile, match="symbolic link"):
+        limits.open_regular(tmp_path / "link", follow_links=False)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        "../a",
+        "a/b",
+        "/a",
+        "a\\b",
+        "C:a",
+        "a\0",
+        "a\n",
+        "é" * 128,
+        3,
+        None,
+    ],
+)
+def test_names_that_are_not_one_component_are_refused(name):
+    with pytest.raises(InvalidFile, match="file name"):
+        limits.check_name(name)
+
+
+@pytest.mark.parametrize("name", ["a", ".a", "a..b", "demo_1 (copy)", "é" * 127])
+def test_names_of_files_are_accepted(name):
+    assert limits.check_name(name) == name

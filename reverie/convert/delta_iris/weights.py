@@ -18,6 +18,7 @@ from torch import Tensor
 from reverie.agents.iris.config import COMPONENTS
 from reverie.api import StateDict, UserError
 from reverie.convert.delta_iris.names import TOKENIZER, WORLD_MODEL, copy_weights
+from reverie.patterns import select_names
 from reverie.storage.torch_file import read_tensors
 
 ACTOR_CRITIC = [
@@ -46,7 +47,7 @@ def import_state(
     tensors = read_checkpoint(path)
     available = {name.split(".")[0] for name in tensors}
     try:
-        wanted = [name for name in COMPONENTS if re.fullmatch(components, name)]
+        wanted = select_names(components, COMPONENTS)
     except re.error:  # reported by `load_weights`
         wanted = []
     if missing := [part for part in wanted if part not in available]:

@@ -23,6 +23,7 @@ from reverie.convert.dreamerv3_torch.exploration import (
     NETWORKS,
     stack_ensemble,
 )
+from reverie.patterns import matches
 
 OPTIMIZERS = {
     "world": ("model", "_wm."),
@@ -170,6 +171,6 @@ def _moment(saved: Mapping[Any, Any], index: int, entry: str, like: Tensor) -> T
 
 def _matches(pattern: str, component: str) -> bool:
     try:
-        return bool(re.fullmatch(pattern, component))
+        return matches(pattern, component)
     except re.error:  # reported by `load_weights`
         return True

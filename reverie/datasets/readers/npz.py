@@ -27,8 +27,8 @@ import numpy as np
 from reverie.datasets.episode_format import BadEpisode, Episode, is_image
 from reverie.datasets.readers import FolderReader, evenly_spaced, infer_spaces
 from reverie.spaces import FLAGS, Arrays, Space, Spaces
-from reverie.storage.atomic import atomic_write
-from reverie.storage.limits import InvalidFile
+from reverie.storage.atomic import atomic_write, make_folder
+from reverie.storage.limits import InvalidFile, check_name
 from reverie.storage.npz_file import read_npz, read_npz_headers
 
 _NOT_OBSERVATIONS = ("action", "discount", "logprob", *FLAGS)
@@ -159,7 +159,8 @@ def write_npz_episode(
     folder: Path, name: str, episode: Episode, act_space: Spaces
 ) -> Path:
     """Write an episode atomically as `<name>-<rows>.npz`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, parents=True)
+    check_name(name)
     arrays = to_npz(episode, act_space)
     path = folder / f"{name}-{len(arrays['reward'])}.npz"
     save_arrays(path, arrays)

@@ -7,6 +7,7 @@ episodes are read, without the extras of the agent (latents).
 
 from __future__ import annotations
 
+import warnings
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from reverie.datasets.readers import Reader
 from reverie.spaces import FLAGS, agent_obs_space, flag_spaces
 from reverie.storage import array_file as files
 from reverie.storage.array_file import ArrayFile
+from reverie.storage.os_errors import INTACT
 from reverie.storage.run_spaces import read_spaces
 from reverie.storage.segments import POSITION, STREAM
 
@@ -55,14 +57,23 @@ class ReplayReader(Reader):
 
     def _find_episodes(self) -> dict[str, np.ndarray]:
         """Return the file number and row of each row, for every complete episode."""
+        spaces = with_flag_spaces({**self.obs_space, **self.act_space})
+        shapes = {key: spaces[key].shape for key in self._keys}
+        shapes |= {STREAM: (), POSITION: ()}
         parts = []
         for number, source in enumerate(self._sources):
             columns = source.open(self.folder)[1]
-            if missing := [key for key in self._keys if key not in columns]:
+            if missing := [key for key in shapes if key not in columns]:
                 raise UserError(
                     f"{self.folder / source.record.name} has no {', '.join(missing)}, "
                     "which are in the spaces of the run.\n"
                     "  Fix: use the folder of one run."
+                )
+            rows = columns[STREAM].shape[:1]
+            if any(columns[key].shape != rows + shapes[key] for key in shapes):
+                raise UserError(
+                    f"{self.folder / source.record.name} has arrays of other shapes "
+                    "than the spaces of the run.\n  Fix: use the folder of one run."
                 )
             stream = np.array(columns[STREAM], np.int64)
             part = np.empty((len(stream), 6), np.int64)
@@ -107,5 +118,12 @@ def _list_segments(folder: Path) -> list[ArrayFile]:
             longest[first] = max(longest.get(first, (-1, path)), (count, path))
     sources = []
     for _, path in longest.values():
-        sources.append(files.read_layout(folder, files.record_from_name(path)))
+        try:
+            source = files.read_layout(folder, files.record_from_name(path))
+            source.open(folder)
+            sources.append(source)
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in INTACT:
+                raise
+            warnings.warn(f"{path} {error}, so it is skipped.", stacklevel=2)
     return sources

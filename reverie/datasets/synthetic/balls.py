@@ -26,6 +26,7 @@ from reverie.datasets.sequences import Loss, SequenceConfig
 from reverie.datasets.synthetic.chunks import ChunkedSequences
 from reverie.rows import Window
 from reverie.spaces import EVENT, Arrays, Space, Spaces
+from reverie.storage.atomic import make_folder
 
 SIDE, RADIUS, BALLS = 32, 3, 2
 SPEED, NOISE = 1.5, 0.1
@@ -151,7 +152,7 @@ def write_balls(
     dt: float = 2.0,
 ) -> int:
     """Write `train.npz` and `test.npz`; return the number of sequences."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, parents=True)
     for number, (name, count) in enumerate((("train", train), ("test", test))):
         sequences = make_sequences(make_rng(seed, number), count, length, dt)
         arrays = {"image": sequences["image"], "event": sequences[EVENT]}

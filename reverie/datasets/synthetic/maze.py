@@ -27,6 +27,7 @@ from reverie.datasets.sequences import Loss, SequenceConfig
 from reverie.datasets.sequences.windows import StoredEpisodes, WindowedEpisodes
 from reverie.rows import Window
 from reverie.spaces import EVENT, Arrays, Space, Spaces
+from reverie.storage.atomic import make_folder
 
 SIDE = 32
 LENGTH = 300
@@ -222,7 +223,7 @@ def write_maze(
     """Write episodes for the task `sequences_maze`; return their number."""
     for number, (name, count) in enumerate((("train", train), ("test", test))):
         subfolder = folder / name
-        subfolder.mkdir(parents=True, exist_ok=True)
+        make_folder(subfolder, parents=True)
         for index in range(count):
             rng = NumpyRandomSource(make_rng(seed, number, index))
             episode = make_episode(rng, length)

@@ -30,6 +30,7 @@ from reverie.nets.optim.optimizer import (
     bias_correction,
     update_average,
 )
+from reverie.patterns import compile_pattern, select_names
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class LaPropConfig(OptimizerConfig):
         if not min(self.agc, self.wd, self.warmup) >= 0:
             raise ValueError("agc, wd and warmup must not be negative")
         try:
-            re.compile(self.wdregex)
+            compile_pattern(self.wdregex)
         except re.error as error:
             raise ValueError(f"wdregex is not a regular expression: {error}") from None
         if self.schedule != "const" and self.anneal <= self.warmup:
@@ -86,7 +87,7 @@ class LaProp(UpdateRule):
     config: LaPropConfig
 
     def default_decayed(self, names: list[str]) -> list[str]:
-        return [name for name in names if re.match(self.config.wdregex, name)]
+        return select_names(self.config.wdregex, names, "match")
 
     def learning_rate(self, step: Scalar) -> Scalar:
         config = self.config

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from reverie.api import Metrics, StateDict, UserError
 from reverie.run import checkpoint
-from reverie.run.base_run import SAVING, BaseRun
+from reverie.run.base_run import BaseRun
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.clock import Clock, TrainRatio
 from reverie.run.config import Config
@@ -111,7 +111,7 @@ class OfflineRun(BaseRun):
 
     def save(self, checkpoints: Checkpoints) -> None:
         """Write a checkpoint to `ckpt` or `best`."""
-        self.status.begin(SAVING)
+        self._begin_save()
         loop: StateDict = {
             **self._loop_state(),
             "feed": self.feed.state_dict(),

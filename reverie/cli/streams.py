@@ -1,0 +1,52 @@
+"""Standard streams that are closed, full, or pipes without a reader.
+
+What a command prints to standard error never stops it. Standard output is the result of
+commands that print, such as `reverie config`: they end quietly when the reader of a
+pipe has ended (`| head`), and fail if the output cannot be written. Training writes its
+metrics to files, too, and continues without the terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+
+def open_standard_streams() -> None:
+    """Open the null device in place of closed streams.
+
+    Otherwise a file that is opened later would get their number, and messages of this
+    process or its children would be written to it. Characters that the encoding of a
+    stream does not have are replaced.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+
+
+def flush_output() -> OSError | None:
+    """Flush standard output; return the error if it cannot be written.
+
+    In that case, what is left of it is discarded, so that the interpreter does not try
+    again when it exits.
+    """
+    try:
+        sys.stdout.flush()
+    except ValueError:  # closed
+        return None
+    except OSError as error:
+        with contextlib.suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, sys.stdout.fileno())
+            os.close(null)
+        return error
+    return None

@@ -1,0 +1,135 @@
+"""Errors of the operating system about files, as one sentence with a fix.
+
+A read-only or failing disk, a folder that was deleted or unmounted, missing permissions
+and limits are no errors of the program: the user can correct them and run the same
+command again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from reverie.api import UserError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+INTACT = (*EXHAUSTED, errno.EACCES, errno.EPERM)
+"""Codes after which a file is not damaged: it can be read when the cause is removed."""
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ENODEV, errno.ENXIO)
+_IN_THE_WAY = (errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY, errno.ELOOP)
+_FAILING = (
+    errno.EIO,
+    errno.EBUSY,
+    errno.ETXTBSY,
+    errno.ENOLCK,
+    errno.ENOTCONN,
+    errno.ECONNRESET,
+    errno.ECONNABORTED,
+    errno.ETIMEDOUT,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    *(
+        getattr(errno, name)
+        for name in ("EREMOTEIO", "ENOLINK", "EUCLEAN", "ENOMEDIUM")
+        if hasattr(errno, name)
+    ),
+)
+TOO_MANY_FILES = os.strerror(errno.EMFILE)
+FILE_ERRORS = (
+    *FULL,
+    *NOT_PERMITTED,
+    errno.EMFILE,
+    errno.ENFILE,
+    *_GONE,
+    *_IN_THE_WAY,
+    *_FAILING,
+    errno.ENAMETOOLONG,
+)
+"""Codes that are always about a file, its disk, or the number of open files."""
+
+
+class WriteFailed(UserError):
+    """A file could not be written; `errno` is the code of the operating system."""
+
+    errno: int = 0
+
+
+class DiskFull(WriteFailed):
+    """A file could not be written because the disk (or a quota) is full."""
+
+
+@contextmanager
+def explain_write_errors(path: Path) -> Iterator[None]:
+    """Raise `WriteFailed` or `DiskFull` where the block fails to write a file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise write_error(error.errno, path) from None
+
+
+def write_error(code: int, path: Path) -> WriteFailed:
+    """Return the error that explains why `path` could not be written."""
+    reason = os.strerror(code)
+    failed: WriteFailed
+    if code in FULL:
+        failed = DiskFull(
+            f"The disk is full: {path} could not be written ({reason}). Files that "
+            f"were saved before are intact.\n  Fix: {fix_for(code, path)}"
+        )
+    else:
+        failed = WriteFailed(
+            f"{path} could not be written ({reason}). Files that were saved before "
+            f"are intact.\n  Fix: {fix_for(code, path)}"
+        )
+    failed.errno = code
+    return failed
+
+
+def describe_error(code: int, name: str | bytes | int | None) -> str:
+    """Return a sentence with a fix about a file, if its name is known."""
+    path = Path(os.fsdecode(name)) if isinstance(name, str | bytes) else None
+    if code in (errno.EMFILE, errno.ENFILE):
+        problem = TOO_MANY_FILES
+    elif code in FULL:
+        problem = f"The disk is full ({path})" if path else "The disk is full"
+    else:
+        what = path or "A file"
+        problem = f"{what} cannot be read or written ({os.strerror(code)})"
+    return f"{problem}.\n  Fix: {fix_for(code, path)}"
+
+
+def fix_for(code: int | None, path: Path | None) -> str:
+    """Return what to do about an error of the operating system."""
+    folder = path.parent if path else "the folder"
+    if code in FULL:
+        return "free some space (or raise the quota) and run the same command again."
+    if code in (errno.EMFILE, errno.ENFILE):
+        return (
+            "raise the limit of open files with `ulimit -n 4096` and run the same "
+            "command again."
+        )
+    if code in NOT_PERMITTED:
+        return (
+            f"make {folder} writable for you, or choose another folder, and run the "
+            "same command again."
+        )
+    if code in _GONE:
+        return (
+            f"check that {folder} exists and that its disk is mounted, and run the "
+            "same command again."
+        )
+    if code in _IN_THE_WAY:
+        return f"remove {path or 'it'}, and run the same command again."
+    return (
+        f"check the disk or network folder of {folder}, or choose another folder, and "
+        "run the same command again."
+    )

@@ -1,0 +1,83 @@
+"""Files of arrays that are links, pipes, or cannot be opened at the moment."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import numpy as np
+import pytest
+
+from reverie.storage import array_file
+from reverie.storage.array_file import find_corruption, quarantine, write_arrays
+from reverie.storage.limits import InvalidFile
+
+
+@pytest.fixture
+def file(tmp_path):
+    return write_arrays(tmp_path, "a-3", {"x": np.arange(3)})
+
+
+def test_a_link_is_used_only_if_links_are_followed(tmp_path, file):
+    path = tmp_path / file.record.name
+    path.rename(tmp_path / "target")
+    path.symlink_to(tmp_path / "target")
+    assert find_corruption(tmp_path, file.record) == "is a symbolic link"
+    with pytest.raises(InvalidFile, match="symbolic link"):
+        file.open(tmp_path)
+    assert find_corruption(tmp_path, file.record, follow_links=True) is None
+    followed = array_file.read_layout(tmp_path, file.record, follow_links=True)
+    np.testing.assert_array_equal(followed.open(tmp_path)[1]["x"], np.arange(3))
+
+
+def test_a_pipe_does_not_block(tmp_path, file):
+    (tmp_path / file.record.name).unlink()
+    os.mkfifo(tmp_path / file.record.name)
+    assert find_corruption(tmp_path, file.record) == "is not a regular file"
+    with pytest.raises(InvalidFile, match="not a regular file"):
+        file.open(tmp_path)
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.EACCES])
+def test_a_file_that_cannot_be_opened_now_is_not_called_damaged(
+    tmp_path, file, code, monkeypatch
+):
+    def fail(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(array_file, "open_regular", fail)
+    with pytest.raises(OSError, match=os.strerror(code)):
+        find_corruption(tmp_path, file.record)
+    monkeypatch.undo()
+    assert find_corruption(tmp_path, file.record) is None
+
+
+def test_a_disk_that_cannot_read_a_file_has_damaged_it(tmp_path, file, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(array_file, "open_regular", fail)
+    assert "cannot be read (Input/output" in find_corruption(tmp_path, file.record)
+
+
+def test_damaged_files_are_not_moved_through_a_link(tmp_path, file):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "quarantine").symlink_to(tmp_path / "elsewhere")
+    with pytest.warns(RuntimeWarning, match=r"could not be moved .*symbolic link"):
+        quarantine(tmp_path, file.record.name, "is damaged", "It is not used.")
+    assert not list((tmp_path / "elsewhere").iterdir())
+    assert (tmp_path / file.record.name).exists()
+
+
+def test_a_link_without_a_target_is_moved_itself(tmp_path):
+    (tmp_path / "a").symlink_to(tmp_path / "missing")
+    with pytest.warns(RuntimeWarning, match="moved to"):
+        quarantine(tmp_path, "a", "is a symbolic link", "It is not used.")
+    assert (tmp_path / "quarantine" / "a").is_symlink()
+
+
+def test_a_link_in_place_of_a_temporary_file_is_not_followed(tmp_path):
+    (tmp_path / "target").write_text("kept")
+    (tmp_path / ".a-3.tmp").symlink_to(tmp_path / "target")
+    write_arrays(tmp_path, "a-3", {"x": np.arange(3)})
+    assert (tmp_path / "target").read_text() == "kept"
