@@ -44,7 +44,7 @@ class EvalResult:
 
 def output_folder(run_folder: Path) -> Path:
     """Return the folder of videos and figures; symbolic links there are refused."""
-    refuse_links(run_folder, (FOLDER,))
+    refuse_links(run_folder, (FOLDER,), ())
     return run_folder / FOLDER
 
 

@@ -199,11 +199,15 @@ def check_lock(path: Path, lock: IO[str]) -> None:
         )
 
 
-def refuse_links(path: Path, subfolders: Sequence[str] = SUBFOLDERS) -> None:
-    """Raise if a run would write to other places through symbolic links."""
-    for name in (*subfolders, *LOG_FILES):
+def refuse_links(
+    path: Path,
+    subfolders: Sequence[str] = SUBFOLDERS,
+    files: Sequence[str] = LOG_FILES,
+) -> None:
+    """Raise if these folders and files of a run lead to other places."""
+    for name in (*subfolders, *files):
         refuse_link(path / name)
-    for name in LOG_FILES:
+    for name in files:
         if (path / name).exists() and not (path / name).is_file():
             raise UserError(
                 f"{path / name} is not a regular file.\n  Fix: rm {path / name}"

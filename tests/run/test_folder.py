@@ -75,7 +75,7 @@ def test_a_folder_that_is_not_the_locked_one_is_noticed(tmp_path, change):
 def test_links_to_other_places_are_refused(tmp_path, name):
     run = tmp_path / "run"
     (run / name).parent.mkdir(parents=True)
-    (run / "notes").symlink_to(tmp_path)  # not written to
+    (run / "other").symlink_to(tmp_path)  # not written to
     refuse_links(run)
     (run / name).symlink_to(tmp_path)
     with pytest.raises(UserError, match=rf"{name} is a symbolic link(.|\n)*Fix: "):
