@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     code = _run(words)
     error = flush_output()
     # training has files with its results
-    is_needed = not words or words[0] not in BASE_BLOCKS
+    is_needed = not words or words[0] not in BASE_BLOCKS or _asks_help(words)
     return _output_failed(error) if error and is_needed and not code else code
 
 
@@ -173,7 +173,7 @@ def _dispatch(words: list[str]) -> int:
             f"  Fix: choose from {', '.join(COMMANDS)}."
         )
     command = COMMANDS[name]
-    if "-h" in arguments or "--help" in arguments:
+    if _asks_help(arguments):
         usage = "\n  ".join(f"reverie {name} {x}" for x in command.usage.split("\n"))
         text = f"{command.summary}\n\nUsage\n  {usage}\n\n{command.help(arguments)}"
         print(text.rstrip())
@@ -191,6 +191,10 @@ def _import_paths(words: Sequence[str]) -> list[str]:
     from reverie.run.config import import_paths
 
     return list(import_paths([dict(configs.parse_flags(words[first:]))]).values())
+
+
+def _asks_help(words: list[str]) -> bool:
+    return "-h" in words or "--help" in words
 
 
 def _settings_help(words: list[str], command: str = "train") -> str:

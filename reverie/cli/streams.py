@@ -9,8 +9,22 @@ metrics to files, too, and continues without the terminal.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
+
+
+class Output(io.TextIOWrapper):
+    """Standard output that stores the error of a failed write."""
+
+    error: OSError | None = None
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            self.error = error
+            raise
 
 
 def open_standard_streams() -> None:
@@ -28,13 +42,17 @@ def open_standard_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    if type(sys.stdout) is io.TextIOWrapper:  # not replaced by another program
+        old = sys.stdout
+        encoding, buffering = old.encoding, old.line_buffering
+        sys.stdout = Output(old.detach(), encoding, line_buffering=buffering)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
 
 
 def flush_output() -> OSError | None:
-    """Flush standard output; return the error if it cannot be written.
+    """Flush standard output; return the error if a part of it was not written.
 
     In that case, what is left of it is discarded, so that the interpreter does not try
     again when it exits.
@@ -49,4 +67,4 @@ def flush_output() -> OSError | None:
             os.dup2(null, sys.stdout.fileno())
             os.close(null)
         return error
-    return None
+    return sys.stdout.error if isinstance(sys.stdout, Output) else None

@@ -225,7 +225,8 @@ class SegmentFiles:
         for manifest in (self._manifest(), *kept):
             names |= {record.name for record in listed_files(manifest)}
         names |= {s.scratch.record.name for s in self.segments if s.scratch}
-        for path in self.directory.iterdir():
+        paths = self.directory.iterdir() if self.directory.is_dir() else ()
+        for path in paths:
             is_ours = path.suffix in (array_file.SUFFIX, TEMPORARY, SCRATCH_SUFFIX)
             if is_ours and path.name not in names and path.is_file():
                 path.unlink(missing_ok=True)
@@ -435,7 +436,7 @@ class SegmentFiles:
             self._pending.popleft().file.exception()
 
 
-def listed_files(manifest: Manifest) -> list[FileRecord]:
+def listed_files(manifest: Any) -> list[FileRecord]:
     """Return the records of all files; raise `InvalidFile` if they are not valid.
 
     Only names of segments are accepted, because listed files are moved and deleted.

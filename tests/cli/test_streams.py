@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
@@ -22,11 +23,10 @@ def run(monkeypatch):
     def run(words: str, descriptor: int) -> int:
         with monkeypatch.context() as patch:
             patch.setattr(sys, "argv", ["reverie", *words.split()])
-            stream = open(descriptor, "w")  # noqa: SIM115
-            patch.setattr(sys, "stdout", stream)
+            patch.setattr(sys, "stdout", open(descriptor, "w"))  # noqa: SIM115
             patch.setattr(cli.warnings, "showwarning", None)
             code = cli.main()
-            stream.close()  # raises if something could not be discarded
+            sys.stdout.close()  # raises if something could not be discarded
             return code
 
     return run
@@ -98,7 +98,8 @@ def test_a_terminal_that_fails_does_not_stop_a_run(capsys, descriptor):
     logger.close()
     error = capsys.readouterr().err
     assert error.count("warning: Writing the terminal log failed") == 1
-    stream.detach()
+    with suppress(OSError):
+        stream.close()
 
 
 CLOSED = """

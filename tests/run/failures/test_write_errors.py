@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from reverie.run.checkpoint import Checkpoints
+from reverie.run.online_run import OnlineRun
 from reverie.storage import array_file, atomic
 
 
@@ -104,17 +104,16 @@ def test_errors_at_the_start_are_one_sentence(command, monkeypatch, code):
 def test_folders_that_are_deleted_during_a_run(command, monkeypatch, what):
     run = command()
     assert run.train(100)[0] == 0
-    save, done = Checkpoints.save, []
+    save, done = OnlineRun.save, []
 
-    def delete_after_save(self, step, parts):
-        path = save(self, step, parts)
+    def delete_after_save(self):
+        save(self)
         if not done:
-            done.append(step)
+            done.append(True)
             target = run.folder / what
             shutil.rmtree(target) if target.is_dir() else target.unlink()
-        return path
 
-    monkeypatch.setattr(Checkpoints, "save", delete_after_save)
+    monkeypatch.setattr(OnlineRun, "save", delete_after_save)
     expected = pytest.warns(RuntimeWarning) if what == "run/replay" else nullcontext()
     with expected:
         result, error = run.train(300)
@@ -133,14 +132,13 @@ def test_a_deleted_segment_is_named_at_the_next_save_and_the_run_continues(
     run = command()
     assert run.train(100)[0] == 0
     deleted = sorted((run.logdir / "replay").glob("*.safetensors"))[0]
-    save = Checkpoints.save
+    save = OnlineRun.save
 
-    def delete_after_save(self, step, parts):
-        path = save(self, step, parts)
+    def delete_after_save(self):
+        save(self)
         deleted.unlink(missing_ok=True)
-        return path
 
-    monkeypatch.setattr(Checkpoints, "save", delete_after_save)
+    monkeypatch.setattr(OnlineRun, "save", delete_after_save)
     with pytest.warns(RuntimeWarning, match=deleted.name):
         result, error = run.train(150, **{"run.save_every": 10})
     assert result == 0, error
