@@ -8,6 +8,7 @@ of a scalar, 3 an image (h w c) and 4 a video (t h w c).
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
