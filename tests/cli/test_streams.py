@@ -130,11 +130,12 @@ def test_no_file_takes_the_place_of_a_closed_stream(tmp_path, closed):
 
 
 def test_characters_that_a_stream_does_not_have_are_replaced(monkeypatch, tmp_path):
-    with open(tmp_path / "file", "w", encoding="ascii") as file:
-        monkeypatch.setattr(sys, "stdout", file)
+    file = open(tmp_path / "file", "w", encoding="ascii")  # noqa: SIM115
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", file)
         streams.open_standard_streams()
         print("Δ-IRIS")
-        monkeypatch.undo()
+        sys.stdout.close()
     assert (tmp_path / "file").read_text() == "?-IRIS\n"
 
 

@@ -170,7 +170,8 @@ def test_deleted_files_are_written_again_if_the_steps_are_in_memory(tmp_path, ex
     again.load(state)
     assert len(again) == len(ids)
     for key, value in read(again, ids).items():
-        np.testing.assert_array_equal(value, expected[key], err_msg=key)
+        if exact or key not in EXTRAS:
+            np.testing.assert_array_equal(value, expected[key], err_msg=key)
     again.close()
 
 

@@ -99,7 +99,7 @@ def test_pruning_keeps_the_last_and_every_nth_checkpoint(tmp_path):
 def test_pruning_keeps_the_first_checkpoint_after_every_nth_epoch(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep_last=1, keep_epochs=3)
     for epoch in (0, 1, 2, 3, 3, 5, 7, 8, 9, 10_000, 10_000):
-        path = checkpoints.save(100 * epoch, {"loop": {"epoch": epoch}}, epoch)
+        path = checkpoints.save(100 * epoch, {"agent": {}, "loop": {}}, epoch)
         kept = checkpoints.prune()
         assert checkpoints.newest() == path
     names = [

@@ -57,7 +57,7 @@ class ReplayReader(Reader):
 
     def _find_episodes(self) -> dict[str, np.ndarray]:
         """Return the file number and row of each row, for every complete episode."""
-        spaces = with_flag_spaces({**self.obs_space, **self.act_space})
+        spaces = {**self.obs_space, **self.act_space, **flag_spaces()}
         shapes = {key: spaces[key].shape for key in self._keys}
         shapes |= {STREAM: (), POSITION: ()}
         parts = []
