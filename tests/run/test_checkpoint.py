@@ -155,7 +155,7 @@ def test_a_checkpoint_is_found_in_a_run_or_ckpt_folder_or_by_name(tmp_path):
     path = Checkpoints(tmp_path / "ckpt").save(1, state(1))
     for place in (tmp_path, tmp_path / "ckpt", path):
         assert checkpoint.find_checkpoint(place) == path
-    with pytest.raises(UserError, match="no checkpoint"):
+    with pytest.raises(UserError, match="does not exist"):
         checkpoint.find_checkpoint(tmp_path / "nowhere")
 
 
