@@ -165,7 +165,7 @@ def lock_folder(path: Path, kind: str = "run folder") -> IO[str]:
         lock_file(lock)
     except OSError as error:
         lock.close()
-        if error.errno not in (errno.EAGAIN, errno.EACCES):
+        if not isinstance(error, BlockingIOError) and error.errno != errno.EACCES:
             raise write_error(error.errno or errno.EIO, path / LOCK) from None
         raise UserError(
             f"Another process is using the {kind} {path}.\n"

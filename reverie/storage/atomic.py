@@ -20,6 +20,7 @@ from typing import Any
 
 from reverie.storage.limits import InvalidFile, open_descriptor
 from reverie.storage.os_errors import NOT_PERMITTED, WriteFailed, explain_write_errors
+from reverie.storage.system import open_flags
 
 TEMPORARY = ".tmp"
 """Suffix of files that are still being written."""
@@ -54,7 +55,7 @@ def create_file(path: Path) -> int:
     What exists under this name (of a process that was killed) is deleted first.
     """
     path.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | open_flags("O_BINARY")
     return os.open(path, flags, 0o666)
 
 
