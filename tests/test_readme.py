@@ -45,7 +45,14 @@ PLACEHOLDERS = ("LOGDIR", "TASK", "COMMAND", "PREFIX", "RUN")
 """Words that a reader replaces."""
 
 FLAGS_OF_OTHER_PROGRAMS = ("--gpus", "--only")
-FLAGS_OF_COMMANDS = ("--model", "--recorded_settings", "--states", "--trust")
+FLAGS_OF_SERVERS = ("--export", "--host", "--no-open")
+FLAGS_OF_COMMANDS = (
+    *FLAGS_OF_SERVERS,
+    "--model",
+    "--recorded_settings",
+    "--states",
+    "--trust",
+)
 
 EXAMPLE_FILES = ("reverie/envs/suites/line.py",)
 """Files that a page asks the reader to add to the package."""
@@ -160,7 +167,7 @@ def check_command(words: list[str]) -> None:
         to_config(parsed)
     elif name in ("play", "view"):
         parsed = parse_arguments(take_short_flags(arguments)[2], max_positional=1)
-        assert parsed.positional
+        assert parsed.positional or not arguments
         parsed.take_options(PlayOptions if name == "play" else ViewOptions)
         to_config(parsed)
     elif name == "sweep":

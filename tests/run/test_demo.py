@@ -22,7 +22,7 @@ def test_the_demo_prints_score_curve_and_video(tmp_path, capsys, monkeypatch):
     with Image.open(tmp_path / named["learning curve"]) as curve:
         assert curve.size[0] > 300
     with Image.open(tmp_path / named["open-loop video"]) as video:
-        assert video.n_frames > 16
+        assert video.n_frames >= 16  # the repeated last frame is merged
     # a second demo in the same folder starts from scratch
     assert main(words.split()) == 0
 
