@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from reverie.storage.limits import InvalidFile, open_regular, open_zip
 
 TEXT, UNKNOWN = "a text file", "a file of an unknown format"
 TORCH, OLD_TORCH = "a file of torch.save", "a file of PyTorch before version 1.6"
+PICKLE = "a pickle"
 
 _SIGNATURES = {
     b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.": OLD_TORCH,  # a constant, pickled
@@ -20,17 +22,35 @@ _SIGNATURES = {
     b"BZh": "a bzip2 archive",
     b"\xfd7zXZ": "an xz archive",
     b"\x89PNG": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"GIF8": "a GIF image",
+    b"\x1aE\xdf\xa3": "a video",
+    b"RIFF": "a video or sound file",
+    b"PAR1": "a Parquet file",
+    b"ARROW1": "an Arrow file",
+    b"SQLite format 3": "an SQLite database",
+    b"%PDF": "a PDF document",
     b"\x7fELF": "a program",
-    b"\x80": "a pickle",
+    b"\x80": PICKLE,
+    b"(dp": PICKLE,  # a dict in protocol 0 or 1
+    b"}q": PICKLE,
     b"{": "a JSON file",
     b"<": "an HTML or XML page",
 }
+_INSIDE = (
+    (4, b"ftyp", "a video"),
+    (21, b"\x1a\rbrain.Event:", "a TensorBoard event file"),
+    (257, b"ustar", "a TAR archive"),
+)
+"""Signatures that do not begin with the first byte: position, bytes, format."""
+_ONNX = re.compile(rb"\x08[\x01-\x20](\x12[\x01-\x40][ -~]+)?[\x1a:]")
+"""Version of the format, name and version of the program that wrote it, graph."""
 
 
 def file_kind(path: str | Path) -> str:
     """Return what a file is ("an HDF5 file"); raises `OSError` or `InvalidFile`."""
     with open_regular(Path(path)) as file:
-        start = file.read(64)
+        start = file.read(300)
     if not start:
         return "an empty file"
     if start[8:10] == b'{"' and start[3:8] == bytes(5):
@@ -43,8 +63,12 @@ def file_kind(path: str | Path) -> str:
                 return zip_kind(archive.namelist())
         except InvalidFile:
             return "a ZIP archive that is incomplete or damaged"
+    inside = (name for at, magic, name in _INSIDE if start[at:].startswith(magic))
+    kind = kind or next(inside, "")
     if kind:
         return kind
+    if _ONNX.match(start):
+        return "an ONNX model"
     is_text = all(32 <= byte < 127 or byte in b"\t\r\n" for byte in start)
     return TEXT if is_text else UNKNOWN
 
@@ -52,6 +76,8 @@ def file_kind(path: str | Path) -> str:
 def zip_kind(names: Iterable[str]) -> str:
     """Return what a ZIP archive with members of these names is."""
     endings = {name.rpartition("/")[2] for name in names}
+    if "policy.pth" in endings:
+        return "a model of Stable-Baselines3"
     if "data.pkl" in endings:
         return "a TorchScript model" if "constants.pkl" in endings else TORCH
     is_npz = any(name.endswith(".npy") for name in endings)

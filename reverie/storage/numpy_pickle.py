@@ -34,11 +34,14 @@ CONSTANTS = frozenset({_NDARRAY, _BFLOAT16})
 """Classes that the functions below have as arguments."""
 
 
-def parse_arrays(data: bytes) -> Any:
-    """Return a pickle of plain values and numeric arrays; raises `InvalidFile`."""
+def parse_arrays(data: bytes, shapes_only: bool = False) -> Any:
+    """Return a pickle of plain values and numeric arrays; raises `InvalidFile`.
+
+    With `shapes_only`, the entries of all arrays are zero and take no memory.
+    """
     functions = ArrayFunctions(len(data)).by_name()
     value = PickleParser(data, functions, CONSTANTS).parse()
-    return convert_tree(value, build_array)
+    return convert_tree(value, build_shape if shapes_only else build_array)
 
 
 class ArrayFunctions:
@@ -163,6 +166,13 @@ def build_array(description: Description) -> np.ndarray | np.generic:
     if not isinstance(description, ArrayDescription):
         raise InvalidFile("has a type of arrays where a value is expected")
     return description.build()
+
+
+def build_shape(description: Description) -> np.ndarray:
+    """Return an array of this shape whose entries share one zero."""
+    if not isinstance(description, ArrayDescription) or description.data is None:
+        raise InvalidFile("has an array without data")
+    return np.broadcast_to(np.zeros((), description.type.dtype), description.shape)
 
 
 def check_shape(shape: Any) -> None:

@@ -33,6 +33,7 @@ from reverie.storage.numpy_pickle import (
     CONSTANTS,
     ArrayFunctions,
     build_array,
+    build_shape,
     check_shape,
     is_size,
 )
@@ -88,6 +89,15 @@ class _TensorDescription(Description):
             raise InvalidFile("has a tensor that is larger than its storage")
         self.storage, self.offset = storage, offset
         self.size, self.stride = size, stride
+
+
+def read_shapes(path: Path) -> Any:
+    """Return the saved object with tensors on the device `meta`, without their data.
+
+    Raises `OSError`, or `InvalidFile` if it is not a complete file of `torch.save`.
+    """
+    with open_zip(path) as archive:
+        return _Reader(archive).read(None, shapes_only=True)
 
 
 def read_torch_file(path: str | Path, keys: Collection[str] | None = None) -> Any:
@@ -146,7 +156,7 @@ class _Reader:
         self.file_size = sum(member.file_size for member in members)
         self.copies = Budget(MAX_COPIES * self.file_size + FREE_BYTES, "tensors")
 
-    def read(self, keys: Collection[str] | None) -> Any:
+    def read(self, keys: Collection[str] | None, shapes_only: bool = False) -> Any:
         data = bytes(self._member("data.pkl"))
         functions: dict[Name, Function] = {
             **ArrayFunctions(len(data)).by_name(),
@@ -158,7 +168,7 @@ class _Reader:
         value = PickleParser(data, functions, constants, _storage).parse()
         if keys is not None and isinstance(value, dict):
             value = {key: value[key] for key in keys if key in value}
-        return convert_tree(value, self._build)
+        return convert_tree(value, _without_data if shapes_only else self._build)
 
     def _build(self, description: Description) -> Any:
         if not isinstance(description, _TensorDescription):
@@ -191,6 +201,12 @@ class _Reader:
             raise InvalidFile(f"has no member {quote(name)!r}") from None
         with open_member(self.archive, member) as file:
             return bytearray().join(read_parts(file))
+
+
+def _without_data(description: Description) -> Any:
+    if not isinstance(description, _TensorDescription):
+        return build_shape(description)
+    return torch.empty(description.size, dtype=description.storage.dtype, device="meta")
 
 
 def _storage(identifier: Any) -> _Storage:
