@@ -376,9 +376,9 @@ class AgentConfig:
     The defaults describe an agent that acts in environments and trains on the replay.
     """
 
-    importer: ClassVar[str] = ""
-    """Function `package.module:import_state` that reads checkpoints of the agent's
-    original implementation; empty if there is none."""
+    importers: ClassVar[tuple[str, ...]] = ()
+    """Objects `package.module:NAME` of the class `reverie.convert.importer.Importer`,
+    which read checkpoints of other implementations of the agent."""
     resumable: ClassVar[tuple[str, ...]] = ()
     """Settings (in this dataclass) that may change when a run is resumed."""
     plugins: ClassVar[tuple[str, ...]] = ()

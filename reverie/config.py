@@ -72,11 +72,7 @@ def resolve(schema: type[T], layers: Iterable[tuple[str, Layer]]) -> T:
     """
     settings = settings_of(typing.cast(type, schema))
     values = {name: setting.default for name, setting in settings.items()}
-    for origin, layer in layers:
-        for pattern, value in _flatten_layer(layer, settings):
-            for name in matching_names(pattern, settings, origin):
-                values[name] = settings[name].cast(value, name, origin)
-    return _build(schema, values)
+    return _build(schema, values | values_in(typing.cast(type, schema), layers))
 
 
 def flatten(config: Any, prefix: str = "", separator: str = ".") -> dict[str, Any]:
@@ -117,11 +113,20 @@ def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
     return {n: (a.get(n), b.get(n)) for n in names if a.get(n) != b.get(n)}
 
 
+def values_in(schema: type, layers: Iterable[tuple[str, Layer]]) -> dict[str, Any]:
+    """Return the settings that `(origin, layer)` pairs set, by name."""
+    settings = settings_of(schema)
+    values: dict[str, Any] = {}
+    for origin, layer in layers:
+        for pattern, value in _flatten_layer(layer, settings):
+            for name in matching_names(pattern, settings, origin):
+                values[name] = settings[name].cast(value, name, origin)
+    return values
+
+
 def names_in(schema: type, layers: Iterable[tuple[str, Layer]]) -> set[str]:
     """Names of the settings that `(origin, layer)` pairs set."""
-    settings = settings_of(schema)
-    keys = [(o, k) for o, layer in layers for k, _ in _flatten_layer(layer, settings)]
-    return {name for o, key in keys for name in matching_names(key, settings, o)}
+    return set(values_in(schema, layers))
 
 
 SIMILAR = 0.75

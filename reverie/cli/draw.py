@@ -25,6 +25,7 @@ class DrawOptions:
 def draw(words: list[str]) -> int:
     """Draw the segment boundaries that an agent found."""
     from reverie.evaluation.draw import draw_boundaries
+    from reverie.run.load import is_imported
 
     name = words[0] if words else ""
     if name not in FIGURES:
@@ -36,16 +37,25 @@ def draw(words: list[str]) -> int:
     arguments = parse_arguments(words[1:], max_positional=1)
     if not arguments.positional:
         raise UserError(
-            "`reverie draw boundaries` needs the folder of a run.\n"
-            "  Fix: reverie draw boundaries LOGDIR"
+            "`reverie draw boundaries` needs the folder of a run, or a checkpoint of "
+            "VTA.\n  Fix: reverie draw boundaries LOGDIR"
         )
-    arguments.refuse_blocks("Figures are drawn with the settings saved with the run.")
-    options = arguments.take_options(DrawOptions)
     logdir = Path(arguments.positional[0])
+    if not is_imported(logdir, arguments.flags):
+        arguments.refuse_blocks(
+            "Figures are drawn with the settings saved with the run."
+        )
+    options = arguments.take_options(DrawOptions)
     folder = Path(options.out).expanduser() if options.out else None
     with path_errors():
         for path in draw_boundaries(
-            logdir, options.idx, options.num_samples, folder, arguments.flags
+            logdir,
+            options.idx,
+            options.num_samples,
+            folder,
+            arguments.flags,
+            arguments.blocks,
+            arguments.files,
         ):
             print(path)
     return 0

@@ -48,11 +48,13 @@ class EvalOptions:
 def evaluate(words: list[str]) -> int:
     """Evaluate a trained agent in its task or on held-out recordings."""
     from reverie.evaluation.follow import follow, wait_for_checkpoint
+    from reverie.run.load import is_imported
 
     arguments = parse_arguments(words, max_positional=2)
     if not arguments.positional:
         raise UserError(
-            "`reverie eval` needs the folder of a run.\n  Fix: reverie eval LOGDIR"
+            "`reverie eval` needs the folder of a run, or a checkpoint of another "
+            "implementation.\n  Fix: reverie eval LOGDIR"
         )
     options = arguments.take_options(EvalOptions)
     logdir, *others = map(Path, arguments.positional)
@@ -63,7 +65,7 @@ def evaluate(words: list[str]) -> int:
             "A checkpoint is given instead of the run folder, not as an option.\n"
             f"  Fix: reverie eval {path}"
         )
-    if not logdir.expanduser().is_file():
+    if not is_imported(logdir, arguments.flags):
         arguments.refuse_blocks("An evaluation uses the settings saved with the run.")
     if others and options.follow:
         raise UserError(
@@ -75,7 +77,7 @@ def evaluate(words: list[str]) -> int:
         logdir, options, arguments, compares=bool(others)
     )
     if others:
-        _compare(logdir, others[0], options, arguments.flags)
+        _compare(logdir, others[0], options, arguments)
     elif options.follow:
         for result in follow(logdir, evaluate_once):
             print(f"{result.checkpoint}: {describe(result)}", flush=True)
@@ -91,11 +93,11 @@ def _choose_evaluation(
     from reverie.evaluation import boundaries, recordings
     from reverie.evaluation import episodes as env_episodes
     from reverie.run.config import with_flags
-    from reverie.run.load import open_run
+    from reverie.run.load import is_imported, open_run
     from reverie.run.used_settings import check_used
 
     flags, blocks, files = arguments.flags, arguments.blocks, arguments.files
-    if logdir.expanduser().is_file():  # a checkpoint without a config
+    if is_imported(logdir, flags):  # a checkpoint without settings
         config = open_run(logdir, flags, blocks=blocks, files=files).config
         check_used(config, "eval", flags)
     else:
@@ -118,7 +120,7 @@ def _choose_evaluation(
     count = options.episodes or 100
     if on_sequences:
         return (
-            lambda path: boundaries.eval_boundaries(path, count, flags),
+            lambda path: boundaries.eval_boundaries(path, count, flags, blocks, files),
             boundaries.describe,
         )
     if on_recordings:
@@ -143,10 +145,14 @@ def _choose_evaluation(
     )
 
 
-def _compare(logdir: Path, other: Path, options: EvalOptions, flags: Flags) -> None:
+def _compare(
+    logdir: Path, other: Path, options: EvalOptions, arguments: Arguments
+) -> None:
     """Print the agreement of the segment boundaries of two runs."""
     from reverie.evaluation import boundaries
 
     count = options.episodes or 100
-    agreement = boundaries.compare_boundaries(logdir, other, count, flags)
+    agreement = boundaries.compare_boundaries(
+        logdir, other, count, arguments.flags, arguments.blocks, arguments.files
+    )
     print(boundaries.describe_agreement(agreement))

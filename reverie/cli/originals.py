@@ -58,6 +58,8 @@ class Translation:
     original: Original
     command: list[str]
     blocks: list[str] = field(default_factory=list)
+    is_program: bool = False
+    """True if the command line begins with a program of the original."""
     arguments: list[list[str]] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
 
@@ -171,7 +173,9 @@ def _translate(
             return None
         else:
             _start(translation, program, words[0])
-            if not program.takes_arguments:
+            if program.example:
+                translation.command += rest or program.example.split()
+            if program.example or not program.takes_arguments:
                 return translation
     if translation.command[0] not in TRANSLATED:
         return None
@@ -202,7 +206,7 @@ def _is_argument(word: str) -> bool:
 
 
 def _start(translation: Translation, program: Word, word: str) -> None:
-    here = program.here.split()
+    here, translation.is_program = program.here.split(), True
     translation.add_change(Change(word, f"reverie {program.here}", program.note))
     if "--configs" in here and program.takes_arguments:
         start = here.index("--configs")
@@ -226,9 +230,11 @@ def _split(words: Sequence[str]) -> Iterator[Argument]:
 
 
 def _add_blocks(translation: Translation, names: Sequence[str]) -> None:
+    original = translation.original
+    own = original.program_blocks if translation.is_program else {}
     for name in ",".join(names).split(","):
-        block = translation.original.blocks.get(name)
-        if block is None or name in configs.blocks():
+        block = own.get(name, original.blocks.get(name))
+        if block is None or (name in configs.blocks() and name not in own):
             translation.blocks.append(name)
         else:
             translation.add_change(Change(name, block.here, block.note))

@@ -1,73 +1,146 @@
-"""Import checkpoint files of original implementations (`--run.from_checkpoint FILE`).
+"""Find and recognize checkpoints of other implementations.
 
-The settings of an agent name its importer (`AgentConfig.importer`): a function
-`import_state(path, template, components)` that returns the state of the agent with the
-weights of a file. If the entry `continues_training` of the state is True, the state has
-the optimizers of the file, too.
+Such a checkpoint is a file, or a run folder of its implementation. A file is recognized
+by its contents, not by its name, and each agent declares the importers of its files
+(`AgentConfig.importers`), so all commands accept the same files.
 """
 
 from __future__ import annotations
 
 import functools
+import typing
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reverie.api import StateDict, UserError
+from reverie.api import UserError
 from reverie.capabilities import AgentConfig
-from reverie.convert.dreamerv3_torch.checkpoint import is_torch_file, read_weights
-from reverie.convert.dreamerv3_torch.config import BLOCK
-from reverie.convert.dreamerv3_torch.sizes import infer_settings
+from reverie.convert.importer import Importer, entry_names
 from reverie.plugins import import_object
+from reverie.storage.file_kind import OLD_TORCH, PICKLE, TORCH
+from reverie.storage.outline import Outline, read_outline
+
+RECORDINGS = ("an NPZ file", "an HDF5 file", "a Parquet file")
 
 
-class ImpliedSettings(NamedTuple):
-    """Settings that a run has if it uses a checkpoint file."""
+class ImportedFile(NamedTuple):
+    """A checkpoint file of another implementation."""
 
-    block: str
-    """Preset with the algorithm of the file, under all other settings."""
-    settings: dict[str, Any]
-    """Settings that the tensors determine, over all others but flags."""
+    path: Path
+    agent: str
+    """The agent that imports it."""
+    importer: Importer
+    contents: Any
+    """Nested containers and arrays without data."""
+
+    def describe(self) -> str:
+        return f"{self.path} is a checkpoint of {self.importer.program}"
 
 
-def import_checkpoint(
-    config: AgentConfig, path: Path, template: StateDict, components: str = ".*"
-) -> StateDict:
-    """Return the state of an agent with the weights of a file.
+def find_file(path: Path, schema: type) -> Path | None:
+    """Return the checkpoint file at `path`: the file, or that of a run folder.
 
-    `template` is the agent's current state. Components that do not match the regular
-    expression `components` are returned unchanged.
+    None if there is neither. `schema` is the config class with the settings of agents.
     """
-    if not config.importer:
-        agent = type(config).__name__.removesuffix("Config")
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        return None
+    found = [files[0] for _, i in _all_importers(schema) if (files := i.find(path))]
+    unique = list(dict.fromkeys(found))
+    if len(unique) > 1:
+        names = ", ".join(str(file.relative_to(path)) for file in unique)
         raise UserError(
-            f"{path} is a file, and there is no importer for the agent {agent!r}.\n"
-            "  Fix: use the folder of a run."
+            f"{path} has checkpoints of several programs: {names}.\n"
+            f"  Fix: give one of them, such as {unique[0]}"
         )
-    import_state = import_object(config.importer, "The importer")
-    state: StateDict = import_state(path, template, components)
-    return state
+    return unique[0] if unique else None
 
 
-def implied_settings(
-    file: str, stoch: int = 0, classes: int = 0
-) -> ImpliedSettings | None:
-    """Return the settings of a checkpoint of dreamerv3-torch; None for other files.
-
-    `stoch` and `classes` are sizes that the tensors do not determine, 0 if unknown.
-    """
-    path = Path(file).expanduser()
-    if not is_torch_file(file) or not path.is_file():
-        return None
-    return _implied_settings(path, path.stat().st_mtime_ns, stoch, classes)
+def open_file(path: Path, schema: type) -> ImportedFile:
+    """Recognize a checkpoint file; raise an error that names what it is instead."""
+    outline = _read(path)
+    for agent, importer in _all_importers(schema):
+        if importer.matches(outline.contents):
+            return ImportedFile(path, agent, importer, outline.contents)
+    raise UserError(
+        f"{path} {_name_file(outline)}.\n  Fix: {_suggest(path, outline, schema)}"
+    )
 
 
-@functools.lru_cache
-def _implied_settings(
-    path: Path, time: int, stoch: int, classes: int
-) -> ImpliedSettings | None:
+def _read(path: Path) -> Outline:
+    return _read_version(path, path.stat().st_mtime_ns if path.exists() else 0)
+
+
+@functools.lru_cache(maxsize=16)
+def _read_version(path: Path, time: int) -> Outline:
     """Read a file; the time of its last change is part of the cache's key."""
-    try:
-        weights = read_weights(path)
-    except UserError:  # another file: reported when it is loaded
-        return None
-    return ImpliedSettings(BLOCK, infer_settings(weights, stoch, classes))
+    return read_outline(path)
+
+
+def _load_importers(config: type[AgentConfig]) -> list[Importer]:
+    return [import_object(name, "The importer") for name in config.importers]
+
+
+def _all_importers(schema: type) -> Iterator[tuple[str, Importer]]:
+    """Yield the importers of all agents, with the names of the agents."""
+    for name, kind in typing.get_type_hints(schema).items():
+        if isinstance(kind, type) and issubclass(kind, AgentConfig):
+            for importer in _load_importers(kind):
+                yield name, importer
+
+
+def _list_files(importers: list[Importer]) -> str:
+    """`latest.pt of dreamerv3-torch, last.pt of Δ-IRIS or ...`"""
+    names = [f"{each.file} of {each.program}" for each in importers]
+    return " or ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
+
+
+def _name_file(outline: Outline) -> str:
+    """Say what a file is that is not a checkpoint: the end of a sentence."""
+    kind, contents = outline.kind, outline.contents
+    if outline.problem:
+        return f"is {kind} that {outline.problem}" if kind else outline.problem
+    if kind not in (TORCH, PICKLE):
+        return f"is {kind}, not a checkpoint"
+    names = entry_names(contents)
+    if known := _name_other_program(contents):
+        return f"is {known}, which cannot be imported"
+    if not isinstance(contents, Mapping):
+        return f"is {kind} with a {type(contents).__name__}, not a checkpoint"
+    entries = f"the entries {', '.join(names[:4])}" if names else "no entries"
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return f"is {kind} with {entries}{more}, not a checkpoint of a known program"
+
+
+def _name_other_program(contents: Any) -> str:
+    """Name a checkpoint of a program that has no importer; empty if it is unknown."""
+    names = set(map(str, contents)) if isinstance(contents, Mapping) else set()
+    if "tokenizer.embedding.weight" in names:
+        return "a checkpoint of IRIS, the predecessor of Δ-IRIS"
+    if {"agent", "_timestamp"} <= names:
+        return "a checkpoint of danijar/dreamerv3 before 2024, with other networks"
+    if {"state_dict", "pytorch-lightning_version"} <= names:
+        return "a checkpoint of PyTorch Lightning"
+    return ""
+
+
+def _suggest(path: Path, outline: Outline, schema: type) -> str:
+    """Return what to give instead of a file that is not a checkpoint."""
+    if (path.parent / "manifest.json").is_file() or (path.parent / "ckpt").is_dir():
+        return f"give its folder, {path.parent}"
+    other = find_file(path.parent, schema)
+    if other is not None and other != path:
+        return f"give {other}"
+    if outline.kind == OLD_TORCH:
+        return "save it again with a current version of PyTorch."
+    if outline.problem or "damaged" in outline.kind:
+        return (
+            "copy it again, or save a file that has only tensors and plain containers, "
+            "such as a state_dict()."
+        )
+    files = _list_files([importer for _, importer in _all_importers(schema)])
+    fix = f"give the folder of a run, or {files}."
+    if outline.kind in RECORDINGS:
+        fix += " Recorded episodes are given with --offline.data."
+    return fix

@@ -19,10 +19,12 @@ import torch
 
 from reverie.agents.vta import boundary_metrics
 from reverie.api import Batch, UserError
-from reverie.capabilities import FindsBoundaries
+from reverie.capabilities import AgentConfig, FindsBoundaries
 from reverie.datasets.sequences import is_sequence_task
 from reverie.datasets.sequences.feed import SequenceFeed
 from reverie.evaluation.result import EvalResult, make_result
+from reverie.run.config import Config
+from reverie.run.imported import find_imported
 from reverie.run.load import SavedRun, open_run
 from reverie.run.offline.datasets import OfflineSequences
 
@@ -52,16 +54,17 @@ def open_sequence_run(
     sequences: int,
     flags: Sequence[tuple[str, Any]] = (),
     seed_offset: int = 0,
+    blocks: Sequence[str] = (),
+    files: Sequence[str] = (),
 ) -> SequenceRun:
-    """Load a run and this many evaluation sequences; fewer if its data has fewer."""
-    replaces_task = any(name == "task" for name, _ in flags)
-    saved = open_run(logdir, replaces_task=replaces_task).config
-    if saved.agent_config.sequence_window is None:
-        raise UserError(
-            f"{logdir} was not trained on sequences: its agent is {saved.agent!r}.\n"
-            "  Fix: use the --logdir of a run of the agent vta."
-        )
-    run = open_run(logdir, flags)
+    """Load a run and this many evaluation sequences; fewer if its data has fewer.
+
+    Preset blocks and config files are settings of a checkpoint that contains none.
+    """
+    if imported := find_imported(logdir, Config):
+        _check_boundaries(logdir, imported.agent, getattr(Config(), imported.agent))
+    run = open_run(logdir, flags, blocks=blocks, files=files)
+    _check_boundaries(logdir, run.config.agent, run.config.agent_config)
     settings = replace(run.config.sequences, evaluation=sequences)
     dataset = OfflineSequences(replace(run.config, sequences=settings), seed_offset)
     config = replace(run.config, seed=run.config.seed + seed_offset)
@@ -74,14 +77,26 @@ def open_sequence_run(
     return SequenceRun(run, agent, SequenceFeed(dataset.dataset, run.device))
 
 
+def _check_boundaries(logdir: Path, agent: str, config: AgentConfig) -> None:
+    if config.sequence_window is None:
+        raise UserError(
+            f"{logdir} was not trained on sequences: its agent is {agent!r}.\n  Fix: "
+            "use the --logdir of a run of the agent vta, or model_best.pt of VTA."
+        )
+
+
 def eval_boundaries(
-    logdir: Path, sequences: int = 1000, flags: Sequence[tuple[str, Any]] = ()
+    logdir: Path,
+    sequences: int = 1000,
+    flags: Sequence[tuple[str, Any]] = (),
+    blocks: Sequence[str] = (),
+    files: Sequence[str] = (),
 ) -> EvalResult:
     """Evaluate the newest checkpoint of a run, or the checkpoint that is named.
 
     Generated sequences are new; for data in files, the held-out sequences are used.
     """
-    opened = open_sequence_run(logdir, sequences, flags, SEED_OFFSET)
+    opened = open_sequence_run(logdir, sequences, flags, SEED_OFFSET, blocks, files)
     with contextlib.closing(opened.feed) as feed:
         report = opened.agent.report(feed)
         count = _count(feed("report"))
@@ -110,12 +125,15 @@ def compare_boundaries(
     other: Path,
     sequences: int = 1000,
     flags: Sequence[tuple[str, Any]] = (),
+    blocks: Sequence[str] = (),
+    files: Sequence[str] = (),
 ) -> Agreement:
     """Compare the boundaries of two runs on evaluation sequences of the first."""
-    first = open_sequence_run(logdir, sequences, flags, SEED_OFFSET)
+    given = (flags, SEED_OFFSET, blocks, files)
+    first = open_sequence_run(logdir, sequences, *given)
     with contextlib.closing(first.feed) as feed:
         batch = feed("report")
-    second = open_sequence_run(other, 1, flags, SEED_OFFSET)
+    second = open_sequence_run(other, 1, *given)
     second.feed.close()
     agents = [first.agent, second.agent]
     datasets = [first.feed.dataset, second.feed.dataset]

@@ -320,6 +320,14 @@ def explain_mismatch(path: Path) -> Iterator[None]:
         ) from error
 
 
+def has_checkpoint(path: Path) -> bool:
+    """True if `path` is a checkpoint, or a run folder with checkpoints of Reverie."""
+    return (path / "manifest.json").is_file() or any(
+        checkpoints.paths() or checkpoints.quarantine.is_dir()
+        for checkpoints in (Checkpoints(path / "ckpt"), Checkpoints(path))
+    )
+
+
 def find_checkpoint(path: Path) -> Path:
     """Return the newest checkpoint of a run folder, or the one that is named."""
     path = path.expanduser()
@@ -342,12 +350,23 @@ def find_checkpoint(path: Path) -> Path:
                 f"Every checkpoint in {path} is damaged.\n"
                 "  Fix: give another run, or copy this one again."
             )
-    problem = f"There is no checkpoint in {path}"
+    problem = f"There is no checkpoint in {path}{_describe_folder(path)}"
     raise UserError(
         f"{problem if path.exists() else f'{path} does not exist'}.\n"
         "  Fix: give a run folder (it has a `ckpt` folder inside) or one of the "
         "folders in `ckpt`."
     )
+
+
+def _describe_folder(path: Path) -> str:
+    """Name what is at `path` instead of a checkpoint: the end of a sentence."""
+    if not path.is_dir():
+        return ", which is a file"
+    names = sorted(entry.name for entry in path.iterdir())
+    if not names:
+        return ", which is an empty folder"
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return f", a folder with {', '.join(names[:4])}{more}"
 
 
 def find_nonfinite(state: Any, name: str = "") -> str | None:

@@ -79,9 +79,9 @@ class RunConfig:
     report_batches: int = 1
     """Batches per report."""
     from_checkpoint: str = ""
-    """Initial weights: a run folder, a checkpoint folder, or a file of the original
-    implementation (`agent.pkl` of DreamerV3, `last.pt` of Δ-IRIS, `model_best.pt` of
-    VTA)."""
+    """Initial weights: a run folder or a checkpoint folder, also of another
+    implementation, or its file (`agent.pkl` of DreamerV3, `latest.pt` of
+    dreamerv3-torch, `last.pt` of Δ-IRIS, `model_best.pt` of VTA)."""
     from_components: str = ".*"
     """Regular expression of the components to load from `from_checkpoint`."""
     episodes: str = ""

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from reverie import config as configs
 from reverie.agents import check_name
@@ -22,12 +22,15 @@ from reverie.agents.vta.agent import VTAAgentConfig
 from reverie.api import UserError
 from reverie.capabilities import AgentConfig
 from reverie.config import ConfigError, Layer
+from reverie.convert.dreamerv3.config import (
+    convert_options as convert_dreamerv3_options,
+)
+from reverie.convert.dreamerv3.config import is_config as is_dreamerv3_config
 from reverie.convert.dreamerv3_torch.config import BLOCK as DREAMERV3_TORCH
 from reverie.convert.dreamerv3_torch.config import convert_options, merge_blocks
 from reverie.convert.dreamerv3_torch.config import (
     is_config as is_dreamerv3_torch_config,
 )
-from reverie.convert.importers import implied_settings
 from reverie.convert.vta.config import from_vta_file, is_vta_file
 from reverie.datasets.sequences import (
     SequenceConfig,
@@ -40,6 +43,13 @@ from reverie.log.logger import LoggerConfig
 from reverie.plugins import import_object, is_plugin, settings_name
 from reverie.replay.config import ReplayConfig
 from reverie.run.clock import INTERVALS, RunConfig
+from reverie.run.imported import (
+    check_agent,
+    encoder_importer,
+    find_imported,
+    missing_task,
+    settings_of_file,
+)
 from reverie.run.offline.datasets import OfflineConfig
 from reverie.run.size import choose_size
 from reverie.run.trust import check_trusted
@@ -151,23 +161,11 @@ def resolve(
     pairs = list(flags.items()) if isinstance(flags, Mapping) else list(flags)
     named = _expand(names)
     read = [_file_layers(str(path)) for path in files]
-    file_defaults = [layer for defaults, _ in read for layer in defaults]
-    layers = [*file_defaults, *named, *(settings for _, settings in read)]
-    schema = find_schema([*(layer for _, layer in layers), dict(pairs)])
-    task, agent = (
-        str(_last([*(layer for _, layer in layers), dict(pairs)], name, "") or default)
-        for name, default in (("task", Config.task), ("agent", Config.agent))
-    )
-    if loss := _reconstruction_loss(schema, agent, task):
-        layers = [(f"the task {task!r}", loss), *layers]
-    if not is_sequence_task(task) and not any("task" in block for _, block in named):
-        suite = split_task(task)[0]
-        layers = [*(_expand([suite]) if suite in configs.blocks() else ()), *layers]
+    stack = _combine(named, read, pairs)
+    _refuse_size(stack.flags)
+    stack = _with_checkpoint(stack, named, read, pairs)
+    schema, layers, flag_layer = stack
     without_flags = configs.resolve(schema, layers)
-    flag_layer = configs.flag_layer(schema, pairs, without_flags)
-    _refuse_size(flag_layer)
-    given = [*(settings for _, settings in read), ("the flags", flag_layer)]
-    layers = _with_checkpoint(schema, layers, given)
     if unit := _changed_clock(flag_layer, without_flags):
         layers.append((f"run.clock {unit}", _intervals(unit)))
     layers.append(("the flags", flag_layer))
@@ -181,27 +179,90 @@ def resolve(
     return config
 
 
-def _with_checkpoint(
-    schema: type[Config],
-    layers: list[tuple[str, Layer]],
-    given: Sequence[tuple[str, Layer]],
-) -> list[tuple[str, Layer]]:
-    """Return the layers with the settings that a checkpoint file implies, if any.
+NamedLayers = list[tuple[str, Layer]]
+"""Layers with their origins, the last one wins."""
+FileLayers = tuple[NamedLayers, tuple[str, Layer]]
+"""Layers of a config file: those under all blocks, and its settings."""
 
-    It is the file of initial weights or of the base run. `given` are the layers of
-    config files and flags, which may have sizes that the file does not determine.
+
+class _Stack(NamedTuple):
+    schema: type[Config]
+    layers: NamedLayers
+    """All layers except for the flags."""
+    flags: Layer
+
+
+def _combine(
+    named: NamedLayers, read: Sequence[FileLayers], pairs: Sequence[tuple[str, Any]]
+) -> _Stack:
+    """Return the layers of blocks, files and flags, with those that the task implies.
+
+    That is the block of its suite, and the loss that fits a sequence dataset.
     """
-    config = configs.resolve(schema, [*layers, given[-1]])
-    file = config.run.from_checkpoint or config.agent_config.base_run
-    names = ("dreamer.dreamerv3_torch.stoch", "dreamer.dreamerv3_torch.classes")
-    sizes = [int(_last([layer for _, layer in given], name, 0)) for name in names]
-    implied = implied_settings(file, *sizes) if file else None
-    if implied is None:
-        return layers
-    origin, settings = f"the checkpoint {file}", dict(implied.settings)
-    if not config.run.from_checkpoint or not config.agent_config.trains_policy:
+    file_defaults = [layer for defaults, _ in read for layer in defaults]
+    layers = [*file_defaults, *named, *(settings for _, settings in read)]
+    schema = find_schema([*(layer for _, layer in layers), dict(pairs)])
+    task, agent = (
+        str(_last([*(layer for _, layer in layers), dict(pairs)], name, "") or default)
+        for name, default in (("task", Config.task), ("agent", Config.agent))
+    )
+    if loss := _reconstruction_loss(schema, agent, task):
+        layers = [(f"the task {task!r}", loss), *layers]
+    if not is_sequence_task(task) and not any("task" in block for _, block in named):
+        suite = split_task(task)[0]
+        layers = [*(_expand([suite]) if suite in configs.blocks() else ()), *layers]
+    flag_layer = configs.flag_layer(schema, pairs, configs.resolve(schema, layers))
+    return _Stack(schema, layers, flag_layer)
+
+
+def _with_checkpoint(
+    stack: _Stack,
+    named: NamedLayers,
+    read: Sequence[FileLayers],
+    pairs: Sequence[tuple[str, Any]],
+) -> _Stack:
+    """Return the stack with the settings that a checkpoint file implies, if any.
+
+    It is the file of initial weights or of the base run. If no setting chooses the
+    agent, the file does, and the config that was saved with it is used.
+    """
+    schema, flags = stack.schema, ("the flags", stack.flags)
+    config = configs.resolve(schema, [*stack.layers, flags])
+    start = config.run.from_checkpoint
+    path = start or config.agent_config.base_run
+    imported = find_imported(path, schema) if path else None
+    if imported is None:
+        return stack
+    if not start:
+        encoder_importer(imported)  # raises if the file cannot be a base run
+    given = [*(settings for _, settings in read), flags]
+    of_user = configs.values_in(schema, [*named, *given])
+    importer, origin = imported.importer, f"the checkpoint {imported.path}"
+    if start and "agent" in of_user:
+        check_agent(imported, settings_name(config.agent))
+        given = [*named, *given]
+    elif start:
+        saved = None if read else importer.find_config(imported.path)
+        if saved is not None:
+            defaults, (_, settings) = _file_layers(str(saved))
+            own = {k: v for k, v in settings.items() if k != "logdir"}
+            given = [(f"the file {saved}", own), *given]
+            named = [*defaults, given[0], *named]
+            of_user |= own
+        if "task" not in of_user:
+            raise missing_task(imported)
+        if saved is None:
+            presets = _expand(importer.presets(config.task, imported.contents))
+            fitting = (origin, importer.defaults(imported.contents))
+            named = [*presets, fitting, *named]
+        stack = _combine(named, read, pairs)
+    values = configs.values_in(stack.schema, given)
+    known = {name: values[name] for name in importer.undetermined if name in values}
+    settings = settings_of_file(imported, known, config.run.from_components)
+    if not start or not config.agent_config.trains_policy:
         settings.pop("explore.policy", None)  # nothing acts or explores
-    return [*_expand([implied.block]), *layers, (origin, settings)]
+    layers = [*_expand(importer.algorithm), *stack.layers, (origin, settings)]
+    return stack._replace(layers=layers)
 
 
 def _size_layers(
@@ -350,7 +411,7 @@ def with_flags(config: Config, flags: Sequence[tuple[str, Any]]) -> Config:
     return configs.resolve(schema, [("the saved config", saved), ("the flags", layer)])
 
 
-def _file_layers(file: str) -> tuple[list[tuple[str, Layer]], tuple[str, Layer]]:
+def _file_layers(file: str) -> FileLayers:
     """Return layers to apply before all blocks, and the settings of a file.
 
     Only config files of other programs have such layers: the defaults of that program.
@@ -366,6 +427,9 @@ def _file_layers(file: str) -> tuple[list[tuple[str, Layer]], tuple[str, Layer]]
     folder = Path(name).expanduser().absolute().parent
     if Path(name).name == CONFIG_FILE and (folder / ABOUT_FILE).exists():
         check_trusted(folder, import_paths([data]).items())
+    if is_dreamerv3_config(data):
+        known = configs.settings_of(Config)
+        return [], (origin, convert_dreamerv3_options(data, known))
     if names:
         raise ConfigError(
             f"{name} is not a configs.yaml of dreamerv3-torch, so it has no blocks."

@@ -14,12 +14,12 @@ from reverie import envs as suites
 from reverie.agents.options import BuildOptions
 from reverie.api import Agent, Env, VecEnv
 from reverie.capabilities import AgentConfig
-from reverie.convert.importers import import_checkpoint
 from reverie.envs.vector.vec_env import make_vec_env
 from reverie.plugins import settings_name
 from reverie.run import checkpoint
 from reverie.run import device as devices
 from reverie.run.config import Config
+from reverie.run.imported import check_agent, find_imported
 from reverie.run.memory import explain_out_of_memory
 
 MakeEnv = Callable[[int], Env]
@@ -78,14 +78,14 @@ def make_agent(
 def load_initial_weights(agent: Agent, config: Config) -> str:
     """Load `run.from_checkpoint` and return a message about it.
 
-    It is a run or a checkpoint, or a file of the original implementation.
+    It is a run or a checkpoint, or one of another implementation.
     """
     path = Path(config.run.from_checkpoint).expanduser()
     components = config.run.from_components
-    if path.is_file():
-        state = import_checkpoint(
-            config.agent_config, path, agent.state_dict(), components
-        )
+    if imported := find_imported(path, type(config)):
+        path = imported.path
+        check_agent(imported, settings_name(config.agent))
+        state = imported.importer.import_state(path, agent.state_dict(), components)
     else:
         path = checkpoint.find_checkpoint(path)
         state = checkpoint.read_part(path, "agent")

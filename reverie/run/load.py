@@ -26,14 +26,14 @@ from reverie.api import (
     StateDict,
     UserError,
 )
-from reverie.convert.dreamerv3_torch.checkpoint import is_torch_file, read_weights
 from reverie.datasets.action_units import Convert, check_same_actions, convert_actions
 from reverie.datasets.images import ImageCrop, check_obs_space
 from reverie.run import checkpoint, device
 from reverie.run.checkpoint import Checkpoints, find_checkpoint
-from reverie.run.config import Config, resolve, with_flags
+from reverie.run.config import Config, find_schema, resolve, with_flags
 from reverie.run.factory import load_initial_weights, make_agent, make_envs
 from reverie.run.folder import config_from_settings, read_config, run_folder_of
+from reverie.run.imported import find_imported
 from reverie.run.offline.datasets import as_paths, saved_image_crop
 from reverie.storage.run_spaces import RunSpaces, read_spaces
 
@@ -125,7 +125,7 @@ class SavedRun:
 
 @dataclass(frozen=True)
 class ImportedRun(SavedRun):
-    """A checkpoint file of another implementation, and the config to use it with."""
+    """A checkpoint of another implementation, and the config to use it with."""
 
     def image_crop(self) -> None:
         return None
@@ -209,6 +209,14 @@ class OfflineAgent:
         return carry, self.convert(action), extras
 
 
+def is_imported(logdir: Path, flags: Sequence[tuple[str, Any]] = ()) -> bool:
+    """True if `logdir` is a checkpoint or run folder of another implementation.
+
+    Flags may choose an agent with importers of its own.
+    """
+    return find_imported(logdir, find_schema([dict(flags)])) is not None
+
+
 def open_run(
     logdir: Path,
     flags: Sequence[tuple[str, Any]] = (),
@@ -221,13 +229,16 @@ def open_run(
 
     With `prefer_best`, open the checkpoint of a run folder with the lowest evaluation
     loss instead, if there is one. Flags change settings of the run. The checkpoint may
-    be a `latest.pt` of dreamerv3-torch, which contains no settings: they are inferred
-    from its tensors, and given by preset blocks, config files and flags. With
+    be one of another implementation, a file or its run folder. Its settings are
+    inferred from its tensors, and given by preset blocks, config files and flags. With
     `replaces_task`, the task of the run is not used (as with a flag `task`), so it may
     name code that is not trusted.
     """
-    if logdir.expanduser().is_file():
-        return _open_file(logdir.expanduser(), flags, blocks, files)
+    if imported := find_imported(logdir, find_schema([dict(flags)])):
+        given = [*flags, ("run.from_checkpoint", str(imported.path))]
+        folder = logdir.expanduser()
+        folder = folder if folder.is_dir() else folder.resolve().parent
+        return ImportedRun(folder, imported.path, resolve(blocks, files, given))
     path = find_checkpoint(logdir)
     folder = run_folder_of(path)
     replaces_task = replaces_task or any(name == "task" for name, _ in flags)
@@ -235,25 +246,3 @@ def open_run(
     if prefer_best and logdir.resolve() == folder.resolve():
         path = Checkpoints(folder / "best").newest(read_only=True) or path
     return SavedRun(folder, path, config)
-
-
-def _open_file(
-    path: Path,
-    flags: Sequence[tuple[str, Any]],
-    blocks: Sequence[str],
-    files: Sequence[str],
-) -> ImportedRun:
-    if not is_torch_file(path.name):
-        raise UserError(
-            f"{path} is a file, not the folder of a run.\n  Fix: give the folder of a "
-            "run, or a latest.pt of dreamerv3-torch."
-        )
-    read_weights(path)  # raises if it is something else
-    given = [*flags, ("run.from_checkpoint", str(path))]
-    config = resolve(blocks, files, given)
-    if not any(name == "task" for name, _ in flags) and not blocks:
-        raise UserError(
-            f"{path} does not contain its task.\n  Fix: --task TASK, such as --task "
-            "crafter_reward (`reverie envs` lists all tasks)."
-        )
-    return ImportedRun(path.resolve().parent, path, config)

@@ -17,12 +17,11 @@ from reverie.run import train as train_loop
 from reverie.run.config import Config, for_evaluation, import_paths, with_flags
 from reverie.run.factory import MakeEnv
 from reverie.run.folder import read_config, resolve_logdir
-from reverie.run.load import open_run
+from reverie.run.load import is_imported, open_run
 from reverie.run.player import Player
 from reverie.run.signals import Interrupted
 from reverie.run.trust import allow
 from reverie.run.used_settings import check_used, resolve_for_command
-from reverie.spaces import FLAGS
 
 
 def train(
@@ -40,10 +39,9 @@ def train(
     dotted names with `__` for the dot: `run__steps=10_000`, `logdir="..."`. `trust`
     resumes a run of another user or machine whose config names modules to import.
     """
-    flags = _flags(env, settings)
-    configs = configs.split() if isinstance(configs, str) else configs
+    flags, blocks = _flags(env, settings), _blocks(configs)
     with allow(import_paths([flags]).values(), everything=trust):
-        return _train(env, configs, flags)
+        return _train(env, blocks, flags)
 
 
 def _train(env: Any, configs: Sequence[str], flags: dict[str, Any]) -> Path:
@@ -80,6 +78,27 @@ def _flags(env: Any, settings: dict[str, Any]) -> dict[str, Any]:
     return flags
 
 
+def _check_policy(logdir: str | Path, config: Config) -> None:
+    """Raise if the agent was trained on sequences, so that it cannot act."""
+    if config.agent_config.sequence_window is not None:
+        raise UserError(
+            f"The agent of {logdir} was trained on sequences and cannot act.\n"
+            f"  Fix: `reverie eval {logdir}` or `reverie draw boundaries {logdir}`"
+        )
+
+
+def _blocks(configs: str | Sequence[str]) -> list[str]:
+    return configs.split() if isinstance(configs, str) else list(configs)
+
+
+def _refuse_blocks(logdir: str | Path, blocks: list[str], imported: bool) -> None:
+    if blocks and not imported:
+        raise UserError(
+            f"{logdir} has its own settings, so preset blocks are not used.\n"
+            "  Fix: remove configs=; single settings can be changed."
+        )
+
+
 def _config(configs: Sequence[str], flags: dict[str, Any]) -> Config:
     """Return the config of a new run; without blocks, also that of a run to resume."""
     logdir = resolve_logdir(str(flags["logdir"])) if "logdir" in flags else None
@@ -99,6 +118,7 @@ def evaluate(
     episodes: int = 100,
     videos: int = 0,
     trust: bool = False,
+    configs: str | Sequence[str] = (),
     **settings: Any,
 ) -> EvalResult:
     """Play episodes with the agent of a run, in the task of the run or in `env`.
@@ -106,24 +126,33 @@ def evaluate(
     Returns what `reverie eval` writes to `eval.json`: `result.summary["score"]` is the
     mean score, `result.episodes` has every episode. With `videos`, that many episodes
     are recorded (`result.files`). `env`, `trust` and settings are those of `train`.
+    `logdir` may be a checkpoint of another implementation, as in `load`; `configs` are
+    its presets.
     """
-    flags = _flags(env, settings)
+    flags, blocks = _flags(env, settings), _blocks(configs)
     with allow(import_paths([flags]).values(), everything=trust):
-        return _evaluate(Path(logdir), env, episodes, videos, flags)
+        return _evaluate(Path(logdir), env, episodes, videos, blocks, flags)
 
 
 def _evaluate(
-    logdir: Path, env: Any, episodes: int, videos: int, flags: dict[str, Any]
+    logdir: Path,
+    env: Any,
+    episodes: int,
+    videos: int,
+    blocks: list[str],
+    flags: dict[str, Any],
 ) -> EvalResult:
-    is_file = logdir.expanduser().is_file()
-    if env is not None and is_file:  # which does not contain a task
+    imported = is_imported(logdir, list(flags.items()))
+    if imported and env is not None:  # the file does not contain a task
         flags["task"] = PYTHON_ENV
+    _refuse_blocks(logdir, blocks, imported)
+    given = list(flags.items()) if imported else ()
     replaces_task = env is not None or "task" in flags
-    config = open_run(
-        logdir, list(flags.items()) if is_file else (), replaces_task=replaces_task
-    ).config
+    run = open_run(logdir, given, blocks=blocks, replaces_task=replaces_task)
+    config = run.config
     task = str(flags.get("task", config.task))
     is_recorded = bool(config.offline.data) and "task" not in flags
+    _check_policy(logdir, config)
     if env is None and (is_recorded or is_sequence_task(task)):
         raise UserError(
             f"{logdir} was trained on recorded data, not in an environment.\n"
@@ -136,7 +165,10 @@ def _evaluate(
         config = with_flags(for_evaluation(config), list(flags.items()))
         env_config = replace(config.env, render=config.env.render or videos > 0)
         make_env = TaskFactory(env, env_config, config.seed)
-    return play.evaluate(logdir, episodes, list(flags.items()), make_env, videos=videos)
+    pairs = list(flags.items())
+    return play.evaluate(
+        logdir, episodes, pairs, make_env, videos=videos, blocks=blocks
+    )
 
 
 def load(
@@ -144,22 +176,24 @@ def load(
     device: str | None = None,
     task: str | None = None,
     trust: bool = False,
+    configs: str | Sequence[str] = (),
+    **settings: Any,
 ) -> Player:
     """Load the agent of a run from its newest checkpoint, to act in an environment.
 
-    `device` is `cuda`, `cpu` or `mps`; None for that of the run. `task` is needed for a
-    `latest.pt` of dreamerv3-torch, which does not contain it. `trust` loads a run of
-    another user or machine whose config names modules to import.
+    `device` is `cuda`, `cpu` or `mps`; None for that of the run. `logdir` may be a
+    checkpoint of another implementation, a file or its run folder: `agent.pkl` of
+    danijar/dreamerv3, `latest.pt` of dreamerv3-torch, or `last.pt` of Δ-IRIS. Then
+    `task` is needed if no config was saved with it, and `configs` (preset blocks) and
+    settings, as those of `train`, give what cannot be inferred from its tensors.
+    `trust` loads a run of another user or machine whose config names modules to import.
     """
-    given = {"device": device, "task": task}
+    given = {**_flags(None, settings), "device": device, "task": task}
     flags = [(name, value) for name, value in given.items() if value is not None]
+    blocks = _blocks(configs)
     with allow(import_paths([dict(flags)]).values(), everything=trust):
-        run = open_run(Path(logdir), flags)
-    spaces = run.spaces()
-    if not set(FLAGS) <= set(spaces.obs_space):
-        raise UserError(
-            f"The agent of {logdir} was trained on sequences and cannot act.\n"
-            f"  Fix: `reverie eval {logdir}` or `reverie draw boundaries {logdir}`"
-        )
-    source = run.policy_source(spaces)
+        _refuse_blocks(logdir, blocks, is_imported(Path(logdir), flags))
+        run = open_run(Path(logdir), flags, blocks=blocks)
+    _check_policy(logdir, run.config)
+    source = run.policy_source(run.spaces())
     return Player(source, source.adapt(run.load_agent(source.trained)))

@@ -13,14 +13,14 @@ import torch
 from reverie.agents.dreamer.agent import Dreamer, DreamerConfig
 from reverie.agents.options import BuildOptions
 from reverie.api import UserError
-from reverie.convert.dreamerv3 import (
-    config_from_original,
+from reverie.convert.dreamerv3.config import config_from_original
+from reverie.convert.dreamerv3.weights import (
     from_original,
+    import_state,
     original_name,
     read_checkpoint,
     to_original,
 )
-from reverie.convert.importers import import_checkpoint
 from reverie.spaces import Space
 
 F32, BOOL, U8 = (np.dtype(x) for x in ("float32", "bool", "uint8"))
@@ -130,7 +130,7 @@ def test_checkpoint_files_are_read(tmp_path, protocol):
         **template,
         "dec": {"other": torch.zeros(3)},
     }  # not selected
-    agent.load_weights(import_checkpoint(DreamerConfig(), path, odd, "dyn"), "dyn")
+    agent.load_weights(import_state(path, odd, "dyn"), "dyn")
     again = to_original(agent.state_dict())
     np.testing.assert_array_equal(again["dyn/obs0/bias"], arrays["dyn/obs0/bias"])
 

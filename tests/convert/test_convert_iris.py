@@ -11,15 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from original_checkpoints import iris_state
 
 from reverie.agents.iris.actor_critic import PixelActorCriticConfig
 from reverie.agents.iris.agent import Iris
 from reverie.agents.iris.config import IrisConfig
 from reverie.agents.options import BuildOptions
-from reverie.agents.random import RandomConfig
 from reverie.api import UserError
-from reverie.convert.delta_iris.weights import from_original, read_checkpoint
-from reverie.convert.importers import import_checkpoint
+from reverie.convert.delta_iris.weights import (
+    from_original,
+    import_state,
+    read_checkpoint,
+)
 from reverie.run.config import resolve
 from reverie.run.factory import load_initial_weights
 from reverie.spaces import FLAGS, Space
@@ -38,13 +41,7 @@ from iris_world_recording import (
 
 def original() -> OrderedDict:
     """Return a state dict with the original names, including derived buffers."""
-    found = OrderedDict()
-    for part in ("tokenizer", "world_model"):
-        for key, value in load(f"{part}_params").items():
-            if not key.startswith("classes/"):
-                found[f"{part}.{key}"] = torch.tensor(value)
-    for key, value in load("actor_critic_two_hot_params").items():
-        found[f"actor_critic.{key}"] = torch.tensor(value)
+    found = iris_state()
     found["world_model.head_ends.indices"] = torch.arange(3)
     found["world_model.transformer.blocks.0.sa.mask"] = torch.ones(4, 4).tril()
     return found
@@ -153,10 +150,8 @@ def test_missing_components_are_an_error(tmp_path):
     agent = make_agent()
     template = agent.state_dict()
     with pytest.raises(UserError, match=r"no actor_critic(.|\n)*'tokenizer"):
-        import_checkpoint(IrisConfig(), tmp_path / "last.pt", template)
-    with pytest.raises(UserError, match=r"'Random'.*\n  Fix"):
-        import_checkpoint(RandomConfig(), tmp_path / "last.pt", template)
-    state = import_checkpoint(IrisConfig(), tmp_path / "last.pt", template, "(")
+        import_state(tmp_path / "last.pt", template)
+    state = import_state(tmp_path / "last.pt", template, "(")
     with pytest.raises(UserError, match="No component"):
         agent.load_weights(state, "(")
 

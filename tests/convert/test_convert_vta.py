@@ -13,8 +13,7 @@ import torch
 from reverie.agents.options import BuildOptions
 from reverie.agents.vta.agent import VTAAgent, VTAAgentConfig
 from reverie.api import UserError
-from reverie.convert.importers import import_checkpoint
-from reverie.convert.vta.weights import read_checkpoint
+from reverie.convert.vta.weights import import_state, read_checkpoint
 from reverie.run.config import resolve
 from reverie.run.factory import load_initial_weights
 
@@ -74,7 +73,7 @@ def test_other_sizes_are_an_error_with_matching_settings(name, other, tmp_path):
     change = {other: not now if isinstance(now, bool) else now + 1}
     vta = make_agent(recording, **change)
     with pytest.raises(UserError, match="differs from this one") as caught:
-        import_checkpoint(VTAAgentConfig(), tmp_path / "x.pt", vta.state_dict())
+        import_state(tmp_path / "x.pt", vta.state_dict())
     fix = str(caught.value).partition("Fix: ")[2]
     assert fix == f"--vta.world.{other} {now}"
 
@@ -95,7 +94,7 @@ def test_other_actions_are_an_error_with_matching_settings(tmp_path):
         torch.save(original(file), tmp_path / "x.pt")
         template = make_agent(run, **_sizes(file)).state_dict()
         with pytest.raises(UserError, match=f"Fix: .*{fix}"):
-            import_checkpoint(VTAAgentConfig(), tmp_path / "x.pt", template)
+            import_state(tmp_path / "x.pt", template)
 
 
 def _sizes(recording: VTARecording) -> dict:
@@ -114,7 +113,7 @@ def test_an_incomplete_file_is_an_error(name, tmp_path):
         assert len(part) < len(complete)
         torch.save(part, tmp_path / "x.pt")
         with pytest.raises(UserError, match=r"(?s)x\.pt.*Fix: "):
-            import_checkpoint(VTAAgentConfig(), tmp_path / "x.pt", vta.state_dict())
+            import_state(tmp_path / "x.pt", vta.state_dict())
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ import torch
 
 from reverie.agents.dreamer.agent import Dreamer
 from reverie.agents.options import BuildOptions
-from reverie.convert.dreamerv3 import config_from_original, from_original
+from reverie.convert.dreamerv3.config import config_from_original
+from reverie.convert.dreamerv3.weights import from_original
 from reverie.nets.rng import Rng
 from reverie.spaces import FLAGS, RESERVED, Space
 

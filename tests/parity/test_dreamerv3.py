@@ -23,7 +23,7 @@ from dreamerv3_recording import (
     under,
 )
 
-from reverie.convert.dreamerv3 import original_name, to_original
+from reverie.convert.dreamerv3.weights import original_name, to_original
 from reverie.nets.rng import Rng
 
 CALLS = 3

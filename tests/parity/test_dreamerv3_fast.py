@@ -24,7 +24,7 @@ from dreamerv3_recording import (
 
 from reverie.agents.dreamer.agent import Dreamer
 from reverie.agents.options import BuildOptions
-from reverie.convert.dreamerv3 import from_original, original_name
+from reverie.convert.dreamerv3.weights import from_original, original_name
 from reverie.kernels import accelerate
 
 triton = pytest.importorskip("triton")

@@ -17,7 +17,7 @@ import pytest
 from fuzz_files import fuzz_reader
 
 from reverie.api import UserError
-from reverie.convert.dreamerv3 import read_checkpoint
+from reverie.convert.dreamerv3.weights import read_checkpoint
 from reverie.storage.limits import InvalidFile
 from reverie.storage.numpy_pickle import parse_arrays
 from reverie.storage.pickle_parser import MAX_OPCODES
@@ -294,7 +294,7 @@ def test_damaged_pickles_do_not_crash(tmp_path):
     paths = [tmp_path / f"{protocol}.pkl" for protocol in range(6)]
     for protocol, path in enumerate(paths):
         path.write_bytes(pickle.dumps(EXAMPLE, protocol=protocol))
-    reader = "reverie.convert.dreamerv3:read_checkpoint"
+    reader = "reverie.convert.dreamerv3.weights:read_checkpoint"
     loaded, refused = fuzz_reader(paths, reader, ["reverie.api:UserError"], 3000)
     assert loaded > 100
     assert refused > 1000

@@ -126,7 +126,10 @@ ACTOR_CRITIC_TRAINING = (
 class DreamerConfig(AgentConfig):
     """Settings of DreamerV3."""
 
-    importer: ClassVar[str] = "reverie.convert.dreamer:import_state"
+    importers: ClassVar[tuple[str, ...]] = (
+        "reverie.convert.dreamerv3.importer:IMPORTER",
+        "reverie.convert.dreamerv3_torch.importer:IMPORTER",
+    )
     policy_setting: ClassVar[str] = "behaviour"
     explore_policies: ClassVar[tuple[str, ...]] = ("random", "plan2explore")
     plugins: ClassVar[tuple[str, ...]] = ("world",)

@@ -150,7 +150,9 @@ class ActingConfig:
 class IrisConfig(AgentConfig):
     """Settings of Δ-IRIS."""
 
-    importer: ClassVar[str] = "reverie.convert.delta_iris.weights:import_state"
+    importers: ClassVar[tuple[str, ...]] = (
+        "reverie.convert.delta_iris.importer:IMPORTER",
+    )
     policy_setting: ClassVar[str] = "behaviour"
     batch_settings: ClassVar[tuple[tuple[str, ...], ...]] = (
         ("training.tokenizer.batch", "training.tokenizer.length"),

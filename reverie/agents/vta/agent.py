@@ -45,7 +45,7 @@ class VTAAgentConfig(AgentConfig):
     """Settings of VTA."""
 
     explore_policies: ClassVar[tuple[str, ...]] = ()
-    importer: ClassVar[str] = "reverie.convert.vta.weights:import_state"
+    importers: ClassVar[tuple[str, ...]] = ("reverie.convert.vta.importer:IMPORTER",)
     reconstruction_setting: ClassVar[str] = "world.loss"
     batch_settings: ClassVar[tuple[tuple[str, ...], ...]] = (
         ("batch_size", "world.length"),

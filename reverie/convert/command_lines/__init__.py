@@ -36,6 +36,9 @@ class Word(NamedTuple):
     takes_arguments: bool = True
     """False if `here` is a complete example of a program, and the arguments are not
     translated."""
+    example: str = ""
+    """Arguments of a program that are also valid here; they are used if the command
+    line has none."""
 
 
 class Original(NamedTuple):
@@ -48,6 +51,9 @@ class Original(NamedTuple):
     blocks: dict[str, Word]
     flags: tuple[Word, ...]
     """The first one that matches is used."""
+    program_blocks: dict[str, Word]
+    """Blocks that also exist here, with another algorithm: what replaces them in a
+    command line that begins with a program."""
     hydra_block: str = ""
     """Preset block of a command line with arguments `NAME=VALUE` that select none."""
     agent: str = ""
@@ -85,6 +91,7 @@ def _read(name: str, more_flags: tuple[Word, ...] = ()) -> Original:
         _words(table["programs"]),
         {word.pattern: word for word in _words(table.get("blocks", []))},
         (*flags, *more_flags),
+        {word.pattern: word for word in _words(table.get("program_blocks", []))},
         table.get("hydra_block", ""),
         table.get("agent", ""),
     )

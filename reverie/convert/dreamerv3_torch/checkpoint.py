@@ -57,14 +57,26 @@ OUTPUTS = {"_imgs_stat_layer": "prior_out", "_obs_stat_layer": "posterior_out"}
 NORM = {"weight": "norm.scale", "bias": "norm.shift"}
 
 
-def is_torch_file(path: str) -> bool:
-    return path.endswith((".pt", ".pth"))
-
-
 def read_weights(path: str | Path) -> dict[str, Tensor]:
     """Return the tensors of `latest.pt` by their original names, without copies."""
-    data = read_torch_file(path, [WEIGHTS])
-    state = data.get(WEIGHTS) if isinstance(data, Mapping) else None
+    data = read_torch_file(path, [WEIGHTS])  # without optimizers, which are larger
+    weights = select_weights(data or read_torch_file(path))
+    if not weights:
+        raise UserError(
+            f"{path} is not a checkpoint of dreamerv3-torch.\n"
+            "  Fix: use a latest.pt of dreamerv3-torch, or the folder of a Reverie run."
+        )
+    return weights
+
+
+def select_weights(contents: Any) -> dict[str, Tensor]:
+    """Return the tensors of a file by their original names; empty for other files.
+
+    Older versions save a file without optimizers, whose tensors are not in a dict of
+    their own.
+    """
+    data = contents if isinstance(contents, Mapping) else {}
+    state = data.get(WEIGHTS, data)
     weights: dict[str, Tensor] = {}
     for name, value in (state if isinstance(state, Mapping) else {}).items():
         plain = str(name).replace("_orig_mod.", "")
@@ -73,12 +85,8 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         )
         if isinstance(value, Tensor) and not is_copy:
             weights[plain] = value
-    if not any(name.startswith("_wm.encoder.") for name in weights):
-        raise UserError(
-            f"{path} is not a checkpoint of dreamerv3-torch: {_describe(path)}.\n"
-            "  Fix: use a latest.pt of dreamerv3-torch, or the folder of a Reverie run."
-        )
-    return weights
+    is_agent = any(name.startswith("_wm.encoder.") for name in weights)
+    return weights if is_agent else {}
 
 
 def read_encoder(path: str | Path) -> dict[str, Tensor]:
@@ -169,16 +177,3 @@ def _dynamics_parameter(path: str, leaf: str) -> str | None:
         return None
     is_norm = match[2] == "1" or match[3] == "norm"
     return f"{DYNAMICS[match[1]]}.{NORM[leaf] if is_norm else leaf}"
-
-
-def _describe(path: str | Path) -> str:
-    """Describe a file of torch.save that is something else."""
-    data = read_torch_file(path)
-    if not isinstance(data, Mapping):
-        return f"it contains a {type(data).__name__}"
-    names = [str(name)[:40] for name in data]
-    if any(name.startswith("tokenizer.") for name in names):
-        return "it is a checkpoint of Δ-IRIS"
-    if WEIGHTS in names:
-        return f"its `{WEIGHTS}` has no `_wm.encoder.*`"
-    return f"it has no `{WEIGHTS}`, but {', '.join(names[:4]) or 'nothing'}"

@@ -47,6 +47,12 @@ def import_state(
     `template` is the state of an agent of the same size. With all components, the
     states of the optimizers are imported, too.
     """
+    if "gru.weight" not in template["dyn"]:
+        raise UserError(
+            f"{path} is a checkpoint of dreamerv3-torch, but this run has another "
+            "world model.\n  Fix: --configs dreamerv3_torch, without other settings of "
+            "dreamer.world and dreamer.actor_critic."
+        )
     weights = read_weights(path)
     state = from_original(weights, template, components)
     if components == ".*" and set(OPTIMIZERS) <= set(template.get("opt", ())):

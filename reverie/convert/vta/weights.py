@@ -55,9 +55,9 @@ def import_state(
         key for key in {**expected, **shapes} if expected.get(key) != shapes.get(key)
     ]
     if different:
-        sizes, current_sizes = _sizes(loaded), _sizes(current)
+        sizes, current_sizes = model_sizes(loaded), model_sizes(current)
         fixes = [f"--{k} {x}" for k, x in sizes.items() if current_sizes[k] != x]
-        width, current_width = _action_width(loaded), _action_width(current)
+        width, current_width = action_width(loaded), action_width(current)
         if width != current_width:
             fixes.append(
                 f"sequences with actions of {width} numbers"
@@ -73,7 +73,7 @@ def import_state(
     return {**template, "world": {**current, **loaded}}
 
 
-def _sizes(weights: Mapping[str, Tensor]) -> dict[str, int | bool]:
+def model_sizes(weights: Mapping[str, Tensor]) -> dict[str, int | bool]:
     """Return the settings of a model with these weights."""
     belief, both = weights["abs_feat.weight"].shape
     layers = sum(bool(re.match(r"detector\.conv\d+\.weight", key)) for key in weights)
@@ -87,7 +87,7 @@ def _sizes(weights: Mapping[str, Tensor]) -> dict[str, int | bool]:
     return {f"vta.world.{name}": size for name, size in sizes.items()}
 
 
-def _action_width(weights: Mapping[str, Tensor]) -> int:
+def action_width(weights: Mapping[str, Tensor]) -> int:
     """Return the number of entries of an action in a model with these weights."""
     if "abs_cell.weight_ih" not in weights:
         return 0

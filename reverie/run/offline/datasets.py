@@ -25,11 +25,7 @@ from reverie.capabilities import (
     Statistics,
 )
 from reverie.config import check_minimum
-from reverie.convert.dreamer import import_state
-from reverie.convert.dreamerv3_torch.checkpoint import (
-    is_torch_file,
-    read_encoder,
-)
+from reverie.convert.importers import ImportedFile
 from reverie.datasets.action_units import ConvertedActions, check_same_actions
 from reverie.datasets.episode_cache import EpisodeCacheConfig
 from reverie.datasets.episode_format import BadEpisode
@@ -54,6 +50,7 @@ from reverie.datasets.split import Subset, split_by_mask, split_by_seed
 from reverie.datasets.statistics import compute_statistics, load_statistics
 from reverie.evaluation.held_out import HeldOutConfig, evaluate_held_out, to_metrics
 from reverie.run import checkpoint
+from reverie.run.imported import encoder_importer
 from reverie.spaces import Spaces, flag_spaces
 
 if TYPE_CHECKING:
@@ -149,11 +146,13 @@ class OfflineEpisodes:
     """Recorded episodes, some of them held out for evaluation.
 
     The image crop is stored in the checkpoint (part `images`), so that a later use of
-    the agent crops observations in the same way. `base_run` is the run or file whose
-    world model or encoder the agent uses, if any.
+    the agent crops observations in the same way. `base_run` is the run whose world
+    model or encoder the agent uses, if any, or a checkpoint of another implementation.
     """
 
-    def __init__(self, config: OfflineConfig, seed: int, base_run: str = ""):
+    def __init__(
+        self, config: OfflineConfig, seed: int, base_run: str | ImportedFile = ""
+    ):
         self.config, self.seed, self.base_run = config, seed, base_run
         self.training, self.held_out = open_split(config, seed)
         self.images = ImageCrop(config.images, self.training.obs_space)
@@ -212,11 +211,11 @@ class OfflineEpisodes:
         cropped = [crop(dict(zip(keys, column, strict=True))) for column in columns]
         return {key: Moments(*(part[key] for part in cropped)) for key in keys}
 
-    def _base_weights(self, run: str, base: Agent | None) -> StateDict:
-        if is_torch_file(run):
+    def _base_weights(self, run: str | ImportedFile, base: Agent | None) -> StateDict:
+        if isinstance(run, ImportedFile):
             if base is None:
-                return {"encoder": read_encoder(run)}
-            return import_state(run, base.state_dict())
+                return {"encoder": encoder_importer(run).read(run.path)}
+            return run.importer.import_state(run.path, base.state_dict(), ".*")
         path = checkpoint.find_checkpoint(Path(run))
         if images := saved_image_crop(path):
             check_obs_space(images, self.images.input_space, self.training.origin)

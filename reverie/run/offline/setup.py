@@ -13,8 +13,6 @@ from typing import Any
 
 from reverie.api import UserError
 from reverie.capabilities import ConfiguresBase
-from reverie.convert.dreamerv3_torch.checkpoint import is_torch_file, read_weights
-from reverie.convert.dreamerv3_torch.sizes import infer_encoder
 from reverie.datasets.action_units import check_same_actions, check_same_units
 from reverie.datasets.episodes import ReaderConfig
 from reverie.datasets.images import ImageConfig, check_obs_space
@@ -22,6 +20,7 @@ from reverie.run.checkpoint import find_checkpoint
 from reverie.run.clock import RunConfig
 from reverie.run.config import Config
 from reverie.run.folder import read_config, resolve_logdir, run_folder_of
+from reverie.run.imported import encoder_importer, find_imported
 from reverie.run.offline.datasets import OfflineEpisodes, as_paths, saved_image_crop
 from reverie.storage.run_spaces import read_spaces
 
@@ -54,8 +53,8 @@ def with_base_run(config: Config) -> Config:
     agent_config, base_run = config.agent_config, config.agent_config.base_run
     if not base_run or not isinstance(agent_config, ConfiguresBase):
         return config
-    if is_torch_file(base_run):
-        encoder = infer_encoder(read_weights(base_run))
+    if imported := find_imported(base_run, type(config)):
+        encoder = encoder_importer(imported).infer_config(imported.contents)
         return replace(config, **{config.agent: agent_config.with_encoder(encoder)})
     path = find_checkpoint(Path(base_run))
     base = read_config(run_folder_of(path))
@@ -97,11 +96,11 @@ def with_base_run(config: Config) -> Config:
 def check_initial_weights(config: Config, dataset: OfflineEpisodes) -> None:
     """Raise if base run or initial weights were trained on other spaces."""
     base_run = config.agent_config.base_run
-    if base_run and not is_torch_file(base_run):
+    if base_run and not find_imported(base_run, type(config)):
         check_same_spaces(base_run, dataset)
     start = config.run.from_checkpoint
     is_new = not (resolve_logdir(config.logdir) / "ckpt").exists()
-    is_run = start and not Path(start).expanduser().is_file()
+    is_run = start and not find_imported(start, type(config))
     if is_run and is_new and config.run.from_components == RunConfig().from_components:
         check_same_spaces(start, dataset)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from reverie.log.status import StatusLine
 from reverie.run.config import Config
+from reverie.run.imported import find_imported
 from reverie.run.memory import explain_out_of_memory
 from reverie.run.offline.datasets import (
     OfflineDataset,
@@ -62,7 +63,8 @@ def offline(config: Config) -> Path:
     with StatusLine("reading the recorded episodes"):
         config = with_base_run(config)
         base_run = config.agent_config.base_run
-        dataset = OfflineEpisodes(config.offline, config.seed, base_run)
+        imported = find_imported(base_run, type(config)) if base_run else None
+        dataset = OfflineEpisodes(config.offline, config.seed, imported or base_run)
         check_initial_weights(config, dataset)
         in_updates = epochs_to_updates(config, dataset.env_steps)
     return train_offline(in_updates, dataset, config)

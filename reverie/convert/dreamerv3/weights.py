@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reverie.agents.dreamer.config import DreamerConfig
 from reverie.api import StateDict, UserError
 from reverie.nets.blocks import ModulesByKey
 from reverie.patterns import matches
-from reverie.storage.file_kind import TEXT, UNKNOWN, file_kind
+from reverie.storage.file_kind import PICKLE, TEXT, UNKNOWN, file_kind
 from reverie.storage.limits import InvalidFile, quote, read_bytes
 from reverie.storage.numpy_pickle import parse_arrays
+from reverie.storage.outline import MAX_PICKLE_BYTES
 
 NETWORKS = ("enc", "dyn", "dec", "rew", "con", "pol", "val", "slowval")
 NORMS = ("retnorm", "valnorm", "advnorm")
-MAX_BYTES = 16 << 30
-"""Size of a checkpoint file; the largest preset has 5 GiB with its optimizer."""
-
-IGNORED = (
-    "(dyn|enc|dec)\\.typ|.*\\.winit|opt\\.momentum|policy\\.unimix|policy_dist_.*|"
-    "report|logdir|seed|replicas?|.*\\.debug"
-)
-"""Options of the original that do not apply here, or have no effect there."""
 
 
 def from_original(
@@ -135,25 +126,6 @@ def original_name(part: str, name: str) -> str:
     return "/".join([part, *(ModulesByKey.key(slot) for slot in path), leaf])
 
 
-def config_from_original(options: Mapping[str, Any]) -> DreamerConfig:
-    """Convert the agent config of the original, nested or flat with dots."""
-    changes: dict[str, Any] = {}
-    for key, value in _flat(options).items():
-        if re.fullmatch(IGNORED, key):
-            continue
-        renamed = key.replace("dyn.rssm.", "rssm.").replace(".simple.", ".")
-        *path, leaf = renamed.split(".")
-        group = changes
-        for name in path:
-            group = group.setdefault(name, {})
-        group[leaf] = value
-    config: DreamerConfig = _change(DreamerConfig(), changes, "")
-    if config.opt.schedule == "cosine":
-        # the original passes 0.1 * lr as the final learning rate
-        config = replace(config, opt=replace(config.opt, floor=0.1 * config.opt.lr))
-    return config
-
-
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read `agent.pkl` of the original; only arrays and plain containers are allowed.
 
@@ -161,9 +133,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """
     try:
         kind = file_kind(path)
-        if kind not in ("a pickle", UNKNOWN, TEXT):  # which protocols 0 and 1 may be
+        if kind not in (PICKLE, UNKNOWN, TEXT):  # which protocols 0 and 1 may be
             raise InvalidFile(f"is {kind}, not a pickle")
-        data = parse_arrays(read_bytes(Path(path), MAX_BYTES))
+        data = parse_arrays(read_bytes(Path(path), MAX_PICKLE_BYTES))
         params = data.get("params") if isinstance(data, dict) else None
         if not isinstance(params, dict):
             raise InvalidFile("has no `params`")
@@ -186,6 +158,12 @@ def import_state(
     path: str | Path, template: StateDict, components: str = ".*"
 ) -> StateDict:
     """Return the state of an agent with the weights of `agent.pkl`."""
+    if "dyngru.weight" not in template["dyn"]:
+        raise UserError(
+            f"{path} is a checkpoint of danijar/dreamerv3, but this run has another "
+            "world model.\n  Fix: --dreamer.world rssm, without the blocks of other "
+            "world models."
+        )
     return from_original(read_checkpoint(path)["params"], template, components)
 
 
@@ -220,30 +198,3 @@ def _moments(arrays: Mapping[str, Any]) -> list[str]:
             "  Fix: remove its `opt/` entries to import only the weights."
         )
     return sorted(prefixes)
-
-
-def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
-    for key, value in options.items():
-        if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
-def _change(config: Any, changes: dict[str, Any], prefix: str) -> Any:
-    names = {field.name for field in fields(config)}
-    new = {}
-    for name, value in changes.items():
-        if name not in names:
-            raise UserError(
-                f"The option {prefix + name!r} of the original is unknown.\n"
-                "  Fix: remove it."
-            )
-        old = getattr(config, name)
-        if is_dataclass(old):
-            new[name] = _change(old, value, f"{prefix}{name}.")
-        else:
-            new[name] = tuple(value) if isinstance(old, tuple) else type(old)(value)
-    return replace(config, **new)

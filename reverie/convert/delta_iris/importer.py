@@ -1,0 +1,46 @@
+"""Recognize checkpoints and run folders of Δ-IRIS."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from reverie.convert.delta_iris.sizes import HEADS, infer_settings, infer_training
+from reverie.convert.delta_iris.weights import import_state
+from reverie.convert.importer import Importer, Settings, find_files
+from reverie.storage.torch_file import read_torch_file
+
+CODEBOOK = "tokenizer.quantizer.codebook"
+MASK = "world_model.transformer.blocks.0.sa.mask"
+
+
+def is_checkpoint(contents: Any) -> bool:
+    return isinstance(contents, Mapping) and CODEBOOK in contents
+
+
+def _infer(path: Path, contents: Any, given: Settings) -> dict[str, Settings]:
+    settings = infer_settings(contents, given)
+    if "world_model" in settings and MASK in contents:
+        mask = read_torch_file(path, [MASK])[MASK]
+        kind = "block_causal" if mask[0, 1] else "causal"
+        settings["world_model"]["iris.world_model.transformer.attention"] = kind
+    return settings
+
+
+def _presets(task: str, contents: Any) -> tuple[str, ...]:
+    return ("iris_atari" if task.startswith("atari") else "iris_crafter",)
+
+
+IMPORTER = Importer(
+    program="Δ-IRIS",
+    file="last.pt",
+    matches=is_checkpoint,
+    import_state=import_state,
+    infer_settings=_infer,
+    undetermined=(HEADS,),
+    presets=_presets,
+    defaults=infer_training,
+    task_hint="--task crafter_reward, or --task atari_GAME",
+    find=lambda folder: find_files(folder, "last.pt", "checkpoints/last.pt"),
+)

@@ -1,0 +1,1 @@
+"""Import checkpoints and configs of the original DreamerV3."""

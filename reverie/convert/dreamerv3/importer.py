@@ -1,0 +1,81 @@
+"""Recognize checkpoints and run folders of the original DreamerV3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from reverie.convert.dreamerv3.config import is_config
+from reverie.convert.dreamerv3.sizes import SIZES, infer_settings
+from reverie.convert.dreamerv3.weights import import_state
+from reverie.convert.importer import Importer, Settings, find_files
+from reverie.storage.limits import MAX_YAML_BYTES, InvalidFile, parse_yaml, read_bytes
+
+FILE = "agent.pkl"
+FOLDERS = (".", "ckpt", "ckpt/agent")
+"""Folders of a run that have checkpoints; the last one with `--script parallel`."""
+
+
+def is_checkpoint(contents: Any) -> bool:
+    params = contents.get("params") if isinstance(contents, Mapping) else None
+    return isinstance(params, Mapping) and any(
+        str(name).startswith("dyn/") for name in params
+    )
+
+
+def find_checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints of a run or checkpoint folder, the latest one first.
+
+    The file `latest` has the name of the folder of the latest one.
+    """
+    if (folder / FILE).is_file():
+        return [folder / FILE]
+    for name in FOLDERS:
+        files = find_files(folder / name, f"*/{FILE}")
+        latest = _read_text(folder / name / "latest").strip()
+        if files:
+            return sorted(files, key=lambda file: file.parent.name != latest)
+    return []
+
+
+def find_config(path: Path) -> Path | None:
+    """Return the `config.yaml` of the run of a checkpoint, if it is there."""
+    folders = [path.parent]
+    if "ckpt" in path.parts[-4:-1]:
+        folders += path.parents[2:4]
+    for folder in folders:
+        file = folder / "config.yaml"
+        try:
+            data = parse_yaml(_read_text(file))
+        except (InvalidFile, yaml.YAMLError):
+            continue
+        if isinstance(data, Mapping) and is_config(data):
+            return file
+    return None
+
+
+def _read_text(path: Path) -> str:
+    """Return the contents of a small text file; empty if there is none."""
+    try:
+        return read_bytes(path, MAX_YAML_BYTES).decode(errors="replace")
+    except (OSError, InvalidFile):
+        return ""
+
+
+def _infer(path: Path, contents: Any, given: Settings) -> dict[str, Settings]:
+    return infer_settings(contents["params"], given)
+
+
+IMPORTER = Importer(
+    program="danijar/dreamerv3",
+    file=FILE,
+    matches=is_checkpoint,
+    import_state=import_state,
+    infer_settings=_infer,
+    undetermined=SIZES,
+    find=find_checkpoints,
+    find_config=find_config,
+)

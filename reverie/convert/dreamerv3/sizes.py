@@ -1,0 +1,148 @@
+"""Infer the settings of a checkpoint of the original DreamerV3 from its shapes.
+
+Sizes of layers can be inferred. Number and classes of the categorical variables cannot
+be separated; without further settings, their number is that of all sizes of the paper.
+Activations, norms and other options keep the defaults of the original.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from reverie.api import UserError
+from reverie.convert.importer import Settings
+from reverie.nets.encoder import NO_KEYS
+
+STOCH = 32
+"""Number of categorical variables in all sizes of the original."""
+SIZES = ("dreamer.rssm.stoch", "dreamer.rssm.classes")
+HEADS = {"rew": "rewhead", "con": "conhead", "pol": "policy", "val": "value"}
+"""Components, and the groups of their settings."""
+
+Shapes = dict[str, tuple[int, ...]]
+"""Shapes of the arrays of one component."""
+
+
+def infer_settings(arrays: Mapping[str, Any], given: Settings) -> dict[str, Settings]:
+    """Return the settings that the shapes determine, by component.
+
+    `given` has the number or the classes of the categorical variables, if the user has
+    set them.
+    """
+    parts = {
+        part: {
+            name.removeprefix(f"{part}/"): array.shape
+            for name, array in arrays.items()
+            if name.startswith(f"{part}/")
+        }
+        for part in ("dyn", "enc", "dec", *HEADS)
+    }
+    settings = {
+        "dyn": _dynamics_settings(parts["dyn"], given),
+        "enc": _encoder_settings(parts["enc"], parts["dec"]),
+        "dec": _decoder_settings(parts["dec"]),
+    }
+    groups = {"dyn": "rssm", "enc": "enc", "dec": "dec", **HEADS}
+    for part in HEADS:
+        outputs = parts[part].get("head/logits/bias", (0,))[0]
+        bins = {"bins": outputs} if part in ("rew", "val") and outputs else {}
+        hidden = _mlp_settings(parts[part], "mlp/linear")
+        settings[part] = hidden | bins
+    return {
+        part: {f"dreamer.{groups[part]}.{name}": x for name, x in values.items()}
+        for part, values in settings.items()
+    }
+
+
+def _dynamics_settings(shapes: Shapes, given: Settings) -> Settings:
+    names = ("dyngru/kernel", "dynin0/bias", "obslogit/bias")
+    if any(name not in shapes for name in names):
+        return {}  # reported when the missing arrays are loaded
+    gates, hidden, logits = (shapes[name] for name in names)
+    stoch, classes = _split_stochastic(logits[0], *(given.get(x, 0) for x in SIZES))
+    return {
+        "deter": gates[0] * gates[2] // 3,
+        "hidden": hidden[0],
+        "stoch": stoch,
+        "classes": classes,
+        "blocks": gates[0],
+        "dynlayers": _count(shapes, r"dynhid\d+/kernel"),
+        "obslayers": _count(shapes, r"obs\d+/kernel"),
+        "imglayers": _count(shapes, r"prior\d+/kernel"),
+    }
+
+
+def _split_stochastic(width: int, stoch: int, classes: int) -> tuple[int, int]:
+    """Return number and classes of the categorical variables; they multiply to `width`.
+
+    Without a given number, that of the original's sizes is used if it fits.
+    """
+    if not stoch and not classes and width % STOCH == 0:
+        return STOCH, width // STOCH
+    number = stoch or (width // classes if classes else 0)
+    if not number or number * (classes or width // number) != width:
+        divisors = (n for n in range(math.isqrt(width), 0, -1) if width % n == 0)
+        raise UserError(
+            f"The stochastic state of the checkpoint has {width} entries: the number "
+            "of variables times their classes.\n  Fix: give dyn.rssm.stoch of its "
+            f"config, for example --{SIZES[0]} {next(divisors)}"
+        )
+    return number, width // number
+
+
+def _encoder_settings(shapes: Shapes, decoder: Shapes) -> Settings:
+    convs = [shapes[f"cnn{i}/kernel"] for i in range(_count(shapes, r"cnn\d+/kernel"))]
+    settings: Settings = {}
+    if _count(shapes, r"mlp\d+/kernel"):
+        settings |= _mlp_settings(shapes, "mlp")
+        settings["mlp_keys"] = _vector_keys(decoder)
+    elif convs:
+        settings["mlp_keys"] = NO_KEYS
+    if convs:
+        settings |= _conv_settings([conv[-1] for conv in convs], convs[0][0])
+    elif settings:
+        settings["cnn_keys"] = NO_KEYS
+    return settings
+
+
+def _decoder_settings(shapes: Shapes) -> Settings:
+    has_vectors = _count(shapes, r"mlp/linear\d+/kernel") > 0
+    settings: Settings = {"mlp_keys": NO_KEYS, "cnn_keys": NO_KEYS}
+    if has_vectors:
+        settings |= _mlp_settings(shapes, "mlp/linear")
+        settings["mlp_keys"] = _vector_keys(shapes)
+    if image := shapes.get("imgout/kernel"):
+        count = _count(shapes, r"conv\d+/kernel")
+        inner = [shapes[f"conv{i}/kernel"][-2] for i in range(count)]
+        del settings["cnn_keys"]
+        settings |= _conv_settings([image[-2], *inner], image[0])
+        settings["bspace"] = shapes["sp0/kernel"][0] if "sp0/kernel" in shapes else 0
+        if "sp1/bias" in shapes:
+            settings["units"] = shapes["sp1/bias"][0] // 2
+    return settings if has_vectors or image else {}
+
+
+def _conv_settings(channels: list[int], kernel: int) -> Settings:
+    depth = math.gcd(*channels)
+    mults = tuple(count // depth for count in channels)
+    return {"depth": depth, "mults": mults, "kernel": kernel}
+
+
+def _mlp_settings(shapes: Shapes, layer: str) -> Settings:
+    """Return number and width of the layers `LAYER0`, `LAYER1`, ..."""
+    count = _count(shapes, rf"{layer}\d+/kernel")
+    return {"layers": count, "units": shapes[f"{layer}0/kernel"][-1]} if count else {}
+
+
+def _vector_keys(decoder: Shapes) -> str:
+    """Return a pattern of the keys that the decoder predicts, which are its inputs."""
+    heads = (re.fullmatch(r"vec/(.+)/(?:pred|logits)/kernel", name) for name in decoder)
+    keys = [re.escape(head[1]) for head in heads if head]
+    return "|".join(keys) or ".*"
+
+
+def _count(shapes: Shapes, pattern: str) -> int:
+    return sum(re.fullmatch(pattern, name) is not None for name in shapes)

@@ -1,0 +1,102 @@
+"""`Importer`: how the checkpoints of one other implementation are read.
+
+The settings of an agent name its importers (`AgentConfig.importers`). All functions of
+an importer work on the file without running code in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reverie.api import StateDict
+from reverie.storage.limits import quote
+
+Settings = dict[str, Any]
+"""Values by dotted name."""
+
+
+def no_presets(task: str, contents: Any) -> tuple[str, ...]:
+    return ()
+
+
+def no_defaults(contents: Any) -> Settings:
+    return {}
+
+
+def no_files(folder: Path) -> list[Path]:
+    return []
+
+
+def no_config(path: Path) -> Path | None:
+    return None
+
+
+@dataclass(frozen=True)
+class EncoderImporter:
+    """Reads only the encoder of a checkpoint, for agents that are trained on it."""
+
+    infer_config: Callable[[Any], Any]
+    """Return the config of the encoder from the contents of a file, as in `matches`."""
+    read: Callable[[Path], StateDict]
+    """Return its weights."""
+
+
+@dataclass(frozen=True)
+class Importer:
+    """Reads the checkpoint files of one other implementation."""
+
+    program: str
+    """The implementation, such as `Δ-IRIS`."""
+    file: str
+    """Usual name of its checkpoint file, such as `last.pt`."""
+    matches: Callable[[Any], bool]
+    """True for the contents of its files: nested containers, arrays without data."""
+    import_state: Callable[[Path, StateDict, str], StateDict]
+    """`import_state(path, template, components)`: return the state of an agent with the
+    weights of a file. `template` is the agent's current state. Components that do not
+    match the regular expression `components` are returned unchanged. If the entry
+    `continues_training` is True, the state has the optimizers of the file, too."""
+    infer_settings: Callable[[Path, Any, Settings], dict[str, Settings]]
+    """`infer_settings(path, contents, given)`: return the settings that the arrays
+    determine, by component; those of the component `""` are needed in any case.
+    `given` has the values of `undetermined` that the user has set."""
+    undetermined: tuple[str, ...] = ()
+    """Settings that the arrays do not determine, but others depend on."""
+    algorithm: tuple[str, ...] = ()
+    """Preset blocks with the algorithm of the file, under all other settings."""
+    presets: Callable[[str, Any], tuple[str, ...]] = no_presets
+    """`presets(task, contents)`: return the preset blocks of an agent for a task. They
+    are used if no other setting chooses the agent."""
+    defaults: Callable[[Any], Settings] = no_defaults
+    """Return settings over `presets` that fit the contents of a file; used as they
+    are."""
+    task_hint: str = "--task TASK, such as --task crafter_reward"
+    """Flags that set the task, which the file does not contain."""
+    find: Callable[[Path], list[Path]] = no_files
+    """Return the checkpoints in a run or checkpoint folder of the implementation, the
+    best or newest one first."""
+    find_config: Callable[[Path], Path | None] = no_config
+    """Return the config file that the implementation saved with a checkpoint."""
+    encoder: EncoderImporter | None = None
+    """Reader of the encoder, if other agents can be trained on it."""
+
+
+def find_files(folder: Path, *patterns: str) -> list[Path]:
+    """Return the files that match the first pattern with a match, newest first.
+
+    Numbers in names and names with dates are in this order when sorted by length.
+    """
+    for pattern in patterns:
+        paths = [path for path in folder.glob(pattern) if path.is_file()]
+        if paths:
+            return sorted(paths, key=lambda p: (len(str(p)), str(p)), reverse=True)
+    return []
+
+
+def entry_names(contents: Any) -> list[str]:
+    """Return the keys of a mapping as text for messages; empty for other contents."""
+    keys = list(contents) if isinstance(contents, Mapping) else []
+    return [quote(str(key))[:40] for key in keys]
