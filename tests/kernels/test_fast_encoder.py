@@ -14,18 +14,7 @@ from reverie.spaces import Space
 
 pytest.importorskip("triton")
 
-from image_nets import (
-    DEVICE,
-    VECTOR,
-    each_kind_of_spaces,
-    each_unsupported_setting,
-    image,
-    make_pair,
-    outputs_and_gradients,
-    ramp,
-    random_obs,
-    relative_errors,
-)
+import image_nets
 
 from reverie.kernels.conv import encoder
 from reverie.kernels.conv.encoder import FastEncoder, images_to_depth
@@ -46,14 +35,14 @@ def space_to_depth(x: Tensor) -> Tensor:
 def make_encoders(
     spaces: dict[str, Space], config: EncoderConfig
 ) -> tuple[Encoder, Encoder]:
-    return make_pair(lambda: Encoder(spaces, config), FastEncoder, 1)
+    return image_nets.make_pair(lambda: Encoder(spaces, config), FastEncoder, 1)
 
 
 def results(
     net: Encoder, obs: dict[str, Tensor], dtype: torch.dtype = torch.float32
 ) -> list[Tensor]:
     y = net(obs, dtype)
-    total = (y.float() * ramp(y).sin()).sum()
+    total = (y.float() * image_nets.ramp(y).sin()).sum()
     return [y.detach(), *torch.autograd.grad(total, list(net.parameters()))]
 
 
@@ -68,8 +57,8 @@ def compare(plain, fast, obs, rtol=1e-4) -> None:
 
 
 def test_a_convolution_equals_that_of_space_to_depth_maps():
-    x = torch.randn(2, 6, 8, 3, dtype=torch.float64, device=DEVICE)
-    weight = torch.randn(4, 3, 5, 5, dtype=torch.float64, device=DEVICE)
+    x = torch.randn(2, 6, 8, 3, dtype=torch.float64, device=image_nets.DEVICE)
+    weight = torch.randn(4, 3, 5, 5, dtype=torch.float64, device=image_nets.DEVICE)
     weight.requires_grad_()
     full = F.conv2d(x.permute(0, 3, 1, 2), weight, padding=2).permute(0, 2, 3, 1)
     kernel = space_to_depth_kernel(weight, 16, 12)
@@ -83,7 +72,9 @@ def test_a_convolution_equals_that_of_space_to_depth_maps():
 
 
 def test_padding_of_the_kernel_is_zero():
-    kernel = space_to_depth_kernel(torch.ones(2, 3, 5, 5, device=DEVICE), 10, 16)
+    kernel = space_to_depth_kernel(
+        torch.ones(2, 3, 5, 5, device=image_nets.DEVICE), 10, 16
+    )
     assert kernel.shape == (10, 16, 3, 3)
     assert not kernel[8:].any()
     assert not kernel[:, 12:].any()
@@ -92,7 +83,7 @@ def test_padding_of_the_kernel_is_zero():
 
 def test_images_are_scaled_padded_and_concatenated():
     images = [
-        torch.randint(0, 256, (2, 5, 7, c), dtype=torch.uint8, device=DEVICE)
+        torch.randint(0, 256, (2, 5, 7, c), dtype=torch.uint8, device=image_nets.DEVICE)
         for c in (3, 1)
     ]
     x = torch.cat([F.pad(i / 255 - 0.5, (0, 0, 0, 1, 0, 3)) for i in images], -1)
@@ -113,10 +104,16 @@ def test_pooling_is_the_same_in_every_layout(from_depth, to_depth):
         flags = {"from_depth": from_depth, "to_depth": to_depth}
         return max_pool_rms_norm_silu(x, scale, 1e-3, bias, **flags)
 
-    x = torch.randn(3, 8, 12, 5).round(decimals=1).to(DEVICE)  # with equal values
-    inputs = [x, *torch.randn(2, 5, device=DEVICE)]
-    expected = outputs_and_gradients(plain, inputs, ramp)
-    for a, b in zip(outputs_and_gradients(fast, inputs, ramp), expected, strict=True):
+    x = (
+        torch.randn(3, 8, 12, 5).round(decimals=1).to(image_nets.DEVICE)
+    )  # with equal values
+    inputs = [x, *torch.randn(2, 5, device=image_nets.DEVICE)]
+    expected = image_nets.outputs_and_gradients(plain, inputs, image_nets.ramp)
+    for a, b in zip(
+        image_nets.outputs_and_gradients(fast, inputs, image_nets.ramp),
+        expected,
+        strict=True,
+    ):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
@@ -125,9 +122,11 @@ def test_pooling_is_the_same_in_every_layout(from_depth, to_depth):
 def test_the_fused_first_layer_equals_convolution_and_pool(colors, units, to_depth):
     """In float16, the half precision that the interpreter multiplies correctly."""
     half = torch.float16
-    pixels = torch.randint(0, 256, (2, 14, 15, colors), dtype=torch.uint8).to(DEVICE)
-    weight = torch.randn(units, colors, 5, 5, device=DEVICE).to(half) / 4
-    scale, bias = torch.randn(2, units, device=DEVICE)
+    pixels = torch.randint(0, 256, (2, 14, 15, colors), dtype=torch.uint8).to(
+        image_nets.DEVICE
+    )
+    weight = torch.randn(units, colors, 5, 5, device=image_nets.DEVICE).to(half) / 4
+    scale, bias = torch.randn(2, units, device=image_nets.DEVICE)
 
     def separate(weight, scale, bias):
         x = images_to_depth([pixels], 16, 20, half).float()
@@ -142,58 +141,67 @@ def test_the_fused_first_layer_equals_convolution_and_pool(colors, units, to_dep
         return first_layer(x, kernel, scale, 1e-3, bias, to_depth=to_depth).float()
 
     inputs = (weight, scale, bias)
-    expected = outputs_and_gradients(separate, inputs, ramp)
-    for a, b in zip(expected, outputs_and_gradients(fused, inputs, ramp), strict=True):
+    expected = image_nets.outputs_and_gradients(separate, inputs, image_nets.ramp)
+    for a, b in zip(
+        expected,
+        image_nets.outputs_and_gradients(fused, inputs, image_nets.ramp),
+        strict=True,
+    ):
         assert (a.float() - b.float()).norm() / a.float().norm() < 3e-3
 
 
 def test_pooling_propagates_nan():
-    x = torch.zeros(1, 2, 2, 4, device=DEVICE)
+    x = torch.zeros(1, 2, 2, 4, device=image_nets.DEVICE)
     x[0, 1, 0, 2] = torch.nan
-    ones = torch.ones(4, device=DEVICE)
+    ones = torch.ones(4, device=image_nets.DEVICE)
     y = max_pool_rms_norm_silu(x, ones, 1e-3, ones, from_depth=False, to_depth=False)
     assert y.isnan().all()
 
 
 @pytest.mark.parametrize("min_channels", [0, 5, 999])
-@each_kind_of_spaces
+@image_nets.each_kind_of_spaces
 def test_a_fast_encoder_equals_the_plain_one(spaces, min_channels, monkeypatch):
     # all layers at full resolution, some of them, or none
     monkeypatch.setattr(encoder, "MIN_FULL_CHANNELS", min_channels)
     monkeypatch.setattr(encoder, "CHANNEL_MULTIPLE", 1)
     plain, fast = make_encoders(spaces, SMALL)
-    compare(plain, fast, random_obs(spaces, 2, 3))
+    compare(plain, fast, image_nets.random_obs(spaces, 2, 3))
 
 
-@each_unsupported_setting
+@image_nets.each_unsupported_setting
 def test_unsupported_encoders_use_the_plain_code(change):
     config = EncoderConfig(**{**vars(SMALL), **change})
-    spaces = {"image": image(16, 16, 3), "vector": VECTOR}
+    spaces = {
+        "image_nets.image": image_nets.image(16, 16, 3),
+        "vector": image_nets.VECTOR,
+    }
     plain, fast = make_encoders(spaces, config)
-    compare(plain, fast, random_obs(spaces, 2))
+    compare(plain, fast, image_nets.random_obs(spaces, 2))
 
 
 def test_an_encoder_of_vectors_only():
-    spaces = {"vector": VECTOR}
+    spaces = {"vector": image_nets.VECTOR}
     plain, fast = make_encoders(spaces, SMALL)
-    compare(plain, fast, random_obs(spaces, 4))
+    compare(plain, fast, image_nets.random_obs(spaces, 4))
 
 
 def test_half_precision_uses_the_fused_first_layer():
-    spaces = {"image": image(16, 16, 3)}
+    spaces = {"image_nets.image": image_nets.image(16, 16, 3)}
     plain, fast = make_encoders(spaces, SMALL)
-    obs = random_obs(spaces, 4)
+    obs = image_nets.random_obs(spaces, 4)
     exact, actual = results(plain, obs), results(fast, obs, torch.float16)
-    assert relative_errors(exact[:1], actual[:1])[0] < 1e-2
+    assert image_nets.relative_errors(exact[:1], actual[:1])[0] < 1e-2
     # larger where rounding changed which pixel is the maximum
-    assert max(relative_errors(exact, actual)) < 0.1
+    assert max(image_nets.relative_errors(exact, actual)) < 0.1
 
 
 @pytest.mark.parametrize(
     ("depth", "layers"), [(16, "dddd"), (24, "dddf"), (32, "ddff"), (48, "dddf")]
 )
 def test_layers_with_aligned_channels_stay_at_full_resolution(depth, layers):
-    net = FastEncoder({"image": image(64, 64, 3)}, EncoderConfig(depth=depth))
+    net = FastEncoder(
+        {"image_nets.image": image_nets.image(64, 64, 3)}, EncoderConfig(depth=depth)
+    )
     assert "".join("fd"[net._uses_depth(i)] for i in range(4)) == layers
 
 
@@ -207,18 +215,19 @@ def test_a_fast_encoder_at_full_size(depth, monkeypatch):
     layers before it by a percent, in float32 too; so float64 is the reference.
     """
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    spaces = {"image": image(64, 64, 3)}
+    spaces = {"image_nets.image": image_nets.image(64, 64, 3)}
     plain, fast = make_encoders(spaces, EncoderConfig(depth=depth))
     reference = copy.deepcopy(plain).double()
     for _ in range(3):
-        obs = random_obs(spaces, 32)
+        obs = image_nets.random_obs(spaces, 32)
         exact = results(reference, obs, torch.float64)
-        tokens, *grads = relative_errors(exact, results(fast, obs))
+        tokens, *grads = image_nets.relative_errors(exact, results(fast, obs))
         assert tokens < 1e-5
         assert max(grads) < 1e-2
     for dtype in (torch.bfloat16, torch.float16):
         plain_errors, fast_errors = (
-            relative_errors(exact, results(net, obs, dtype)) for net in (plain, fast)
+            image_nets.relative_errors(exact, results(net, obs, dtype))
+            for net in (plain, fast)
         )
         for mine, theirs in zip(fast_errors, plain_errors, strict=True):
             assert mine < 1.3 * theirs + 1e-3
@@ -227,9 +236,9 @@ def test_a_fast_encoder_at_full_size(depth, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("depth", [16, 64])
 def test_gradients_of_a_fast_encoder_are_bitwise_reproducible(depth):
-    spaces = {"image": image(64, 64, 3)}
+    spaces = {"image_nets.image": image_nets.image(64, 64, 3)}
     _, fast = make_encoders(spaces, EncoderConfig(depth=depth))
-    obs = random_obs(spaces, 256)
+    obs = image_nets.random_obs(spaces, 256)
     torch.backends.cudnn.deterministic = True
     first, second = (results(fast, obs, torch.bfloat16) for _ in range(2))
     torch.backends.cudnn.deterministic = False

@@ -6,17 +6,9 @@ import numpy as np
 import pytest
 
 from reverie.api import UserError
+from reverie.play import load as loading
 from reverie.play import simulation as simulations
 from reverie.play.history import History
-from reverie.play.load import (
-    AGENT_ENV,
-    AGENT_MODEL,
-    HUMAN_ENV,
-    HUMAN_MODEL,
-    MODES,
-    RECORDED,
-    load_playable,
-)
 from reverie.play.simulation import Simulation
 
 LEFT, STAY, RIGHT = ({"action": np.int32(n)} for n in range(3))
@@ -34,12 +26,12 @@ def play(simulation: Simulation, steps: int, action=STAY) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("parts", ["dreamer", "vta", "iris"], indirect=True)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", loading.MODES)
 def test_every_mode_steps_real_and_imagined_rows(parts, mode):
     assert parts.modes()[mode] == ""
     simulation = Simulation(parts, seed=1)
     simulation.start(mode)
-    assert simulation.human == (mode in (HUMAN_ENV, HUMAN_MODEL))
+    assert simulation.human == (mode in (loading.HUMAN_ENV, loading.HUMAN_MODEL))
     play(simulation, 2, LEFT)
     moment = simulation.moment()
     size = parts.obs_space["image"].shape
@@ -54,7 +46,7 @@ def test_actions_of_a_person_move_the_paddle_of_the_environment(parts):
     simulation = Simulation(parts, seed=1)
     positions = {}
     for name, action in (("left", LEFT), ("right", RIGHT)):
-        simulation.start(HUMAN_ENV, seed=1)
+        simulation.start(loading.HUMAN_ENV, seed=1)
         play(simulation, 2, action)
         row = simulation.moment().real["image"][-1]
         positions[name] = int(np.flatnonzero(row[:, 2] == 255).mean())
@@ -66,7 +58,7 @@ def test_the_same_seed_gives_the_same_dream(parts):
     simulation = Simulation(parts)
     dreams = []
     for seed in (5, 5, 6):
-        simulation.start(HUMAN_MODEL, seed=seed)
+        simulation.start(loading.HUMAN_MODEL, seed=seed)
         simulation.imagined[0]["is_terminal"][:] = False
         dreams.append(np.stack(play(simulation, 3)))
     count = min(map(len, dreams))
@@ -76,7 +68,7 @@ def test_the_same_seed_gives_the_same_dream(parts):
 def test_the_environment_follows_the_actions_in_the_world_model(parts):
     """Both start from the same frame and get the same actions."""
     simulation = Simulation(parts, seed=2)
-    simulation.start(HUMAN_MODEL)
+    simulation.start(loading.HUMAN_MODEL)
     moment = simulation.moment()
     np.testing.assert_array_equal(moment.real["image"], moment.imagined["image"][0])
     simulation.step(lambda: RIGHT)
@@ -87,7 +79,7 @@ def test_the_environment_follows_the_actions_in_the_world_model(parts):
 
 def test_a_fork_starts_from_the_real_frame(parts):
     simulation = Simulation(parts, seed=2)
-    simulation.start(AGENT_ENV)
+    simulation.start(loading.AGENT_ENV)
     play(simulation, 3)
     assert simulation.imagined.start == 0
     assert simulation.imagination.age == 3
@@ -101,7 +93,7 @@ def test_a_fork_starts_from_the_real_frame(parts):
 def test_rollouts_fork_again_after_some_steps(parts):
     simulation = Simulation(parts, seed=2)
     simulation.fork_every = 2
-    simulation.start(AGENT_ENV)
+    simulation.start(loading.AGENT_ENV)
     play(simulation, 4)
     assert simulation.imagination.age == 0
     assert simulation.imagined.start == 4
@@ -110,7 +102,7 @@ def test_rollouts_fork_again_after_some_steps(parts):
 def test_several_rollouts_share_the_start_and_the_actions(parts):
     simulation = Simulation(parts, seed=2)
     simulation.rollouts = 4
-    simulation.start(HUMAN_MODEL)
+    simulation.start(loading.HUMAN_MODEL)
     simulation.step(lambda: LEFT)
     rows = simulation.moment().imagined
     assert rows["image"].shape[0] == 4
@@ -119,7 +111,7 @@ def test_several_rollouts_share_the_start_and_the_actions(parts):
 
 def test_the_past_is_repeated_after_seeking_back(parts):
     simulation = Simulation(parts, seed=2)
-    simulation.start(HUMAN_ENV)
+    simulation.start(loading.HUMAN_ENV)
     play(simulation, 4, LEFT)
     frames = [simulation.rows[step]["image"] for step in range(5)]
     simulation.seek(1)
@@ -135,7 +127,7 @@ def test_the_past_is_repeated_after_seeking_back(parts):
 
 def test_a_fork_within_a_dream_continues_from_the_imagined_frame(parts):
     simulation = Simulation(parts, seed=2)
-    simulation.start(HUMAN_MODEL)
+    simulation.start(loading.HUMAN_MODEL)
     for _ in range(3):
         simulation.imagined[simulation.cursor]["is_terminal"][:] = False
         simulation.step(lambda: STAY)
@@ -149,7 +141,7 @@ def test_a_fork_within_a_dream_continues_from_the_imagined_frame(parts):
     assert simulation.moment().real is None  # the environment cannot go back
 
 
-@pytest.mark.parametrize("mode", [AGENT_ENV, AGENT_MODEL])
+@pytest.mark.parametrize("mode", [loading.AGENT_ENV, loading.AGENT_MODEL])
 def test_a_person_takes_over_and_hands_back(parts, mode):
     simulation = Simulation(parts, seed=2)
     simulation.start(mode)
@@ -167,7 +159,7 @@ def test_a_person_takes_over_and_hands_back(parts, mode):
 def test_the_carry_contains_the_actions_of_the_person(parts):
     """After taking over, the latent state is that of the actions that were taken."""
     simulation = Simulation(parts, seed=2)
-    simulation.start(HUMAN_ENV)
+    simulation.start(loading.HUMAN_ENV)
     simulation.step(lambda: LEFT)
     before = simulation.policy.carry
     simulation.policy._follow(simulation.rows[0])
@@ -190,9 +182,9 @@ def test_a_recorded_episode_can_be_scrubbed(parts):
 
 
 def test_a_transformer_with_full_context_is_flushed(run_folder):
-    parts = load_playable(run_folder("iris"))
+    parts = loading.load_playable(run_folder("iris"))
     simulation = Simulation(parts, seed=2)
-    simulation.start(HUMAN_MODEL)
+    simulation.start(loading.HUMAN_MODEL)
     used = []
     for _ in range(12):
         simulation.imagined[simulation.cursor]["is_terminal"][:] = False
@@ -206,7 +198,7 @@ def test_a_transformer_with_full_context_is_flushed(run_folder):
 def test_memory_does_not_grow_without_limit(parts, monkeypatch):
     monkeypatch.setattr(simulations, "MAX_HISTORY", 4)
     simulation = Simulation(parts, seed=2)
-    simulation.start(HUMAN_MODEL)
+    simulation.start(loading.HUMAN_MODEL)
     for _ in range(8):
         simulation.imagined[simulation.cursor]["is_terminal"][:] = False
         simulation.step(lambda: STAY)
@@ -219,15 +211,22 @@ def test_a_world_starts_from_recordings_without_a_simulator(parts):
     parts.env.close()
     parts.env, parts.reasons["env"] = None, "there is no simulator"
     modes = parts.modes()
-    assert modes[AGENT_ENV] == modes[HUMAN_ENV] == "there is no simulator"
-    assert modes[HUMAN_MODEL] == modes[AGENT_MODEL] == modes[RECORDED] == ""
+    assert (
+        modes[loading.AGENT_ENV] == modes[loading.HUMAN_ENV] == "there is no simulator"
+    )
+    assert (
+        modes[loading.HUMAN_MODEL]
+        == modes[loading.AGENT_MODEL]
+        == modes[loading.RECORDED]
+        == ""
+    )
     simulation = Simulation(parts, seed=2)
-    for mode in (HUMAN_MODEL, AGENT_MODEL):
+    for mode in (loading.HUMAN_MODEL, loading.AGENT_MODEL):
         simulation.start(mode)
         simulation.step(lambda: STAY)
         assert simulation.moment().imagined["image"].shape[0] == 1
     with pytest.raises(UserError, match="there is no simulator"):
-        simulation.start(AGENT_ENV)
+        simulation.start(loading.AGENT_ENV)
 
 
 def test_agents_without_a_world_model_play_in_the_environment(tmp_path):
@@ -236,15 +235,15 @@ def test_agents_without_a_world_model_play_in_the_environment(tmp_path):
 
     flags = {"task": "catch", "agent": "random", "run.steps": 80, "device": "cpu"}
     logdir = train(resolve([], flags={**flags, "logdir": str(tmp_path / "run")}))
-    parts = load_playable(logdir)
+    parts = loading.load_playable(logdir)
     modes = parts.modes()
-    assert "no world model" in modes[HUMAN_MODEL]
-    assert "no world model" in modes[AGENT_MODEL]
+    assert "no world model" in modes[loading.HUMAN_MODEL]
+    assert "no world model" in modes[loading.AGENT_MODEL]
     simulation = Simulation(parts, seed=2)
-    simulation.start(AGENT_ENV)
+    simulation.start(loading.AGENT_ENV)
     simulation.step(lambda: STAY)
     assert simulation.moment().imagined is None
-    simulation.start(RECORDED)
+    simulation.start(loading.RECORDED)
     parts.close()
 
 
