@@ -81,7 +81,7 @@ def make_folder(path: Path, parents: bool = False) -> None:
 
 def make_parent(path: Path) -> None:
     """Create the folder of a file that will be written, if it does not exist."""
-    with explain_write_errors(path):
+    with explain_write_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
 
 

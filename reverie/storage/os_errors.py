@@ -128,7 +128,7 @@ def fix_for(code: int | None, path: Path | None) -> str:
             "same command again."
         )
     if code in _IN_THE_WAY:
-        return f"remove {path or 'it'}, and run the same command again."
+        return f"choose another path, or move {path or 'it'} to another place."
     return (
         f"check the disk or network folder of {folder}, or choose another folder, and "
         "run the same command again."

@@ -174,7 +174,10 @@ def test_a_video_shows_all_cameras(here, capsys):
         ("split demos out --fraction 2", "Cannot hold out a fraction of 2.0"),
         ("inspect demos --episodes -3", "episodes must be at least 0"),
         ("view demos --fps 0", "fps must be at least 1"),
-        ("stats demos --out demos/demo_0-6.npz/x", "demo_0-6.npz: File exists"),
+        (
+            "stats demos --out demos/demo_0-6.npz/x",
+            "demo_0-6.npz could not be written (File exists)",
+        ),
         ("inspect absent", "absent does not exist"),
         ("inspct demos", "Did you mean 'inspect'"),
         ("demos reach.npz", "Fix: reverie data demos reach.hdf5"),

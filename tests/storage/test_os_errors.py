@@ -26,7 +26,7 @@ CASES = {
     errno.EDQUOT: "free some space",
     errno.EFBIG: "free some space",
     errno.EMFILE: "ulimit -n 4096",
-    errno.EISDIR: "remove /data/run/file",
+    errno.EISDIR: "move /data/run/file to another place",
 }
 
 
