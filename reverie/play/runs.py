@@ -41,7 +41,7 @@ class MetricsFile:
     path: Path
     offset: int = 0
     columns: dict[str, list[tuple[int, float, float]]] = field(default_factory=dict)
-    """Step, seconds and value of every point, by name."""
+    """Frame, seconds and value of every point, by name; logs count frames."""
     last_step: int = 0
 
     def update(self) -> None:
@@ -126,15 +126,10 @@ class RunIndex:
         points = _columns(run).get(key, [])
         stride = max(1, -(-len(points) // MAX_POINTS))
         points = points[::stride]
-        repeat = 1
-        if run.config is not None:
-            try:
-                repeat = action_repeat(run.config.task, run.config.env)
-            except UserError:
-                repeat = 1
+        repeat = _repeat_of(run)
         return {
-            "step": [step for step, _, _ in points],
-            "frames": [step * repeat for step, _, _ in points],
+            "step": [frames // repeat for frames, _, _ in points],
+            "frames": [frames for frames, _, _ in points],
             "hours": [seconds / 3600 for _, seconds, _ in points],
             "value": [value for _, _, value in points],
         }
@@ -184,7 +179,7 @@ class RunIndex:
             "task": config.task if config else "",
             "agent": config.agent if config else "",
             "status": _status(run),
-            "steps": max(run.metrics.last_step, run.scores.last_step),
+            "steps": _steps_of(run),
             "score": sum(recent) / len(recent) if recent else None,
             "metrics": sorted(columns, key=lambda name: (name != SCORE, name)),
         }
@@ -226,14 +221,28 @@ def _columns(run: Run) -> dict[str, list[tuple[int, float, float]]]:
     return {SCORE: columns[score], **columns} if score else columns
 
 
+def _repeat_of(run: Run) -> int:
+    """Return the simulator frames per agent step."""
+    if run.config is None:
+        return 1
+    try:
+        return action_repeat(run.config.task, run.config.env)
+    except UserError:
+        return 1
+
+
+def _steps_of(run: Run) -> int:
+    """Return the agent steps so far; the logs count frames."""
+    return max(run.metrics.last_step, run.scores.last_step) // _repeat_of(run)
+
+
 def _status(run: Run) -> str:
     """Return `running`, `finished`, `failed` or `stopped`."""
     if _is_locked(run.path / ".lock"):
         return "running"
     if _error_of(run):
         return "failed"
-    steps = max(run.metrics.last_step, run.scores.last_step)
-    if run.config is not None and 0 < run.config.run.steps <= steps:
+    if run.config is not None and 0 < run.config.run.steps <= _steps_of(run):
         return "finished"
     return "stopped"
 

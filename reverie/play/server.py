@@ -123,7 +123,10 @@ class Sessions:
             session = self._given.get(name)
             if session is None:
                 if self._open is None:
-                    raise UserError("There is no such session.")
+                    raise UserError(
+                        "There is no such session.\n"
+                        "  Fix: open the address that `reverie play` printed."
+                    )
                 if len(self._hubs) >= MAX_SESSIONS:
                     await self._close_unused()
                 session = await asyncio.to_thread(self._open, name)

@@ -89,6 +89,25 @@ def test_series_have_steps_frames_and_hours(folder):
     assert index.series(run["id"], "unknown")["value"] == []
 
 
+def test_logs_count_frames_of_repeated_actions(folder):
+    config = folder / "one" / "config.yaml"
+    text = config.read_text()
+    assert "\n  repeat: 1\n" in text
+    before = _run_named_one(folder)
+    config.write_text(text.replace("\n  repeat: 1\n", "\n  repeat: 4\n"))
+    after = _run_named_one(folder)
+    assert (before["status"], after["status"]) == ("finished", "stopped")
+    assert after["steps"] == before["steps"] // 4
+    series = RunIndex(folder)
+    series.summaries()
+    columns = series.series(after["id"], "score")
+    assert columns["step"] == [frames // 4 for frames in columns["frames"]]
+
+
+def _run_named_one(folder: Path) -> dict:
+    return next(r for r in RunIndex(folder).summaries() if r["name"] == "one")
+
+
 def test_configs_are_compared(folder):
     index = RunIndex(folder)
     ids = {run["name"]: run["id"] for run in index.summaries()}
