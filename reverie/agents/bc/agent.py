@@ -218,7 +218,11 @@ class BC(TrainedAgent):
         self, carry: api.Carry, obs: api.Obs, mode: api.Mode = "train"
     ) -> api.PolicyOutput:
         """Return the mode of the predicted actions, clipped to the action space."""
-        assert mode in ("eval", "greedy"), "the agent trains on recordings"
+        if mode in ("train", "explore"):
+            raise api.UserError(
+                "Behavior cloning trains on recordings, not in an environment.\n"
+                "  Fix: reverie bc --offline.data PATH"
+            )
         keys = (*self.obs_space, "is_first")
         batch: api.Batch = {
             key: torch.as_tensor(obs[key]).to(self.device)[:, None] for key in keys
