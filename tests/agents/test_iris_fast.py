@@ -81,7 +81,7 @@ def test_fast_modules_train_like_the_plain_ones(name, monkeypatch):
     for key, value in expected.items():
         torch.testing.assert_close(actual[key], value, rtol=1e-3, atol=1e-4, msg=key)
     for weight, fast_weight in zip(
-        plain.opt[name].tensors, fast.opts[name].tensors, strict=True
+        plain.opt[name].tensors, fast.opt[name].tensors, strict=True
     ):
         torch.testing.assert_close(fast_weight, weight, rtol=1e-3, atol=2e-3)
 

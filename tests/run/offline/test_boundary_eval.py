@@ -26,6 +26,7 @@ from reverie.render.video import can_write_mp4
 from reverie.run.config import resolve
 from reverie.run.train import train
 from reverie.spaces import EVENT
+from reverie.storage.os_errors import write_error
 
 
 def test_boundaries_are_drawn(run, tmp_path):
@@ -80,7 +81,7 @@ def test_frames_events_and_boundaries_of_a_figure_are_aligned(
         (["boundaries", "RUN", "--idx", "3", "--num-samples", "3"], "no sequence 3"),
         (["boundaries", "RUN", "--index", "3"], "no setting 'index'"),
         (["boundaries", "RUN", "--idx", "one"], "idx must be a whole number"),
-        (["boundaries", "RUN", "--out", "/proc/none"], "Cannot use /proc/none"),
+        (["boundaries", "RUN", "--out", "/proc/none"], "could not be written"),
     ],
 )
 def test_invalid_draw_commands_exit_with_2_and_a_message(
@@ -153,7 +154,7 @@ def test_without_events_no_boundary_scores_are_printed(tmp_path, capsys):
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
 def test_runs_in_read_only_folders_can_be_evaluated(run, monkeypatch, code):
     def refuse(path, data):
-        raise OSError(code, "no", str(path))
+        raise write_error(code, path)
 
     monkeypatch.setattr(result_module, "write_json", refuse)
     assert eval_boundaries(run, 3).summary["count"] == 3
