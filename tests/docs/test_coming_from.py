@@ -64,7 +64,7 @@ BLOCKS_TO_TRY = ("atari100k", "vta_balls", "atari100k vta", "crafter")
 
 @pytest.mark.parametrize("line", words_of_originals())
 def test_word_of_an_original_is_answered_or_valid(line):
-    for value in ("", " True", " bouncing_balls", " bce", " vta"):
+    for value in ("", " True", " bouncing_balls", " bce", " vta", " random"):
         for block in BLOCKS_TO_TRY:
             text = line.removesuffix(" 1") + value if value else line
             words = ["train", "--configs", *block.split(), *text.split()]
