@@ -24,6 +24,7 @@ from reverie.cli.draw import FIGURES, DrawOptions
 from reverie.cli.evaluate import EvalOptions
 from reverie.cli.main import COMMANDS, main
 from reverie.cli.play import PlayOptions, ViewOptions, take_short_flags
+from reverie.cli.report import ReportOptions
 from reverie.cli.sweep import parse_sweep_arguments
 from reverie.cli.train import BASE_BLOCKS, command_config
 from reverie.run.config import find_schema
@@ -47,6 +48,7 @@ PLACEHOLDERS = ("LOGDIR", "TASK", "COMMAND", "PREFIX", "RUN")
 FLAGS_OF_OTHER_PROGRAMS = ("--gpus", "--only")
 FLAGS_OF_SERVERS = ("--export", "--host", "--no-open")
 FLAGS_OF_COMMANDS = (
+    *("--baseline", "--budget", "--by", "--window", "--x"),  # of `report`
     *FLAGS_OF_SERVERS,
     "--model",
     "--recorded_settings",
@@ -170,6 +172,11 @@ def check_command(words: list[str]) -> None:
         assert parsed.positional or not arguments
         parsed.take_options(PlayOptions if name == "play" else ViewOptions)
         to_config(parsed)
+    elif name == "report":
+        parsed = parse_arguments(arguments, max_positional=len(arguments))
+        parsed.take_options(ReportOptions)
+        assert parsed.positional
+        assert not parsed.flags
     elif name == "sweep":
         if arguments and "FILE" not in arguments:
             continues = arguments[0].startswith("--")

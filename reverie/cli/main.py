@@ -22,6 +22,7 @@ from reverie.cli.envs import check_env, list_envs
 from reverie.cli.evaluate import evaluate
 from reverie.cli.explain import explain, explain_groups
 from reverie.cli.play import PLAY_HELP, play, view
+from reverie.cli.report import report
 from reverie.cli.streams import flush_output, open_standard_streams
 from reverie.cli.sweep import sweep
 from reverie.cli.train import BASE_BLOCKS, bc, demo, offline, train, train_eval
@@ -280,6 +281,11 @@ COMMANDS: dict[str, Command] = {
         draw,
         "boundaries LOGDIR [--idx 0] [--num-samples 10] [--out FOLDER]",
         _options_help("reverie.cli.draw:DrawOptions"),
+    ),
+    "report": Command(
+        report,
+        "RUN ... [--format md|latex|csv|json] [--out FILE] [--baseline dreamerv3]",
+        _options_help("reverie.cli.report:ReportOptions"),
     ),
     "envs": Command(list_envs, "[SUITE]"),
     "check-env": Command(check_env, "TASK [--SETTING VALUE ...]"),

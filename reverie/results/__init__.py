@@ -1,0 +1,1 @@
+"""Results of several runs: statistics over tasks and seeds, figures and tables."""

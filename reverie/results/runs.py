@@ -1,0 +1,268 @@
+"""Runs to compare: finds them, reads their episodes, and groups them by method.
+
+A run is a run folder, or an entry of a `runs.json`, which lists files of scores that
+were kept without their run folder. Settings are read as plain data; no code that a
+config names is imported.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from reverie import config as configs
+from reverie.api import UserError
+from reverie.envs import EnvConfig, action_repeat
+
+SCORE = "episode/score"
+INDEX = "runs.json"
+"""Lists score files, their settings and where they come from."""
+CONFIG, SCORES, METRICS, ABOUT = (
+    "config.yaml",
+    "scores.jsonl",
+    "metrics.jsonl",
+    "about.json",
+)
+IGNORED = (
+    "seed",
+    "logdir",
+    "task",
+    "device",
+    "deterministic",
+    "logger.",
+    "run.steps",
+    "run.log_every",
+    "run.save_every",
+    "run.report_every",
+    "run.keep_",
+    "run.clock",
+    "run.eval_",
+)
+"""Settings, or beginnings of their names, that do not make a run another method."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of one task."""
+
+    path: Path
+    task: str
+    agent: str
+    seed: int
+    settings: Mapping[str, Any]
+    """All settings, with dotted names."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """`commit`, `command`, `gpu` and others."""
+    repeat: int = 1
+    """Simulator frames per agent step."""
+
+    def points(self, key: str, x: str) -> np.ndarray:
+        """Return (x, value) of each line that has the key, with shape (lines, 2).
+
+        `x` is `frames` (of the simulator), `step` (of the agent) or `hours`.
+        """
+        name = SCORES if key.startswith("episode/") else METRICS
+        path = self.path / name if self.path.is_dir() else self.path
+        rows = []
+        for entry in _read_lines(path):
+            value = entry.get(key)
+            position = entry.get("seconds" if x == "hours" else "step")
+            if _is_number(value) and _is_number(position):
+                rows.append((float(position), float(value)))
+        scale = {"frames": 1.0, "step": 1 / self.repeat, "hours": 1 / 3600}[x]
+        points = np.array(rows, float).reshape(-1, 2) * (scale, 1.0)
+        return points[np.isfinite(points).all(1)]
+
+    @property
+    def seconds(self) -> float | None:
+        """Time of training, from the last line of the metrics."""
+        folder = self.path if self.path.is_dir() else self.path.parent
+        times = [
+            entry["seconds"]
+            for name in (METRICS, SCORES)
+            for entry in _read_lines(folder / name if self.path.is_dir() else self.path)
+            if _is_number(entry.get("seconds"))
+        ]
+        return float(max(times)) if times else self.about.get("seconds")
+
+
+def find_runs(paths: Iterable[Path | str]) -> list[Run]:
+    """Return the runs at these paths: run folders, folders with runs, or both.
+
+    Folders are searched at all depths.
+    """
+    runs: dict[Path, Run] = {}
+    for path in map(Path, paths):
+        path = path.expanduser()
+        if not path.exists():
+            raise UserError(
+                f"{path} does not exist.\n"
+                "  Fix: give run folders, or folders with runs."
+            )
+        found = _find(path)
+        if not found:
+            raise UserError(
+                f"{path} contains no run: no {CONFIG} and no {INDEX}.\n"
+                "  Fix: give the --logdir of one or several runs."
+            )
+        runs |= {run.path.resolve(): run for run in found}
+    return list(runs.values())
+
+
+def _find(path: Path) -> list[Run]:
+    if path.name == INDEX:
+        return _read_index(path)
+    if not path.is_dir():
+        return []
+    if (path / CONFIG).is_file():
+        return [_read_run(path)]
+    found = _read_index(path / INDEX) if (path / INDEX).is_file() else []
+    for child in sorted(path.iterdir()):
+        if child.is_dir() and not child.is_symlink() and child.name[:1] != ".":
+            found += _find(child)
+    return found
+
+
+def _read_run(path: Path) -> Run:
+    settings = configs.read_config_file(path / CONFIG)
+    about: Any = []
+    if (path / ABOUT).is_file():
+        about = _read_json(path / ABOUT)
+    starts = [entry for entry in about if isinstance(entry, dict)] if about else []
+    return _make_run(path, settings, starts[-1] if starts else {})
+
+
+def _read_index(path: Path) -> list[Run]:
+    entries = _read_json(path)
+    if not isinstance(entries, dict):
+        raise UserError(
+            f"{path} is not a table of runs: it must map file names to settings.\n"
+            "  Fix: write it as the one in benchmarks/atari100k."
+        )
+    runs = []
+    for name, entry in entries.items():
+        file = path.parent / Path(name).name
+        if not isinstance(entry, dict) or not file.is_file():
+            raise UserError(
+                f"{path} lists {name!r}, which does not exist next to it.\n"
+                "  Fix: remove the entry, or restore the file."
+            )
+        runs.append(_make_run(file, entry.get("settings", {}), entry))
+    return runs
+
+
+def _make_run(path: Path, settings: Mapping[str, Any], about: Mapping[str, Any]) -> Run:
+    flat = {k: _plain(v) for k, v in _flatten(settings).items()}
+    return Run(
+        path,
+        str(flat.get("task", "")),
+        str(flat.get("agent", "dreamer")),
+        int(flat.get("seed") or 0),
+        flat,
+        about,
+        int(about.get("repeat") or _repeat_of(settings)),
+    )
+
+
+def _repeat_of(settings: Mapping[str, Any]) -> int:
+    try:
+        env = configs.resolve(EnvConfig, [("config.yaml", dict(settings["env"]))])
+        return action_repeat(str(settings["task"]), env)
+    except (UserError, KeyError, TypeError, ValueError):
+        return 1
+
+
+Groups = dict[str, dict[str, list[Run]]]
+"""Runs by method and task."""
+
+
+def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> Groups:
+    """Group runs by method, then by task; the runs of a group differ in their seeds.
+
+    Two runs are of different methods if their agents differ, or a setting that differs
+    between runs of one task (`IGNORED` excepted). With `by`, only these settings count.
+    The name of a method consists of its agent and of the settings that differ.
+    """
+    if by:
+        known = {key for run in runs for key in run.settings}
+        for key in by:
+            if key not in known:
+                raise UserError(
+                    f"No run has the setting {key!r}.{configs.suggest(key, known)}\n"
+                    "  Fix: give names of settings to --by, for example --by size."
+                )
+    keys = list(by) or _different_settings(runs)
+    groups: Groups = {}
+    for run in sorted(runs, key=lambda run: (run.task, str(run.path))):
+        values = [f"{key} {run.settings[key]}" for key in keys if key in run.settings]
+        names = [run.agent, *values] if not by else values or [run.agent]
+        label = ", ".join(names)
+        groups.setdefault(label, {}).setdefault(run.task, []).append(run)
+    return groups
+
+
+def _different_settings(runs: Sequence[Run]) -> list[str]:
+    by_task: dict[str, list[Run]] = {}
+    for run in runs:
+        by_task.setdefault(run.task, []).append(run)
+    keys: dict[str, None] = {}
+    for group in by_task.values():
+        for agent in {run.agent for run in group}:
+            same = [run for run in group if run.agent == agent]
+            names = {key: None for run in same for key in run.settings}
+            for key in names:
+                values = {json.dumps(run.settings.get(key)) for run in same}
+                if len(values) > 1 and not key.startswith(IGNORED):
+                    keys[key] = None
+    # A size stands for the many settings of the networks that it sets.
+    return ["size"] if "size" in keys and len(keys) > 3 else [*keys]
+
+
+def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{name}.")
+        else:
+            flat[name] = value
+    return flat
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(
+            f"{path} cannot be read: {error}\n  Fix: restore the file, or remove it."
+        ) from None
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the complete lines of a JSONL file; the last may still be written."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return []
+    entries = []
+    for line in text.splitlines():
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(entry, dict):
+            entries.append(entry)
+    return entries

@@ -1,0 +1,157 @@
+"""Statistics over tasks and seeds, with stratified bootstrap intervals.
+
+Definitions follow Agarwal et al. (2021), "Deep Reinforcement Learning at the Edge of
+the Statistical Precipice". `Scores` maps each task to the scores of its runs. Tasks may
+have different numbers of runs; each task has the same weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+Scores = Mapping[str, Sequence[float]]
+Statistic = Callable[[Sequence[np.ndarray]], float]
+"""Computes a number from one array of scores per task."""
+
+RESAMPLES = 2000
+CONFIDENCE = 0.95
+
+
+class Estimate(NamedTuple):
+    """A value with its interval; NaN bounds where no interval can be estimated."""
+
+    value: float
+    low: float
+    high: float
+
+
+def mean(scores: Sequence[np.ndarray]) -> float:
+    """Mean over tasks of the mean over runs."""
+    return float(np.mean([np.mean(x) for x in scores]))
+
+
+def median(scores: Sequence[np.ndarray]) -> float:
+    """Median over tasks of the mean over runs."""
+    return float(np.median([np.mean(x) for x in scores]))
+
+
+def interquartile_mean(scores: Sequence[np.ndarray]) -> float:
+    """Mean of the middle half of all runs.
+
+    As in a trimmed mean, only whole runs are left out: a quarter of the runs at each
+    end, rounded down. A run of a task with fewer runs has a larger weight.
+    """
+    values = np.concatenate([np.asarray(x, float) for x in scores])
+    weights = np.concatenate([np.full(len(x), 1 / len(x)) for x in scores])
+    order = np.argsort(values, kind="stable")
+    values, weights = values[order], weights[order]
+    cut = len(values) // 4
+    kept = slice(cut, len(values) - cut)
+    return float(np.average(values[kept], weights=weights[kept]))
+
+
+def optimality_gap(scores: Sequence[np.ndarray], target: float = 1.0) -> float:
+    """Mean distance of the scores below `target`; scores above it count as zero."""
+    return float(np.mean([np.mean(np.maximum(target - x, 0)) for x in scores]))
+
+
+AGGREGATES: dict[str, Statistic] = {
+    "mean": mean,
+    "median": median,
+    "IQM": interquartile_mean,
+    "optimality gap": optimality_gap,
+}
+
+
+def aggregate(scores: Scores, statistic: Statistic, seed: int = 0) -> Estimate:
+    """A statistic with its stratified bootstrap interval: runs are drawn per task."""
+    arrays = _to_arrays(scores)
+    value = statistic(arrays)
+    if all(len(x) < 2 for x in arrays):
+        return Estimate(value, float("nan"), float("nan"))
+    rng = np.random.default_rng(seed)
+    return Estimate(
+        value, *_interval([statistic(_resample(arrays, rng)) for _ in range(RESAMPLES)])
+    )
+
+
+def performance_profile(scores: Scores, thresholds: np.ndarray) -> np.ndarray:
+    """Share of runs with a score above each threshold, averaged over tasks."""
+    arrays = _to_arrays(scores)
+    shares = [np.mean(x[:, None] > thresholds, 0) for x in arrays]
+    return np.mean(shares, 0)
+
+
+def probability_of_improvement(ours: Scores, theirs: Scores, seed: int = 0) -> Estimate:
+    """Probability that a run of `ours` beats one of `theirs` on a random shared task.
+
+    Ties count as one half.
+    """
+    tasks = [task for task in ours if task in theirs]
+    if not tasks:
+        raise ValueError("the two methods share no task")
+    a = _to_arrays({task: ours[task] for task in tasks})
+    b = _to_arrays({task: theirs[task] for task in tasks})
+    value = _improvement(a, b)
+    if all(len(x) < 2 for x in (*a, *b)):
+        return Estimate(value, float("nan"), float("nan"))
+    rng = np.random.default_rng(seed)
+    draws = [
+        _improvement(_resample(a, rng), _resample(b, rng)) for _ in range(RESAMPLES)
+    ]
+    return Estimate(value, *_interval(draws))
+
+
+def mean_band(curves: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Bootstrap interval of the mean of curves with shape (runs, points).
+
+    Points may be NaN in runs without data. A bootstrap mean is a mean of observed
+    values, so the band never leaves their range. NaN for a single run.
+    """
+    runs, points = curves.shape
+    if runs < 2:
+        empty = np.full(points, np.nan)
+        return empty, empty
+    rng = np.random.default_rng(seed)
+    draws = rng.integers(0, runs, (RESAMPLES, runs))
+    counts = np.stack([np.bincount(row, minlength=runs) for row in draws])
+    known = np.isfinite(curves)
+    total = counts @ np.where(known, curves, 0.0)
+    number = counts @ known.astype(float)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means = np.where(number > 0, total / number, np.nan)
+    low, high = np.full(points, np.nan), np.full(points, np.nan)
+    some = known.sum(0) > 1
+    if some.any():
+        low[some], high[some] = np.nanquantile(means[:, some], _tails(), axis=0)
+    return low, high
+
+
+def _improvement(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> float:
+    wins = [
+        np.mean((x[:, None] > y[None]) + 0.5 * (x[:, None] == y[None]))
+        for x, y in zip(a, b, strict=True)
+    ]
+    return float(np.mean(wins))
+
+
+def _to_arrays(scores: Scores) -> list[np.ndarray]:
+    return [np.asarray(values, float) for values in scores.values()]
+
+
+def _resample(
+    arrays: Sequence[np.ndarray], rng: np.random.Generator
+) -> list[np.ndarray]:
+    return [x[rng.integers(0, len(x), len(x))] for x in arrays]
+
+
+def _tails() -> list[float]:
+    return [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float]:
+    low, high = np.quantile(np.asarray(values), _tails())
+    return float(low), float(high)

@@ -1,0 +1,161 @@
+"""`reverie report` on small run folders."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from reverie.api import UserError
+from reverie.cli.main import main
+from reverie.results.curves import bin_edges, bin_run, make_curve
+from reverie.results.runs import find_runs, group_runs
+
+
+def write_run(folder: Path, task="atari100k_pong", seed=0, lr=1e-4, offset=0.0, **more):
+    """Write a run of 10 episodes that end every 40 frames with the scores 0 to 9."""
+    folder.mkdir(parents=True)
+    settings = {"task": task, "agent": "dreamer", "seed": seed, "logdir": str(folder)}
+    settings |= {"dreamer": {"opt": {"lr": lr}}, "env": {"repeat": 1}, **more}
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    lines = [
+        {"step": 40 * (i + 1), "seconds": 360.0 * (i + 1), "episode/score": i + offset}
+        for i in range(10)
+    ]
+    text = "\n".join(map(json.dumps, lines))
+    (folder / "scores.jsonl").write_text(text + '\n{"step": 99')
+    about = [{"commit": "abc", "command": ["x", "train", "--seed", str(seed)]}]
+    (folder / "about.json").write_text(json.dumps(about))
+    return folder
+
+
+@pytest.fixture
+def logdir(tmp_path) -> Path:
+    for lr in (1e-4, 1e-3):
+        for seed in range(3):
+            run = tmp_path / "runs" / f"pong-{lr}-{seed}"
+            write_run(run, seed=seed, lr=lr, offset=seed + 10 * (lr > 1e-4))
+    return tmp_path / "runs"
+
+
+def test_runs_are_grouped_by_the_settings_that_differ(logdir):
+    runs = find_runs([logdir, *logdir.iterdir()])
+    assert len(runs) == 6
+    groups = group_runs(runs)
+    assert [*groups] == [
+        "dreamer, dreamer.opt.lr 0.0001",
+        "dreamer, dreamer.opt.lr 0.001",
+    ]
+    assert all(len(by_task["atari100k_pong"]) == 3 for by_task in groups.values())
+    assert [*group_runs(runs, ["agent"])] == ["agent dreamer"]
+    with pytest.raises(UserError, match="Fix: give names of settings"):
+        group_runs(runs, ["size"])
+
+
+def test_tables_state_the_window_and_the_scores(logdir, capsys):
+    assert main(["report", str(logdir), "--baseline", "dreamerv3"]) == 0
+    text = capsys.readouterr().out
+    # the last 5 % of 400 frames: the episode that ends at frame 400
+    assert "mean of episodes at 380 to 400 frames" in text
+    assert (
+        "| atari100k_pong | dreamer, dreamer.opt.lr 0.0001 | 10 [9, 11] | 3 |" in text
+    )
+    assert "| 20 [19, 21] | 3 | 1.00 | CPU | abc | reverie train --seed 0 |" in text
+    assert "| atari100k_pong | DreamerV3 (published) | -4.9 | 5 |" in text
+    assert "Human-normalized" in text
+    assert "over dreamer, dreamer.opt.lr 0.001: 0" in text
+
+    assert main(["report", str(logdir), "--window", "0.5", "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert float(rows[0]["score"]) == pytest.approx(np.mean([5, 6, 7, 8, 9]) + 1)
+    assert (rows[0]["window_start"], rows[0]["x"]) == ("200.0", "frames")
+
+    assert main(["report", str(logdir), "--x", "hours", "--format", "latex"]) == 0
+    text = capsys.readouterr().out
+    assert r"dreamer.opt.lr 0.0001 & 10 [9, 11]" in text
+    assert "0.95 to 1 hours" in text
+
+
+def test_report_as_json_and_in_a_file(logdir, tmp_path, capsys):
+    out = tmp_path / "report.json"
+    words = ["--x", "step", "--budget", "50", "--format", "json", "--out", str(out)]
+    assert main(["report", str(logdir), *words]) == 0
+    data = json.loads(out.read_text())
+    # agent steps: four frames each; the episode that ends at step 50 has the score 4
+    assert data["windows"]["atari100k_pong"] == {"start": 47.5, "end": 50, "x": "step"}
+    assert data["rows"][0]["scores"] == [4, 5, 6]
+    assert (
+        data["aggregates"]["dreamer, dreamer.opt.lr 0.0001"]["IQM"]["low"] is not None
+    )
+
+
+def test_tasks_without_a_normalization_have_no_aggregates(tmp_path, capsys):
+    write_run(tmp_path / "a", task="catch")
+    assert main(["report", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "Human-normalized" not in text
+    assert "| catch | dreamer | 9 | 1 |" in text
+
+
+def test_score_files_with_an_index(tmp_path, capsys):
+    run = write_run(tmp_path / "run")
+    (tmp_path / "kept").mkdir()
+    (run / "scores.jsonl").rename(tmp_path / "kept" / "pong-seed0.jsonl")
+    settings = {"task": "atari100k_pong", "seed": 0}
+    entry = {"settings": settings, "commit": "f00", "repeat": 4, "seconds": 7200}
+    (tmp_path / "kept" / "runs.json").write_text(
+        json.dumps({"pong-seed0.jsonl": entry})
+    )
+    assert main(["report", str(tmp_path / "kept"), "--x", "step"]) == 0
+    assert "95 to 100 step" in capsys.readouterr().out
+    (tmp_path / "kept" / "runs.json").write_text('{"none.jsonl": {}}')
+    assert main(["report", str(tmp_path / "kept")]) == 2
+    (tmp_path / "kept" / "runs.json").write_text("[")
+    assert main(["report", str(tmp_path / "kept")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ([], "needs folders of runs"),
+        (["nowhere"], "does not exist"),
+        (["."], "contains no run"),
+        (["RUNS", "--format", "html"], "choose from md, latex, csv, json"),
+        (["RUNS", "--x", "updates"], "choose from frames, step, hours"),
+        (["RUNS", "--window", "0"], "--window must be above 0"),
+        (["RUNS", "--budget", "-1"], "must not be negative"),
+        (["RUNS", "--baseline", "dreamer"], "Did you mean 'dreamerv3'"),
+        (["RUNS", "--baseline", "dreamerv3/procgen"], "do not contain"),
+        (["RUNS", "--y", "episode/nothing"], "has values of 'episode/nothing'"),
+        (["RUNS", "--styel", "x"], "has no option --styel"),
+        (["RUNS", "--configs", "debug"], "reads the settings of the runs"),
+    ],
+)
+def test_invalid_commands_exit_with_2(logdir, words, complaint, capsys, monkeypatch):
+    (logdir.parent / "empty").mkdir()
+    monkeypatch.chdir(logdir.parent / "empty")
+    words = [str(logdir) if word == "RUNS" else word for word in words]
+    assert main(["report", *words]) == 2
+    error = capsys.readouterr().err
+    assert complaint in error
+    assert "Fix:" in error
+
+
+def test_curves_on_common_bins():
+    every = np.array([[10.0, 1], [20, 2], [30, 3], [40, 4]])
+    few = np.array([[10.0, 3], [40, 0]])
+    assert len(bin_edges([every, few])) == 3  # as many bins as the shortest run needs
+    edges = np.linspace(0, 40, 5)
+    np.testing.assert_array_equal(bin_run(every, edges), [1, 2, 3, 4])
+    np.testing.assert_array_equal(bin_run(few, edges), [3, 2, 1, 0])
+    short = bin_run(every[:2], edges)
+    np.testing.assert_array_equal(short, [1, 2, np.nan, np.nan])
+    curve = make_curve([every, every[:2]], edges)
+    np.testing.assert_array_equal(curve.mean, [1, 2, 3, 4])
+    assert curve.runs == 2
+    assert list(curve.x) == [5, 15, 25, 35]

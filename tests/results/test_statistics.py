@@ -1,0 +1,104 @@
+"""Statistics over tasks and seeds, compared with values computed by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from reverie.results.benchmarks import crafter_score, find_baseline, normalize
+from reverie.results.statistics import (
+    AGGREGATES,
+    aggregate,
+    interquartile_mean,
+    mean_band,
+    optimality_gap,
+    performance_profile,
+    probability_of_improvement,
+)
+
+SCORES = {"a": [0.0, 1.0], "b": [2.0, 4.0], "c": [0.5, 0.5], "d": [8.0, 0.0]}
+
+
+def arrays(scores):
+    return [np.array(values) for values in scores.values()]
+
+
+def test_aggregates_of_a_small_table():
+    # sorted: 0 0 .5 .5 1 2 4 8; the middle half is .5 .5 1 2
+    values = {name: function(arrays(SCORES)) for name, function in AGGREGATES.items()}
+    assert values["mean"] == pytest.approx((0.5 + 3 + 0.5 + 4) / 4)
+    assert values["median"] == pytest.approx((0.5 + 3) / 2)
+    assert values["IQM"] == pytest.approx(1.0)
+    assert values["optimality gap"] == pytest.approx((0.5 + 0 + 0.5 + 0.5) / 4)
+
+
+def test_tasks_have_the_same_weight_with_other_numbers_of_runs():
+    repeated = [np.array([1.0, 1.0, 1.0]), np.array([3.0])]
+    assert AGGREGATES["mean"](repeated) == 2
+    # values 1 1 1 3 with weights 1/3 1/3 1/3 1: one run is left out at each end
+    assert interquartile_mean(repeated) == pytest.approx(1.0)
+    assert optimality_gap(repeated, target=4) == pytest.approx((3 + 1) / 2)
+
+
+def test_published_aggregates_of_atari100k():
+    baseline = find_baseline("dreamerv3/atari100k", ["atari100k_pong"])
+    scores = {task: [normalize(task, x)] for task, x in baseline.scores.items()}
+    values = {name: function(arrays(scores)) for name, function in AGGREGATES.items()}
+    assert len(scores) == 26
+    assert values["mean"] == pytest.approx(1.205, abs=5e-4)
+    assert values["median"] == pytest.approx(0.455, abs=5e-4)
+    assert values["IQM"] == pytest.approx(0.516, abs=5e-4)
+
+
+def test_intervals_contain_the_value_and_shrink_with_more_runs():
+    rng = np.random.default_rng(0)
+    widths = []
+    for runs in (4, 64):
+        scores = {task: rng.normal(1, 1, runs).tolist() for task in "abc"}
+        value, low, high = aggregate(scores, AGGREGATES["mean"])
+        assert low < value < high
+        widths.append(high - low)
+    # 1.96 standard errors of the mean of 3 x 64 values on each side, about 0.28
+    assert widths[1] == pytest.approx(2 * 1.96 / np.sqrt(3 * 64), rel=0.2)
+    assert widths[1] < widths[0]
+
+
+def test_one_run_per_task_has_no_interval():
+    value, low, high = aggregate({"a": [1.0], "b": [3.0]}, AGGREGATES["mean"])
+    assert value == 2
+    assert np.isnan([low, high]).all()
+
+
+def test_performance_profile():
+    shares = performance_profile(SCORES, np.array([-1.0, 0.0, 0.5, 7.9, 8.0]))
+    expected = [1, (0.5 + 1 + 1 + 0.5) / 4, (0.5 + 1 + 0 + 0.5) / 4, 0.125, 0]
+    np.testing.assert_allclose(shares, expected)
+
+
+def test_probability_of_improvement_counts_ties_as_half():
+    ours, theirs = {"a": [1.0, 2.0], "b": [0.0]}, {"a": [1.0], "b": [5.0], "c": [9.0]}
+    value, low, high = probability_of_improvement(ours, theirs)
+    assert value == pytest.approx(((0.5 + 1) / 2 + 0) / 2)
+    assert low <= value <= high
+    with pytest.raises(ValueError, match="no task"):
+        probability_of_improvement({"a": [1.0]}, {"b": [1.0]})
+
+
+def test_bands_stay_in_the_range_of_the_runs():
+    curves = np.array([[0.0, 1.0, 5.0], [1.0, 1.0, np.nan], [0.2, 1.0, np.nan]])
+    low, high = mean_band(curves)
+    assert (low[:2] >= curves[:, :2].min(0)).all()
+    assert (high[:2] <= curves[:, :2].max(0)).all()
+    assert low[0] < high[0]
+    assert low[1] == high[1] == 1
+    assert np.isnan([low[2], high[2]]).all()  # one run has no interval
+    assert np.isnan(mean_band(curves[:1])).all()
+
+
+def test_normalized_scores():
+    assert normalize("atari100k_boxing", 12.1) == pytest.approx(1)
+    assert normalize("atari_pong", -20.7) == pytest.approx(0)
+    assert normalize("catch", 1.0) is None
+    assert crafter_score([0.0] * 22) == 0
+    assert crafter_score([1.0] * 22) == pytest.approx(100)
+    assert crafter_score([1.0, 0.0]) == pytest.approx(np.sqrt(101) - 1)
