@@ -175,7 +175,7 @@ def check_command(words: list[str]) -> None:
     elif name == "report":
         parsed = parse_arguments(arguments, max_positional=len(arguments))
         parsed.take_options(ReportOptions)
-        assert parsed.positional
+        assert parsed.positional or not arguments
         assert not parsed.flags
     elif name == "sweep":
         if arguments and "FILE" not in arguments:
