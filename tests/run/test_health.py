@@ -17,11 +17,12 @@ def checkpoints(tmp_path) -> Checkpoints:
 
 
 def test_advice_names_only_checkpoints_that_exist(checkpoints):
+    parts = {"agent": {"weight": torch.zeros(1)}, "loop": {}}
     left, fix = restart_advice(checkpoints)
     assert "no checkpoint yet" in left
     assert "from_checkpoint" not in fix
-    checkpoints.save(100, {"agent": {"weight": torch.zeros(1)}})
-    newest = checkpoints.save(200, {"agent": {"weight": torch.zeros(1)}})
+    checkpoints.save(100, parts)
+    newest = checkpoints.save(200, parts)
     left, fix = restart_advice(checkpoints)
     named = re.search(r"--run\.from_checkpoint (\S+)$", fix)
     assert named
