@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import signal
 import sys
 import textwrap
 import warnings
@@ -89,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings.showwarning = _show_warning
     open_standard_streams()
     code = _run(words)
+    # Ctrl-C while the interpreter ends would only print a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     error = flush_output()
     # training has files with its results
     is_needed = not words or words[0] not in BASE_BLOCKS or _asks_help(words)

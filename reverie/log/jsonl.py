@@ -91,15 +91,20 @@ class JsonlSink(Sink):
         for name, file in self._files.items():
             file.close()
             size = int(state["sizes"].get(name, 0))
+            unwritten = list(state["unwritten"].get(name, []))
             if file.path.exists() and file.path.stat().st_size >= size:
                 if final_step is not None:
                     lines = _final_lines(file.path, size, final_step)
+                    pending = [line.encode() for line in unwritten]
+                    if lines[: len(pending)] == pending:  # written after the save
+                        size += sum(map(len, pending))
+                        unwritten, lines = [], lines[len(pending) :]
                     lines = lines[:1] if name == METRICS else lines
                     self.has_final_line |= name == METRICS and bool(lines)
                     size += sum(map(len, lines))
                 truncate(file.path, size)
             remove_incomplete_line(file.path)
-            self._unwritten[name] = list(state["unwritten"].get(name, []))
+            self._unwritten[name] = unwritten
 
     def close(self) -> None:
         try:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import subprocess
 import sys
 
+import pytest
+
+from reverie.log.append_file import AppendFile
 from reverie.log.jsonl import (
     JsonlSink,
     read_lines,
@@ -55,6 +59,31 @@ def test_the_final_lines_of_a_finished_run_are_kept(tmp_path):
     sink.load_state_dict(state)
     assert not sink.has_final_line
     assert [line["a"] for line in read_lines(tmp_path / "metrics.jsonl")] == [1]
+
+
+def test_lines_that_were_written_after_the_save_are_not_written_again(
+    tmp_path, monkeypatch
+):
+    sink = JsonlSink(tmp_path)
+    sink.write(record(1, a=1))
+
+    def fail(file, data):
+        raise OSError(errno.EIO, "no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AppendFile, "write", fail)
+        with pytest.raises(OSError, match="kept in memory"):
+            sink.write(record(2, a=2))
+    state = sink.state_dict()
+    sink.write(record(3, a=3))  # the disk works again
+    for _ in range(2):  # of the finished run, and once more
+        sink = JsonlSink(tmp_path)
+        sink.load_state_dict(state, final_step=3)
+        sink.close()
+        assert sink.has_final_line
+        for name in ("metrics", "scores"):
+            steps = [line["step"] for line in read_lines(tmp_path / f"{name}.jsonl")]
+            assert steps == [1, 2, 3]
 
 
 def test_a_run_killed_before_its_final_line_has_none(tmp_path):

@@ -20,6 +20,17 @@ SIGNALS = {"SIGHUP": 129, "SIGINT": 130, "SIGUSR1": 138, "SIGTERM": 143, "SIGXCP
 BATCH_SIGNALS = ("SIGHUP", "SIGUSR1", "SIGXCPU")
 
 
+@pytest.fixture(autouse=True)
+def _default_handlers():
+    """Tests may have been started with ignored signals, for example by nohup."""
+    batch = [getattr(signal, name) for name in BATCH_SIGNALS]
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in batch}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("name", SIGNALS)
 def test_signals_set_the_flag_and_the_exit_code(name):
     number = getattr(signal, name)
