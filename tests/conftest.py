@@ -27,7 +27,6 @@ torch.backends.cudnn.allow_tf32 = False  # float32 means float32 where it is com
 
 UNMEASURED = {
     "kernels",
-    "parity",
     "test_learns",
     "test_learns_iris",
     "test_learns_offline",
@@ -60,7 +59,7 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         folders, name = item.path.parts, item.path.stem
-        if UNMEASURED.intersection((*folders, name)) or "_fast" in name:
+        if UNMEASURED.intersection((*folders, name)):
             item.add_marker(pytest.mark.no_cover)
     if torch.cuda.is_available():
         return

@@ -133,14 +133,30 @@ def test_every_section_and_class_is_listed(capsys):
     assert stop.value.code == 2
 
 
-def test_commands_run_in_a_process_of_their_own(tmp_path):
-    import reverie.run.config  # noqa: F401  # before the fork, as in the tool
+PROCESS_SCRIPT = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {tools!r})
+from chaos import processes
+import reverie.run.config  # before the fork, as in the tool
 
-    outcome = processes.run(["config", "--run.stps", "3"], tmp_path)
-    assert (outcome.code, outcome.hung) == (2, False)
-    assert "Did you mean" in outcome.output
-    running = processes.Running(["--help"], tmp_path, before=lambda: time.sleep(60))
-    assert running.wait(0.2).problems() == ["`reverie --help` did not end\n"]
+outcome = processes.run(["config", "--run.stps", "3"], Path({folder!r}))
+assert (outcome.code, outcome.hung) == (2, False), outcome
+assert "Did you mean" in outcome.output
+running = processes.Running(["--help"], Path({folder!r}), before=lambda: time.sleep(60))
+problems = running.wait(0.2).problems()
+assert problems == ["`reverie --help` did not end\\n"], problems
+"""
+
+
+def test_commands_run_in_a_process_of_their_own(tmp_path):
+    """In a new interpreter, because libraries of other tests do not survive a fork."""
+    tools = Path(processes.__file__).parents[1]
+    script = PROCESS_SCRIPT.format(tools=str(tools), folder=str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_without_a_compiler_there_is_no_shim(monkeypatch, tmp_path):
