@@ -12,13 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from reverie.api import Mode, UserError
 from reverie.config import check_minimum
-from reverie.nets.distributions import TINY
 from reverie.nets.ensemble import EnsembleConfig
 from reverie.nets.normalize import NormalizeConfig
 
@@ -53,13 +51,11 @@ class ExploreConfig:
     """Use the logarithm of the disagreement as intrinsic reward."""
     ensemble: EnsembleConfig = EnsembleConfig()
     """Ensemble of Dreamer."""
-    token_heads: int = 5
-    """Heads of Δ-IRIS that predict the next token from the same transformer output."""
     retnorm: NormalizeConfig = NormalizeConfig("perc", limit=1.0, debias=False)
     """Normalization of the exploration policy's returns, for advantages."""
 
     def __post_init__(self) -> None:
-        check_minimum(self, "explore.", until=0, offset=0, token_heads=2)
+        check_minimum(self, "explore.", until=0, offset=0)
         if self.action_conditioned and not self.offset:
             raise ValueError("action_conditioned needs an offset of at least 1")
         if not self.intrinsic and not self.extrinsic:
@@ -81,16 +77,3 @@ def check_mode(mode: Mode, has_exploration_policy: bool) -> None:
 def disagreement(predictions: Float[Tensor, "M *b O"]) -> Float[Tensor, "*b"]:
     """Return the unbiased standard deviation over members, averaged over outputs."""
     return predictions.std(0).mean(-1)
-
-
-def jensen_shannon(logits: Float[Tensor, "M *b C"]) -> Float[Tensor, "*b"]:
-    """Return the Jensen-Shannon divergence between M categorical distributions.
-
-    It is the entropy of their mean minus the mean of their entropies, in nats: zero if
-    they are equal, and at most log(M).
-    """
-    logprobs = torch.log_softmax(logits.float(), -1)
-    probs = logprobs.exp()
-    mixture = probs.mean(0)
-    total = -(mixture * torch.log(mixture.clamp(min=TINY))).sum(-1)
-    return (total + (probs * logprobs).sum(-1).mean(0)).clamp(min=0)

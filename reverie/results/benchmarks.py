@@ -8,8 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from reverie.api import UserError
 from reverie.config import suggest
 
@@ -40,15 +38,6 @@ def normalize(task: str, score: float) -> float | None:
     if entry is None:
         return None
     return (score - entry["random"]) / (entry["human"] - entry["random"])
-
-
-def crafter_score(success_rates: Iterable[float]) -> float:
-    """Return the score of Crafter in percent, from the success rate per achievement.
-
-    It is the geometric mean of the rates in percent, each increased by 1, minus 1.
-    """
-    rates = np.asarray(list(success_rates), float) * 100
-    return float(np.exp(np.mean(np.log1p(rates))) - 1)
 
 
 def list_baselines() -> list[str]:

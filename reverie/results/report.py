@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from reverie.results.benchmarks import Baseline, normalize
-from reverie.results.curves import Window, final_score, final_window
 from reverie.results.runs import Groups, Run
+from reverie.results.scores import Window, final_score, final_window
 from reverie.results.statistics import (
     AGGREGATES,
     Estimate,

@@ -78,13 +78,6 @@ def aggregate(scores: Scores, statistic: Statistic, seed: int = 0) -> Estimate:
     )
 
 
-def performance_profile(scores: Scores, thresholds: np.ndarray) -> np.ndarray:
-    """Share of runs with a score above each threshold, averaged over tasks."""
-    arrays = _to_arrays(scores)
-    shares = [np.mean(x[:, None] > thresholds, 0) for x in arrays]
-    return np.mean(shares, 0)
-
-
 def probability_of_improvement(ours: Scores, theirs: Scores, seed: int = 0) -> Estimate:
     """Probability that a run of `ours` beats one of `theirs` on a random shared task.
 
@@ -103,31 +96,6 @@ def probability_of_improvement(ours: Scores, theirs: Scores, seed: int = 0) -> E
         _improvement(_resample(a, rng), _resample(b, rng)) for _ in range(RESAMPLES)
     ]
     return Estimate(value, *_interval(draws))
-
-
-def mean_band(curves: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Bootstrap interval of the mean of curves with shape (runs, points).
-
-    Points may be NaN in runs without data. A bootstrap mean is a mean of observed
-    values, so the band never leaves their range. NaN for a single run.
-    """
-    runs, points = curves.shape
-    if runs < 2:
-        empty = np.full(points, np.nan)
-        return empty, empty
-    rng = np.random.default_rng(seed)
-    draws = rng.integers(0, runs, (RESAMPLES, runs))
-    counts = np.stack([np.bincount(row, minlength=runs) for row in draws])
-    known = np.isfinite(curves)
-    total = counts @ np.where(known, curves, 0.0)
-    number = counts @ known.astype(float)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        means = np.where(number > 0, total / number, np.nan)
-    low, high = np.full(points, np.nan), np.full(points, np.nan)
-    some = known.sum(0) > 1
-    if some.any():
-        low[some], high[some] = np.nanquantile(means[:, some], _tails(), axis=0)
-    return low, high
 
 
 def _improvement(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> float:

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
-from reverie.agents.explore import ExploreConfig, disagreement, jensen_shannon
+from reverie.agents.explore import ExploreConfig, disagreement
 from reverie.api import UserError
 from reverie.run.used_settings import resolve_for_command
 
@@ -19,24 +17,6 @@ def test_disagreement_is_the_mean_unbiased_deviation():
 def test_disagreement_of_equal_members_is_zero():
     predictions = torch.randn(2, 3).expand(4, 2, 3)
     assert torch.equal(disagreement(predictions), torch.zeros(2))
-
-
-def test_jensen_shannon_of_two_distributions():
-    probs = torch.tensor([[[0.5, 0.5]], [[0.9, 0.1]]])
-    mixture = [0.7, 0.3]
-    entropy = -sum(p * math.log(p) for p in mixture)
-    parts = [-math.log(0.5), -(0.9 * math.log(0.9) + 0.1 * math.log(0.1))]
-    expected = entropy - sum(parts) / 2
-    divergence = jensen_shannon(probs.log())
-    assert divergence.shape == (1,)
-    assert float(divergence) == pytest.approx(expected, rel=1e-5)
-
-
-def test_jensen_shannon_is_bounded():
-    certain = 100.0 * torch.eye(5)  # five members, each certain of another class
-    assert float(jensen_shannon(certain)) == pytest.approx(math.log(5), rel=1e-5)
-    same = torch.randn(3, generator=torch.manual_seed(0)).expand(5, 3)
-    assert float(jensen_shannon(same)) == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize(

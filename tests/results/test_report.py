@@ -13,7 +13,6 @@ import yaml
 
 from reverie.api import UserError
 from reverie.cli.main import main
-from reverie.results.curves import bin_edges, bin_run, make_curve
 from reverie.results.runs import find_runs, group_runs
 
 
@@ -144,18 +143,3 @@ def test_invalid_commands_exit_with_2(logdir, words, complaint, capsys, monkeypa
     error = capsys.readouterr().err
     assert complaint in error
     assert "Fix:" in error
-
-
-def test_curves_on_common_bins():
-    every = np.array([[10.0, 1], [20, 2], [30, 3], [40, 4]])
-    few = np.array([[10.0, 3], [40, 0]])
-    assert len(bin_edges([every, few])) == 3  # as many bins as the shortest run needs
-    edges = np.linspace(0, 40, 5)
-    np.testing.assert_array_equal(bin_run(every, edges), [1, 2, 3, 4])
-    np.testing.assert_array_equal(bin_run(few, edges), [3, 2, 1, 0])
-    short = bin_run(every[:2], edges)
-    np.testing.assert_array_equal(short, [1, 2, np.nan, np.nan])
-    curve = make_curve([every, every[:2]], edges)
-    np.testing.assert_array_equal(curve.mean, [1, 2, 3, 4])
-    assert curve.runs == 2
-    assert list(curve.x) == [5, 15, 25, 35]

@@ -5,14 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reverie.results.benchmarks import crafter_score, find_baseline, normalize
+from reverie.results.benchmarks import find_baseline, normalize
 from reverie.results.statistics import (
     AGGREGATES,
     aggregate,
     interquartile_mean,
-    mean_band,
     optimality_gap,
-    performance_profile,
     probability_of_improvement,
 )
 
@@ -69,12 +67,6 @@ def test_one_run_per_task_has_no_interval():
     assert np.isnan([low, high]).all()
 
 
-def test_performance_profile():
-    shares = performance_profile(SCORES, np.array([-1.0, 0.0, 0.5, 7.9, 8.0]))
-    expected = [1, (0.5 + 1 + 1 + 0.5) / 4, (0.5 + 1 + 0 + 0.5) / 4, 0.125, 0]
-    np.testing.assert_allclose(shares, expected)
-
-
 def test_probability_of_improvement_counts_ties_as_half():
     ours, theirs = {"a": [1.0, 2.0], "b": [0.0]}, {"a": [1.0], "b": [5.0], "c": [9.0]}
     value, low, high = probability_of_improvement(ours, theirs)
@@ -84,21 +76,7 @@ def test_probability_of_improvement_counts_ties_as_half():
         probability_of_improvement({"a": [1.0]}, {"b": [1.0]})
 
 
-def test_bands_stay_in_the_range_of_the_runs():
-    curves = np.array([[0.0, 1.0, 5.0], [1.0, 1.0, np.nan], [0.2, 1.0, np.nan]])
-    low, high = mean_band(curves)
-    assert (low[:2] >= curves[:, :2].min(0)).all()
-    assert (high[:2] <= curves[:, :2].max(0)).all()
-    assert low[0] < high[0]
-    assert low[1] == high[1] == 1
-    assert np.isnan([low[2], high[2]]).all()  # one run has no interval
-    assert np.isnan(mean_band(curves[:1])).all()
-
-
 def test_normalized_scores():
     assert normalize("atari100k_boxing", 12.1) == pytest.approx(1)
     assert normalize("atari_pong", -20.7) == pytest.approx(0)
     assert normalize("catch", 1.0) is None
-    assert crafter_score([0.0] * 22) == 0
-    assert crafter_score([1.0] * 22) == pytest.approx(100)
-    assert crafter_score([1.0, 0.0]) == pytest.approx(np.sqrt(101) - 1)

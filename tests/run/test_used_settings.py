@@ -54,7 +54,6 @@ offline --offline.epochs 3 | not counted in epochs.*--run\.steps
 offline --sequences.dt 1 | trains on episodes
 train --explore.log False | exploration policy is 'none'.*--explore\.policy plan2explore
 train --explore.policy random --explore.target deter | exploration policy is 'random'
-train --configs plan2explore --explore.token_heads 3 | --explore\.ensemble\.models 3
 offline --configs plan2explore --dreamer.behaviour True --explore.until 3 | without env
 offline --explore.policy random | without environments
 bc --explore.until 3 | without environments

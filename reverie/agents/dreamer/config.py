@@ -271,12 +271,6 @@ class DreamerConfig(AgentConfig):
         if self.world not in WORLDS:  # may use their settings
             others = []
         names = [UnusedSetting(f"dreamer.{name}.", world) for name in others]
-        heads = "it is a setting of the agent 'iris'"
-        names.append(
-            UnusedSetting(
-                "explore.token_heads", heads, "--explore.ensemble.models {value}"
-            )
-        )
         if self.actor_critic == "dreamerv3":
             reason = "the actor-critic is 'dreamerv3'"
             names.append(UnusedSetting("dreamer.dreamerv3_torch_ac.", reason))

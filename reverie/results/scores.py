@@ -1,0 +1,39 @@
+"""Final scores of runs, with the window of episodes that count for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from reverie.results.runs import Run
+
+
+class Window(NamedTuple):
+    """The part of a run whose episodes count for its final score."""
+
+    start: float
+    end: float
+    x: str
+
+    def __str__(self) -> str:
+        return f"episodes at {self.start:,.6g} to {self.end:,.6g} {self.x}"
+
+
+def final_window(
+    runs: Sequence[Run], x: str, budget: float, share: float, key: str
+) -> Window:
+    """Return the last `share` of the budget; without one, of the longest run."""
+    if not budget:
+        ends = [float(p[:, 0].max()) for r in runs if len(p := r.points(key, x))]
+        budget = max(ends, default=0.0)
+    return Window(budget * (1 - share), budget, x)
+
+
+def final_score(run: Run, key: str, window: Window) -> float | None:
+    """Return the mean in the window; the last value before it if there is none."""
+    points = run.points(key, window.x)
+    points = points[points[:, 0] <= window.end]
+    if not len(points):
+        return None
+    inside = points[points[:, 0] > window.start]
+    return float(inside[:, 1].mean() if len(inside) else points[-1, 1])
