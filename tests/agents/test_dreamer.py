@@ -32,6 +32,7 @@ from reverie.agents.dreamer.factory import make_world
 from reverie.agents.options import BuildOptions
 from reverie.agents.weights import size_preset_of, size_presets
 from reverie.api import UserError
+from reverie.render.open_loop import GAP, LABELS, MARKER, TITLE
 from reverie.run.config import resolve
 from reverie.spaces import Space
 
@@ -202,8 +203,9 @@ def test_reports_have_all_losses_and_a_video_and_change_nothing():
     assert missing == []
     video = report["openloop/image"]
     assert video.dtype == np.uint8
-    frames, *_, channels = video.shape
-    assert (frames, channels) == (5 + 5, 3)
+    side = 4 * 12  # tiny frames are enlarged
+    height = TITLE + MARKER + 2 + 3 * (side + GAP)
+    assert video.shape == (5 + 5, height, LABELS + 3 * (side + GAP), 3)
 
 
 def test_reports_of_gradient_norms():
