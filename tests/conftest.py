@@ -1,9 +1,9 @@
-"""What every test shares: annotations that are checked, and one thread per process.
+"""Set-up of all tests: annotations are checked, and each process uses one thread.
 
-The import hook wraps every annotated function, dataclass and method of `reverie` with
-jaxtyping and beartype, so a wrong shape or type fails at the border where it passed.
-Runs never install it. `REVERIE_TYPECHECK=0` leaves it out, and so does a machine
-without beartype.
+Import hooks wrap the annotated functions, dataclasses and methods of `reverie` with
+beartype, and with jaxtyping where a module annotates shapes, so that a wrong type or
+shape fails at the call that passed it. Runs never install them. `REVERIE_TYPECHECK=0`
+leaves them out, and so does a machine without beartype.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import importlib.util
 import os
 import sys
 
-import jaxtyping
 import pytest
 import torch
 
@@ -26,17 +25,13 @@ if not torch.cuda.is_available():  # hand-written kernels run in Triton's interp
 torch.backends.cudnn.allow_tf32 = False  # float32 means float32 where it is compared
 
 UNMEASURED = {
-    "kernels",
     "test_learns",
     "test_learns_iris",
     "test_learns_offline",
     "test_resume",
     "test_interrupted_update",
 }
-"""Long tests that run without coverage, which doubles the time of Triton's interpreter.
-
-Other tests execute the same lines; `reverie/kernels` is not part of the measured core.
-"""
+"""Long tests that run without coverage; other tests execute the same lines."""
 
 CHECKED = (
     os.environ.get("REVERIE_TYPECHECK", "1") != "0"
@@ -46,10 +41,10 @@ CHECKED = (
 if CHECKED:
     import typecheck
 
-    typecheck.let_plain_protocols_pass()
+    typecheck.accept_plain_protocols()
     early = [name for name in sys.modules if name.split(".")[0] == "reverie"]
     assert not early, f"imported before the type hook: {early}"
-    jaxtyping.install_import_hook("reverie", "typecheck.check")
+    typecheck.install_hooks()
 
 
 def pytest_report_header() -> str:

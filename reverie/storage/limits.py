@@ -222,7 +222,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def _check_yaml_depth(text: str) -> None:
-    """Raise if YAML is nested too deep, before libyaml composes it by recursion in C."""
+    """Raise if YAML is nested too deep for libyaml, which composes it by recursion."""
     parser, depth = YamlLoader(text), 0
     try:
         while parser.check_event():
