@@ -158,7 +158,9 @@ def test_many_arrays_that_are_larger_than_the_file_are_refused(path):
         del file["data/demo_2/obs/position"]
         for i in range(8):
             shape = (3, 1 << 24)
-            file.create_dataset(f"data/demo_2/obs/{i}", shape, np.uint8, chunks=(1, 99))
+            file.create_dataset(
+                f"data/demo_2/obs/{i}", shape, np.uint8, chunks=(1, 1 << 16)
+            )
     reader = open_episodes(path)
     with pytest.raises(BadEpisode, match="more than 256 MiB of arrays in one episode"):
         reader.read("demo_2")
@@ -239,6 +241,6 @@ def test_a_list_of_strings_without_an_end_is_refused(path):
 
 def test_damaged_files_do_not_crash(path):
     errors = ["reverie.api:UserError", "reverie.datasets.episode_format:BadEpisode"]
-    loaded, refused = fuzz_reader([path], f"{__name__}:read_everything", errors, 1500)
-    assert loaded > 100
-    assert refused > 100
+    loaded, refused = fuzz_reader([path], f"{__name__}:read_everything", errors, 600)
+    assert loaded > 40
+    assert refused > 40
