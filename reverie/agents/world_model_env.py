@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -55,11 +56,11 @@ class LatentWorldModelEnv:
     def seed(self, seed: int) -> None:
         self.rng = Rng(seed, "dreams", self.device)
 
-    @property
-    @torch.no_grad()
+    @functools.cached_property
     def predicted_keys(self) -> list[str]:
-        states = tree_map(lambda x: x[:, None], self.world.initial(1))
-        return [key for key in self.world.decode(states) if key in self.obs_space]
+        with torch.no_grad():
+            states = tree_map(lambda x: x[:, None], self.world.initial(1))
+            return [key for key in self.world.decode(states) if key in self.obs_space]
 
     @torch.no_grad()
     def begin(self, context: Batch) -> Any:
@@ -250,12 +251,14 @@ class IrisWorldModelEnv:
 @contextlib.contextmanager
 def _eval_mode(world: Any) -> Iterator[None]:
     """Put a world into eval mode, so that VTA adds no noise to its boundary logits."""
-    training = world.training
+    if not world.training:
+        yield
+        return
     world.eval()
     try:
         yield
     finally:
-        world.train(training)
+        world.train()
 
 
 def _to_space(value: Tensor, space: Space) -> np.ndarray:
