@@ -38,6 +38,7 @@ PROGRAMS = {
     "imports": Program(),
     "crafter_worlds": Program("--worlds 2"),
     "recordings": Program("--episodes 24 --rows 60 --seconds 2"),
+    "play_speed": Program("--minutes 0.1"),
     "replay": Program("--capacity 5000 --repeats 20 --resident-steps 20000"),
     "update": Program("debug --updates 5"),
     "vta": Program("--batch 8 --belief 16 --updates 5 --chunk 64"),

@@ -1,0 +1,249 @@
+"""Speed and memory of `reverie play`, by a WebSocket client on the same machine.
+
+    python benchmarks/play_speed.py --task catch --json .local/play.json
+    python benchmarks/play_speed.py --task crafter_reward --configs size12m
+    python benchmarks/play_speed.py logdir/demo --minutes 10
+
+Starts the server with the run in LOGDIR, or with a new run of the task that has its
+initial weights. The client acknowledges every view, as the page does, and presses
+another key four times per second. Printed are:
+
+- frames per second between consecutive steps of an episode, at the highest speed of the
+  page. The rate of the environment times this speed (`target`) is the most that the
+  server sends, unless `--unlimited` is given.
+- milliseconds from sending a key to the view of the first step that used it, with the
+  images decoded.
+- milliseconds of CPU time of the server per frame, which does not depend on other
+  processes.
+- resident memory of the server, and its growth per minute after the first fifth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import numpy as np
+from PIL import Image
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+KEY_SECONDS = 0.25
+WARM_UP_SECONDS = 3.0
+FLAGS = {"human-model": "-w", "agent-model": "-a", "human-env": "-u"}
+SERVER = """\
+import sys
+from reverie.cli.main import main
+from reverie.play import session
+if sys.argv.pop(1) == "unlimited":
+    session.Playable.fps = property(lambda parts: 1000.0)
+sys.exit(main(sys.argv[1:]))
+"""
+"""The server process; with `unlimited`, it steps as often as it can."""
+
+
+class Sample(NamedTuple):
+    """State of the server process."""
+
+    time: float
+    cpu: float
+    """Seconds of CPU time."""
+    memory: float
+    """Resident memory in MB."""
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("logdir", nargs="?", help="folder of a run")
+    parser.add_argument("--task", default="catch")
+    parser.add_argument("--configs", nargs="*", default=[], help="preset blocks")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--mode", choices=[*FLAGS, "agent-env"], default="human-model")
+    parser.add_argument("--minutes", type=float, default=0.5)
+    parser.add_argument("--unlimited", action="store_true")
+    parser.add_argument("--json", type=Path, help="file to write the results to")
+    arguments = parser.parse_args(words)
+    with tempfile.TemporaryDirectory() as folder:
+        logdir = arguments.logdir or make_run(arguments, Path(folder) / "run")
+        with Server(logdir, arguments) as server:
+            results = measure(server, arguments.minutes * 60)
+    for name, value in results.items():
+        print(f"{name:24}{value}")
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def make_run(arguments: argparse.Namespace, logdir: Path) -> str:
+    """Write a run whose networks have their initial weights."""
+    command = ["train", "--task", arguments.task, "--logdir", str(logdir)]
+    command += ["--configs", *arguments.configs] if arguments.configs else []
+    command += ["--run.steps", "10", "--run.envs", "1", "--run.report_every", "0"]
+    subprocess.run(
+        [sys.executable, "-m", "reverie", *command, "--device", "cpu"],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    return str(logdir)
+
+
+class Server:
+    """`reverie play` in its own process."""
+
+    def __init__(self, logdir: str, arguments: argparse.Namespace):
+        limit = "unlimited" if arguments.unlimited else "limited"
+        command = [sys.executable, "-c", SERVER, limit, "play", logdir, "--no-open"]
+        command += ["--device", arguments.device]
+        if arguments.mode in FLAGS:
+            command.append(FLAGS[arguments.mode])
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        found = re.search(r"http://\S+", line)
+        if not found:
+            self._process.kill()
+            raise SystemExit(f"`reverie play` has not started: {line}")
+        self.address = found.group()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.terminate()
+        self._process.wait(timeout=30)
+
+    def connect(self) -> ClientConnection:
+        parts = urlsplit(self.address)
+        return connect(f"ws://{parts.netloc}/ws?{parts.query}", max_size=2**24)
+
+    def sample(self) -> Sample:
+        """Return CPU time and memory, from `/proc`."""
+        folder = Path(f"/proc/{self._process.pid}")
+        fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        ticks = int(fields[11]) + int(fields[12])
+        pages = int((folder / "statm").read_text().split()[1])
+        return Sample(
+            time.perf_counter(),
+            ticks / os.sysconf("SC_CLK_TCK"),
+            pages * os.sysconf("SC_PAGE_SIZE") / 1e6,
+        )
+
+
+def measure(server: Server, seconds: float) -> dict[str, Any]:
+    with server.connect() as socket:
+        hello = json.loads(socket.recv())
+        keys = single_keys(hello["controls"])
+        send(socket, type="speed", speed=hello["speeds"][-1])
+        receive_for(socket, WARM_UP_SECONDS, keys)
+        samples = [server.sample()]
+        intervals, latencies, frames = [], [], 0
+        target = 0.0
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            batch = receive_for(socket, min(seconds, 2.0), keys)
+            intervals += batch.intervals
+            latencies += batch.latencies
+            frames += batch.frames
+            target = batch.target
+            samples.append(server.sample())
+    cpu = samples[-1].cpu - samples[0].cpu
+    late = samples[len(samples) // 5 :]
+    times = np.array([sample.time / 60 for sample in late])
+    memory = np.array([sample.memory for sample in late])
+    growth = float(np.polyfit(times - times[0], memory, 1)[0]) if len(late) > 2 else 0.0
+    return {
+        "task": hello["task"],
+        "agent": hello["agent"],
+        "frames per second": round(1 / float(np.mean(intervals)), 1),
+        "target": round(target, 1),
+        "latency ms, median": round(1e3 * float(np.median(latencies)), 1),
+        "latency ms, 95 %": round(1e3 * float(np.quantile(latencies, 0.95)), 1),
+        "CPU ms per frame": round(1e3 * cpu / max(frames, 1), 2),
+        "memory MB": round(samples[-1].memory, 1),
+        "memory MB per minute": round(growth, 3),
+        "minutes": round((samples[-1].time - samples[0].time) / 60, 2),
+    }
+
+
+class Batch(NamedTuple):
+    """What was measured in some seconds."""
+
+    intervals: list[float]
+    latencies: list[float]
+    frames: int
+    target: float
+
+
+def receive_for(socket: ClientConnection, seconds: float, keys: list[str]) -> Batch:
+    """Receive views, and press and release a key in turn."""
+    start = time.perf_counter()
+    next_key, pressed = start, 0
+    intervals, latencies, frames, target = [], [], 0, 0.0
+    before: tuple[int, int, float] | None = None
+    waiting: float | None = None
+    while (now := time.perf_counter()) < start + seconds:
+        if now >= next_key:
+            pressed += 1
+            held = [keys[pressed % len(keys)]] if keys else []
+            waiting = now
+            send(socket, type="keys", held=held, stamp=now)
+            next_key = now + KEY_SECONDS
+        try:
+            message = socket.recv(timeout=max(0.001, next_key - now))
+        except TimeoutError:
+            continue
+        except ConnectionClosed as error:
+            raise SystemExit(f"The server closed the connection: {error}") from None
+        if isinstance(message, str):
+            continue
+        header = decode(message)
+        now = time.perf_counter()
+        send(socket, type="ack", number=header["number"])
+        if waiting is not None and header["stamp"] == waiting:
+            latencies.append(now - waiting)
+            waiting = None
+        frames += 1
+        target = header["target_fps"]
+        step = header["episode"], header["step"], now
+        if before is not None and step[:2] == (before[0], before[1] + 1):
+            intervals.append(now - before[2])
+        before = step
+    return Batch(intervals, latencies, frames, target)
+
+
+def decode(message: bytes) -> dict[str, Any]:
+    """Return the header of a view; its images are decoded, too."""
+    (length,) = struct.unpack_from("<I", message)
+    header: dict[str, Any] = json.loads(message[4 : 4 + length])
+    start = 4 + length
+    for image in header["images"]:
+        data = message[start : start + image["bytes"]]
+        Image.open(io.BytesIO(data)).load()
+        start += image["bytes"]
+    return header
+
+
+def single_keys(controls: list[dict[str, Any]]) -> list[str]:
+    """Return the keys that alone select an action."""
+    return [keys[0] for c in controls for keys in c["keys"] if len(keys) == 1]
+
+
+def send(socket: ClientConnection, **message: Any) -> None:
+    socket.send(json.dumps(message))
+
+
+if __name__ == "__main__":
+    main()
