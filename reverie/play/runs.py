@@ -18,7 +18,7 @@ from reverie.api import UserError
 from reverie.envs import action_repeat
 from reverie.log.jsonl import METRICS, SCORES
 from reverie.run.config import Config
-from reverie.run.folder import SUBFOLDERS, read_config
+from reverie.run.folder import SUBFOLDERS, last_error, read_config
 from reverie.storage.system import lock_file
 
 MAX_DEPTH = 4
@@ -261,11 +261,7 @@ def _is_locked(path: Path) -> bool:
 
 def _error_of(run: Run) -> str:
     """Return why a run failed, or why its config cannot be read."""
-    try:
-        starts = json.loads((run.path / "about.json").read_text())
-        return str(starts[-1].get("error", "")) or run.problem
-    except (OSError, ValueError, LookupError, AttributeError, TypeError):
-        return run.problem
+    return last_error(run.path) or run.problem
 
 
 def _list_media(run: Run) -> list[Path]:

@@ -29,13 +29,14 @@ from reverie.run.folder import (
     NewFiles,
     check_lock,
     open_run_folder,
+    record_error,
     resolve_logdir,
 )
 from reverie.run.health import Health, restart_advice
 from reverie.run.memory import check_memory
 from reverie.run.repeatable import train_or_abort
 from reverie.run.resources import Resources
-from reverie.run.signals import Stopper
+from reverie.run.signals import Interrupted, Stopper
 
 SAVING = "saving a checkpoint"
 STOP_SECONDS = 10.0
@@ -89,6 +90,7 @@ class BaseRun(Resources):
         files = NewFiles(self.path)
         lock = open_run_folder(self.path, self.saved_config)
         self._lock = self._cleanup.enter_context(lock)
+        self._cleanup.callback(self._record_error)
         self._cleanup.callback(self._delete_if_refused, files)
         self._cleanup.enter_context(self.stopper)
         self.status.notice = self._stop_notice
@@ -206,6 +208,12 @@ class BaseRun(Resources):
             return ""
         self._has_notice = True
         return f"The run is saved right after this: {self.status.line()}."
+
+    def _record_error(self) -> None:
+        """Write the error that ended the run to its folder; a signal is none."""
+        error = self._error
+        if isinstance(error, Exception) and not isinstance(error, Interrupted):
+            record_error(self.path, error)
 
     def _delete_if_refused(self, files: NewFiles) -> None:
         """Delete the files of a new run that failed before its first step."""

@@ -2,7 +2,8 @@
 
 logdir/
   config.yaml        all settings, resolved
-  about.json         commit, versions and command of each start
+  about.json         commit, versions and command of each start, and the error that
+                     ended it
   run_id             id in the list of the user's runs, if the config names modules
   spaces.json        observation and action spaces of the agent
   metrics.jsonl      all scalars
@@ -81,6 +82,8 @@ SUBFOLDERS = ("ckpt", "best", "replay", "eval_replay", "media", "eval", "recordi
 """Folders of a run that cannot be the folder of another run."""
 LOG_FILES = (METRICS, SCORES)
 LOCK = ".lock"
+MAX_ERROR = 2000
+"""Characters of an error that are kept."""
 INVALID_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
 
@@ -97,16 +100,40 @@ def open_run_folder(path: Path, config: Config) -> IO[str]:
             check_unchanged(read_config(path), config, path)
         register(path, import_paths_of(config).values())
         write_config(path, config)
-        about = path / ABOUT_FILE
-        try:
-            starts = list(read_json(about))
-        except (OSError, ValueError, TypeError):
-            starts = []
-        write_json(about, [*starts, system_info()][-100:])
+        write_json(path / ABOUT_FILE, [*_read_starts(path), system_info()][-100:])
     except BaseException:
         lock.close()
         raise
     return lock
+
+
+def _read_starts(path: Path) -> list[Any]:
+    """Return the entries of `about.json`, one for each start of the run."""
+    try:
+        return list(read_json(path / ABOUT_FILE))
+    except (OSError, ValueError, TypeError):
+        return []
+
+
+def record_error(path: Path, error: Exception) -> None:
+    """Add the error that ended a run to its last start in `about.json`."""
+    starts = _read_starts(path)
+    if not starts or not isinstance(starts[-1], dict):
+        return
+    message = str(error)
+    if not isinstance(error, UserError):
+        message = f"{type(error).__name__}: {message}"
+    starts[-1]["error"] = message[:MAX_ERROR]
+    with contextlib.suppress(OSError, UserError):  # such as a full disk
+        write_json(path / ABOUT_FILE, starts)
+
+
+def last_error(path: Path) -> str:
+    """Return the error that ended the last start of a run; empty if there is none."""
+    starts = _read_starts(path)
+    if not starts or not isinstance(starts[-1], dict):
+        return ""
+    return str(starts[-1].get("error", ""))
 
 
 class NewFiles:

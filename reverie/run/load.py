@@ -20,12 +20,15 @@ import torch
 from reverie.api import (
     Agent,
     Carry,
+    Feed,
+    Metrics,
     Mode,
     Obs,
     PolicyOutput,
     StateDict,
     UserError,
 )
+from reverie.capabilities import HasWorldModelEnv, WorldModelEnv
 from reverie.datasets.action_units import Convert, check_same_actions, convert_actions
 from reverie.datasets.images import ImageCrop, check_obs_space
 from reverie.run import checkpoint, device
@@ -171,7 +174,9 @@ class PolicySource(NamedTuple):
         )
         if message:
             warnings.warn(message, RuntimeWarning, stacklevel=3)
-        return OfflineAgent(agent, self.crop, convert)
+        has_world_model = isinstance(agent, HasWorldModelEnv)
+        wrapper = OfflineWorldModelAgent if has_world_model else OfflineAgent
+        return wrapper(agent, self.crop, convert)
 
     def restore(self, state: StateDict) -> Agent:
         """Build a policy from the state of its agent."""
@@ -199,14 +204,49 @@ class OfflineAgent:
 
     def __init__(self, agent: Agent, crop: ImageCrop, convert: Convert):
         self.agent, self.crop, self.convert = agent, crop, convert
+        self.windows, self.extras = agent.windows, agent.extras
+        self.schedule = agent.schedule
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.agent, name)
+    def initial(self, batch: int) -> Carry:
+        return self.agent.initial(batch)
 
     def policy(self, carry: Carry, obs: Obs, mode: Mode = "train") -> PolicyOutput:
         cropped = self.crop.center_crop(obs)
         carry, action, extras = self.agent.policy(carry, cropped, mode)
         return carry, self.convert(action), extras
+
+    def train(self, feed: Feed) -> Metrics:
+        return self.agent.train(feed)
+
+    def report(self, feed: Feed) -> Metrics:
+        return self.agent.report(feed)
+
+    def nonfinite(self) -> list[str]:
+        return self.agent.nonfinite()
+
+    def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
+        return self.agent.load_weights(state, components)
+
+    def state_dict(self) -> StateDict:
+        return self.agent.state_dict()
+
+    def load_state_dict(self, state: StateDict) -> None:
+        self.agent.load_state_dict(state)
+
+
+class OfflineWorldModelAgent(OfflineAgent):
+    """The same for an agent with a world model.
+
+    Its world model has the units and images of the recordings. The method is defined
+    here because `isinstance` with a protocol does not call `__getattr__` on Python 3.12
+    and newer.
+    """
+
+    agent: Any
+
+    def world_model_env(self, seed: int = 0) -> WorldModelEnv:
+        model: WorldModelEnv = self.agent.world_model_env(seed)
+        return model
 
 
 def is_imported(logdir: Path, flags: Sequence[tuple[str, Any]] = ()) -> bool:

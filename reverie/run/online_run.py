@@ -339,6 +339,7 @@ class OnlineRun(BaseRun):
             )
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._error = error
         # without a successful environment step there is nothing worth saving
         has_steps = self.should_save and self.clock.step > len(self.envs)
         try:

@@ -16,16 +16,19 @@ class Resources:
 
     def __init__(self) -> None:
         self._cleanup = contextlib.ExitStack()
+        self._error: BaseException | None = None  # set before the parts are closed
 
     def __enter__(self: R) -> R:
         try:
             self._open()
-        except BaseException:
+        except BaseException as error:
+            self._error = error
             self.close()
             raise
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._error = error
         self.close()
 
     def _open(self) -> None:

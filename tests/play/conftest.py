@@ -1,37 +1,16 @@
-"""Small runs on catch: DreamerV3, DreamerV3 with VTA, and Δ-IRIS."""
+"""Small runs, most of them on catch."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from play_runs import COMMON, RUNS
 
 from reverie.play.load import Playable, load_playable
 from reverie.run.config import resolve
 from reverie.run.train import train
 
-COMMON = {"task": "catch", "device": "cpu", "logger.outputs": ["jsonl"]}
-RUNS = {
-    "dreamer": (["debug"], {"run.steps": 40}),
-    "vta": (["debug", "vta"], {"run.steps": 40}),
-    "iris": (
-        ["iris_tiny"],
-        {
-            "run.envs": 1,
-            "iris.schedule.epochs": 1,
-            "iris.schedule.collect_epochs": 1,
-            "iris.schedule.first_steps": 30,
-            "iris.training.tokenizer.batch": 2,
-            "iris.training.tokenizer.first_steps": 1,
-            "iris.training.world_model.batch": 2,
-            "iris.training.world_model.first_steps": 1,
-            "iris.training.actor_critic.batch": 2,
-            "iris.training.actor_critic.first_steps": 1,
-            "iris.actor_critic.horizon": 2,
-            "iris.world_model.transformer.layers": 1,
-        },
-    ),
-}
 _folders: dict[str, Path] = {}
 
 

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shutil
 from pathlib import Path
+from signal import SIGINT
+from typing import Any
 
 import pytest
 
 pytest.importorskip("starlette")
 pytest.importorskip("httpx")
 
+from play_runs import COMMON, RUNS
 from starlette.testclient import TestClient
 
+from reverie.agents.dreamer.agent import Dreamer
 from reverie.api import UserError
 from reverie.play.export import SCRIPTS, make_page, record_session
 from reverie.play.load import AGENT_MODEL
 from reverie.play.runs import MetricsFile, RunIndex
 from reverie.play.server import Gate, Sessions, make_app, page_files
+from reverie.run.config import resolve
+from reverie.run.signals import Interrupted
+from reverie.run.train import train
 
 
 @pytest.fixture
@@ -60,6 +68,48 @@ def test_the_status_shows_runs_that_are_trained_now_or_failed(folder):
     (folder / "one" / "config.yaml").write_text("{")
     other = RunIndex(folder).summaries()
     assert len(other) == 2
+
+
+def test_the_error_that_ended_a_run_is_shown_until_it_is_resumed(
+    run_folder, tmp_path, monkeypatch
+):
+    run = shutil.copytree(run_folder("dreamer"), tmp_path / "run")
+    blocks, flags = RUNS["dreamer"]
+    flags = {**COMMON, **flags, "logdir": str(run)}
+    index = RunIndex(tmp_path)
+
+    def resume(steps: int) -> None:
+        train(resolve(blocks, flags={**flags, "run.steps": steps}))
+
+    def shown() -> tuple[str, str]:
+        (summary,) = index.summaries()
+        return summary["status"], index.details(summary["id"])["error"]
+
+    def fail(agent, feed):
+        raise ValueError("the loss is undefined")
+
+    monkeypatch.setattr(Dreamer, "train", fail)
+    with pytest.raises(ValueError, match="undefined"):
+        resume(80)
+    assert shown() == ("failed", "ValueError: the loss is undefined")
+    monkeypatch.setattr(Dreamer, "train", lambda *_: os.kill(os.getpid(), SIGINT))
+    with pytest.raises(Interrupted):
+        resume(80)
+    assert shown()[1] == ""  # a signal is not an error
+    monkeypatch.undo()
+    resume(44)
+    assert shown() == ("finished", "")
+
+
+def test_an_error_of_a_new_run_leaves_no_folder(tmp_path):
+    flags = {**COMMON, "logdir": str(tmp_path / "run"), "run.steps": 40}
+    with pytest.raises(UserError, match="no simulator"):
+        train(resolve(["debug"], flags=flags), make_env=_fail)
+    assert not (tmp_path / "run").exists()
+
+
+def _fail(*arguments: object) -> Any:
+    raise ValueError("no simulator")
 
 
 def test_lines_are_read_as_they_are_written(tmp_path):
