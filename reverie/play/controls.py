@@ -197,6 +197,35 @@ def _selected(control: Control, held: Sequence[str], idle: int) -> int:
     return best
 
 
+def chosen_values(controls: Sequence[Control], action: Action) -> list[int]:
+    """Return the value of every discrete entry of an action, from the lowest."""
+    return [
+        int(np.asarray(action[control.key]).reshape(-1)[control.index] - control.low)
+        for control in controls
+        if control.names
+    ]
+
+
+def probabilities(
+    controls: Sequence[Control], probs: Mapping[str, np.ndarray]
+) -> list[list[float]]:
+    """Return the probabilities of the values of every discrete entry.
+
+    `probs` has those of the entries of each key `(..., K)`, or lacks the key.
+    """
+    result: list[list[float]] = []
+    for control in controls:
+        if not control.names:
+            continue
+        table = probs.get(control.key)
+        if table is None:
+            result.append([])
+            continue
+        row = table.reshape(-1, table.shape[-1])[control.index]
+        result.append(np.round(row[: len(control.names)], 4).tolist())
+    return result
+
+
 def describe_action(controls: Sequence[Control], action: Action) -> str:
     """Return the names or numbers of an action, for display."""
     words = []

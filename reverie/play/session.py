@@ -20,7 +20,12 @@ import numpy as np
 
 from reverie.api import Action, UserError
 from reverie.log.messages import print_message
-from reverie.play.controls import describe_action, human_action
+from reverie.play.controls import (
+    chosen_values,
+    describe_action,
+    human_action,
+    probabilities,
+)
 from reverie.play.load import AGENT_ENV, MODES, RECORDED, Playable
 from reverie.play.pictures import Painter, Picture, show_images
 from reverie.play.recording import complete_rows, save_episode
@@ -390,12 +395,11 @@ class Session:
             "vectors": self.painter.vectors_of(moment),
             "stamp": self._input_stamp,
         }
+        controls = self.parts.controls
         if moment.action is not None:
-            header["action"] = describe_action(self.parts.controls, moment.action)
-        header["probs"] = [
-            np.round(probs.reshape(-1, probs.shape[-1])[0], 4).tolist()
-            for probs in inspection.probs.values()
-        ]
+            header["action"] = describe_action(controls, moment.action)
+            header["chosen"] = chosen_values(controls, moment.action)
+        header["probs"] = probabilities(controls, inspection.probs)
         if inspection.latents is not None:
             header["latents"] = inspection.latents.tolist()
             header["classes"] = inspection.classes

@@ -299,7 +299,7 @@ export class PlayPage {
         const chance = probs[value];
         entry.fill.style.width = chance === undefined ? "0" : `${(100 * chance).toFixed(1)}%`;
         setText(entry.percent, chance === undefined ? "" : `${Math.round(100 * chance)} %`);
-        entry.row.classList.toggle("chosen", this.actionRows.length === 1 && header.action === entry.row.firstChild.textContent);
+        entry.row.classList.toggle("chosen", (header.chosen || [])[group] === value);
       });
     });
   }
