@@ -389,6 +389,9 @@ class AgentConfig:
     explore_policies: ClassVar[tuple[str, ...]] = ("random",)
     """Values of `explore.policy` that the agent supports, in addition to `none`. Random
     actions are chosen by the training loop, so every agent that acts supports them."""
+    explore_settings: ClassVar[tuple[str, ...]] = ()
+    """Settings of `explore` that have an effect with `plan2explore`, in addition to
+    `policy` and `until`; groups have a dot at their end."""
     needs_recordings: ClassVar[bool] = False
     """True if the agent trains on recorded episodes only, not in environments."""
     policy_setting: ClassVar[str] = ""

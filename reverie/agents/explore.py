@@ -4,6 +4,9 @@ Plan2Explore (Sekar et al., 2020) rewards states whose successors an ensemble of
 predictors disagrees about: there, the world model can learn most. A separate
 actor-critic is trained on this reward in imagination and collects the data, while the
 task policy is trained on the predicted task reward from the same world model.
+
+The disagreement of continuous predictions is their standard deviation, and that of
+predicted tokens is the Jensen-Shannon divergence of their distributions.
 """
 
 # ruff: noqa: RUF009 (the nested defaults are frozen, so sharing them is safe)
@@ -12,14 +15,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from reverie.api import Mode, UserError
 from reverie.config import check_minimum
-from reverie.nets.ensemble import EnsembleConfig
+from reverie.nets.distributions import Categorical
+from reverie.nets.ensemble import EnsembleConfig, TokenHeadsConfig
 from reverie.nets.normalize import NormalizeConfig
 
+ENSEMBLE, PREFIX = "ensemble", "explore_"
+"""Component of the ensemble, and prefix of those of the exploration actor-critic."""
 MINIMUM = 1e-8
 """Lower bound of the disagreement before its logarithm."""
 
@@ -51,6 +58,8 @@ class ExploreConfig:
     """Use the logarithm of the disagreement as intrinsic reward."""
     ensemble: EnsembleConfig = EnsembleConfig()
     """Ensemble of Dreamer."""
+    heads: TokenHeadsConfig = TokenHeadsConfig()
+    """Token heads of Δ-IRIS, which are its ensemble."""
     retnorm: NormalizeConfig = NormalizeConfig("perc", limit=1.0, debias=False)
     """Normalization of the exploration policy's returns, for advantages."""
 
@@ -65,6 +74,13 @@ class ExploreConfig:
         """True if the exploration policy acts at an agent step."""
         return self.policy != "none" and (not self.until or step < self.until)
 
+    def reward(
+        self, intrinsic: Float[Tensor, "*b"], extrinsic: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b"]:
+        """Return the reward of the exploration policy, from both scaled rewards."""
+        reward = self.intrinsic * intrinsic
+        return reward + self.extrinsic * extrinsic if self.extrinsic else reward
+
 
 def check_mode(mode: Mode, has_exploration_policy: bool) -> None:
     """Raise if a policy without an exploration policy is called to explore."""
@@ -77,3 +93,15 @@ def check_mode(mode: Mode, has_exploration_policy: bool) -> None:
 def disagreement(predictions: Float[Tensor, "M *b O"]) -> Float[Tensor, "*b"]:
     """Return the unbiased standard deviation over members, averaged over outputs."""
     return predictions.std(0).mean(-1)
+
+
+def token_disagreement(logits: Float[Tensor, "M *b K C"]) -> Float[Tensor, "*b"]:
+    """Return the Jensen-Shannon divergence over members, averaged over K tokens.
+
+    It is the entropy of the mean distribution minus the mean entropy of all members, in
+    nats: from 0 if they are equal to log(M) if they exclude each other.
+    """
+    members = Categorical(logits)
+    mean = Categorical(torch.logsumexp(members.logprobs, 0))
+    divergence = mean.entropy() - members.entropy().mean(0)
+    return divergence.clamp(min=0).mean(-1)  # rounding errors may be negative

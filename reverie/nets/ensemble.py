@@ -43,12 +43,31 @@ class EnsembleConfig:
     """Standard deviation of the Gaussian."""
 
     def __post_init__(self) -> None:
-        if self.models < 2:
-            raise ValueError("models must be at least 2, so that they can disagree")
-        if self.layers < 0 or self.units < 1 or not self.std > 0:
-            raise ValueError(
-                "layers must not be negative, units at least 1, and std above zero"
-            )
+        _check_sizes(self)
+        if not self.std > 0:
+            raise ValueError("std must be above zero")
+
+
+@dataclass(frozen=True)
+class TokenHeadsConfig:
+    """MLPs with shared inputs that predict the distribution of a token."""
+
+    models: int = 5
+    """Number of heads."""
+    layers: int = 1
+    """Hidden layers of each head."""
+    units: int = 256
+    """Width of the hidden layers."""
+
+    def __post_init__(self) -> None:
+        _check_sizes(self)
+
+
+def _check_sizes(config: EnsembleConfig | TokenHeadsConfig) -> None:
+    if config.models < 2:
+        raise ValueError("models must be at least 2, so that they can disagree")
+    if config.layers < 0 or config.units < 1:
+        raise ValueError("layers must not be negative, and units at least 1")
 
 
 class Ensemble(nn.Module):

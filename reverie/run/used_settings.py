@@ -231,20 +231,22 @@ def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
 def _of_exploration(config: Config, command: str) -> list[UnusedSetting]:
     """Return the settings of exploration that have no effect."""
     policy, acts = config.explore.policy, command not in OFFLINE_COMMANDS
-    used = {"none": [], "random": ["until"]}.get(policy)
+    settings = config.agent_config
     unused = [] if acts else [UnusedSetting("explore.until", NO_ENVS)]
     if policy == "random" and not acts:
         unused.append(UnusedSetting("explore.", NO_ENVS))
+    used = {"none": [], "random": ["until"]}.get(policy)
+    reason, fix = f"the exploration policy is {policy!r}", ""
     if used is None:
-        return unused
-    reason = f"the exploration policy is {policy!r}"
-    has_it = "plan2explore" in config.agent_config.explore_policies
-    fix = "add --explore.policy plan2explore." if has_it else ""
+        used = ["until", *settings.explore_settings]
+        reason = f"Plan2Explore of the agent {config.agent!r} does not use it"
+    elif "plan2explore" in settings.explore_policies:
+        fix = "add --explore.policy plan2explore."
     return unused + [
         UnusedSetting(name, reason, fix)
         for name in settings_of(config)
         if name.startswith("explore.")
-        and name.removeprefix("explore.") not in ("policy", *used)
+        and not any(_is_in(name, f"explore.{x}") for x in ("policy", *used))
     ]
 
 
@@ -255,10 +257,12 @@ def settings_of(config: Config) -> dict[str, configs.Setting]:
 
 
 def _find(name: str, unused: Sequence[UnusedSetting]) -> UnusedSetting | None:
-    for each in unused:
-        if name == each.name or (each.name[-1] == "." and name.startswith(each.name)):
-            return each
-    return None
+    return next((each for each in unused if _is_in(name, each.name)), None)
+
+
+def _is_in(name: str, group: str) -> bool:
+    """True if a setting has this name, or belongs to this group `name.`."""
+    return name == group or (group[-1] == "." and name.startswith(group))
 
 
 def _of_other_agents(config: Config) -> Iterator[UnusedSetting]:

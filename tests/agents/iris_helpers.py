@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from reverie.agents.explore import ExploreConfig
 from reverie.agents.iris.agent import Iris
 from reverie.agents.iris.config import IrisConfig
 from reverie.agents.options import BuildOptions
@@ -42,13 +43,14 @@ def make_env(index=0):
     return Catch(CatchConfig(4, 4, (4, 4)), index)
 
 
-def make_agent(config=None, seed=0, env=None, **spaces) -> Iris:
+def make_agent(config=None, seed=0, env=None, explore=None, **spaces) -> Iris:
     env = env or make_env()
+    explore = explore or ExploreConfig()
     return Iris(
         spaces.get("obs_space", env.obs_space),
         spaces.get("act_space", env.act_space),
         config or settings(),
-        BuildOptions(torch.device("cpu"), seed=seed),
+        BuildOptions(torch.device("cpu"), seed=seed, explore=explore),
     )
 
 

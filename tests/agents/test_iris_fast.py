@@ -144,7 +144,7 @@ def test_every_weight_is_used_through_its_low_precision_copy(name):
             encoders = [net.frame for net in agent.actor_critic.children()]
             copies = LowPrecisionWeights([agent.world, *encoders], torch.bfloat16)
             tensors = [copies.leaf(tensor) for tensor in tensors]
-        losses, _ = agent.losses(name, agent._to_segment(window))
+        losses, _ = agent.losses(name, agent._to_segment(window))[name]
         total = torch.stack([x.mean() for x in losses.values()]).sum()
         results.append(torch.autograd.grad(total, tensors))
     for grad, low_precision_grad in zip(*results, strict=True):

@@ -194,7 +194,7 @@ def test_burn_in_on_real_frames_before_imagination(burn_in, monkeypatch):
     monkeypatch.setattr(
         nets, "burn_in", lambda *x: contexts.append(x[0]) or burn_in_(*x)
     )
-    losses, _ = agent.losses("actor_critic", segment)
+    losses, _ = agent.losses("actor_critic", segment)["actor_critic"]
     assert segment.image.shape[1] == burn_in + 1
     assert len(contexts) == 2  # of the network and the target network
     assert all(torch.equal(x, segment.image[:, :burn_in]) for x in contexts)

@@ -54,6 +54,9 @@ offline --offline.epochs 3 | not counted in epochs.*--run\.steps
 offline --sequences.dt 1 | trains on episodes
 train --explore.log False | exploration policy is 'none'.*--explore\.policy plan2explore
 train --explore.policy random --explore.target deter | exploration policy is 'random'
+train --configs plan2explore --explore.heads.units 8 | 'dreamer' does not use it
+train --configs iris_tiny plan2explore --explore.log False | 'iris' does not use it
+train --configs iris_tiny plan2explore --explore.ensemble.models 3 | 'iris' does not
 offline --configs plan2explore --dreamer.behaviour True --explore.until 3 | without env
 offline --explore.policy random | without environments
 bc --explore.until 3 | without environments
@@ -70,6 +73,7 @@ train --configs debug --.*\\.units 8
 train --configs debug bc_tiny
 train --configs plan2explore --explore.until 100 --explore.ensemble.units 8
 train --explore.policy random --explore.until 100
+train --configs iris_tiny plan2explore --explore.heads.models 3 --explore.until 100
 offline --configs plan2explore --dreamer.behaviour True --explore.log False
 train --env.resize 32 32 --env.resample nearest
 train --configs vta_balls --sequences.dt 1 --offline.patience 3

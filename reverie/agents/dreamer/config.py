@@ -132,6 +132,10 @@ class DreamerConfig(AgentConfig):
     )
     policy_setting: ClassVar[str] = "behaviour"
     explore_policies: ClassVar[tuple[str, ...]] = ("random", "plan2explore")
+    explore_settings: ClassVar[tuple[str, ...]] = (
+        *("intrinsic", "extrinsic", "target", "offset", "action_conditioned", "log"),
+        *("ensemble.", "retnorm."),
+    )
     plugins: ClassVar[tuple[str, ...]] = ("world",)
     batch_settings: ClassVar[tuple[tuple[str, ...], ...]] = (
         ("batch_size", "batch_length", "imag_length"),

@@ -22,7 +22,13 @@ from torch import Tensor, nn
 from reverie.agents.dreamer.actor_critic import ActorCritic, BehaviourLoss, Outcome
 from reverie.agents.dreamer.config import DreamerConfig
 from reverie.agents.dreamer.updates import MakeOptimizer, update_actor_critic
-from reverie.agents.explore import MINIMUM, ExploreConfig, disagreement
+from reverie.agents.explore import (
+    ENSEMBLE,
+    MINIMUM,
+    PREFIX,
+    ExploreConfig,
+    disagreement,
+)
 from reverie.agents.weights import trainable_parameters
 from reverie.api import Batch, Metrics, State, UserError
 from reverie.capabilities import HasTargets
@@ -36,9 +42,6 @@ from reverie.spaces import Spaces
 
 if TYPE_CHECKING:
     from reverie.agents.dreamer.agent import Dreamer
-
-ENSEMBLE, PREFIX = "ensemble", "explore_"
-"""Component of the ensemble, and prefix of those of the exploration actor-critic."""
 
 
 class Explorer(nn.Module):
@@ -149,10 +152,7 @@ class Explorer(nn.Module):
             intrinsic, disagreed = self.intrinsic_reward(feat, actions)
             metrics["intrinsic_reward"] = intrinsic[:, 1:].mean().detach()
             metrics["disagreement"] = disagreed.mean().detach()
-            reward = settings.intrinsic * intrinsic
-            if settings.extrinsic:
-                reward = reward + settings.extrinsic * extrinsic
-            return reward, cont
+            return settings.reward(intrinsic, extrinsic), cont
 
         return outcome
 

@@ -1,8 +1,9 @@
-"""Acting of Δ-IRIS: LSTM state, burn-in and exploration.
+"""Acting of Δ-IRIS: LSTM state, burn-in and random actions.
 
 At the start of every collection epoch the LSTM state is discarded and computed again
 from the last frames of the running episode, with the new weights (burn-in). Episodes
-that start within an epoch start from the zero state.
+that start within an epoch start from the zero state. If the task policy continues an
+episode of the exploration policy, or the reverse, its LSTM state is computed likewise.
 """
 
 from __future__ import annotations
@@ -22,13 +23,18 @@ from reverie.kernels.accelerate import Accelerator
 from reverie.nets.rng import Rng
 from reverie.nets.tree import tree_map, tree_where
 
+TRAINING = ("policy", "explore")
+"""Purposes of policy steps that collect data."""
+NO_BURN_IN = -1
+"""Entry of `IrisCarry.epoch` before the first burn-in."""
+
 
 class IrisCarry(NamedTuple):
     """LSTM state and last frames of the running episodes."""
 
     lstm: LSTMState
     frames: UInt8[Tensor, "N T h w c"]  # zero before the first frame of the episode
-    epoch: Int[Tensor, " N"]  # epoch of the last burn-in, -1 for none; on the CPU
+    epoch: Int[Tensor, " N"]  # of the last burn-in, see `burn_in_epoch`; on the CPU
 
 
 class DeviceCarry(NamedTuple):
@@ -39,15 +45,17 @@ class DeviceCarry(NamedTuple):
 
 
 class PixelPolicy:
-    """Policy steps with the online network of the actor-critic.
+    """Policy steps with the online network of an actor-critic.
 
     `rng` has the generators `policy` (for training) and `eval`. The purpose `greedy` is
-    evaluation with the most probable action.
+    evaluation with the most probable action; `explore` acts as `policy` does, with the
+    actor-critic `explorer`.
     """
 
     def __init__(
         self,
         actor_critic: PixelActorCritic,
+        explorer: PixelActorCritic | None,
         actions: int,
         shape: tuple[int, ...],
         config: ActingConfig,
@@ -56,15 +64,18 @@ class PixelPolicy:
     ):
         self.actor_critic, self.actions, self.shape = actor_critic, actions, shape
         self.config, self.rng, self.device = config, rng, fast.device
-        net = (actor_critic.online,)
+        purposes = ("policy", "eval", "greedy")
+        self.actor_critics = dict.fromkeys(purposes, actor_critic)
+        if explorer:
+            self.actor_critics["explore"] = explorer
         self._run = {
             purpose: fast.policy(
                 partial(self._step, purpose),
-                net,
-                rng["policy" if purpose == "policy" else "eval"],
-                purpose == "policy",
+                (acting.online,),
+                self._rng(purpose),
+                purpose in TRAINING,
             )
-            for purpose in ("policy", "eval", "greedy")
+            for purpose, acting in self.actor_critics.items()
         }
 
     def initial(self, batch: int) -> IrisCarry:
@@ -72,7 +83,7 @@ class PixelPolicy:
         return IrisCarry(
             self.actor_critic.online.initial(batch),
             torch.zeros(shape, dtype=torch.uint8, device=self.device),
-            torch.full((batch,), -1, dtype=torch.int64),
+            torch.full((batch,), NO_BURN_IN, dtype=torch.int64),
         )
 
     @torch.inference_mode()
@@ -95,21 +106,21 @@ class PixelPolicy:
         last = torch.as_tensor(np.asarray(is_last))
         state = DeviceCarry(carry.lstm, carry.frames)
         inputs = {"image": torch.as_tensor(image), "is_first": first}
-        burn_in_epoch = carry.epoch
+        burned_in, current = carry.epoch, burn_in_epoch(purpose, epoch)
         action: dict[str, Any]
         if random:
             state, action = self._random_step(state, inputs)
-        elif (outdated := (burn_in_epoch != epoch) & ~last).any():
-            state = self._burn_in(state, first, outdated)
+        elif (outdated := (burned_in != current) & ~last).any():
+            acting = self.actor_critics[purpose]
+            state = self._burn_in(acting, state, first, outdated)
             inputs["is_first"] = torch.zeros_like(first)
-            net = self.actor_critic.online
-            state, action, _ = self._step(purpose, net, state, inputs)
-            burn_in_epoch = torch.where(outdated, epoch, burn_in_epoch)
+            state, action, _ = self._step(purpose, acting.online, state, inputs)
+            burned_in = torch.where(outdated, current, burned_in)
         else:
             state, action, _ = self._run[purpose](state, inputs)
         index = action["index"]  # a NumPy array already if it comes from `fast.policy`
         index = index.cpu().numpy() if isinstance(index, Tensor) else index
-        return IrisCarry(state.lstm, state.frames, burn_in_epoch), index
+        return IrisCarry(state.lstm, state.frames, burned_in), index
 
     def _step(
         self, purpose: str, net: PixelNet, carry: DeviceCarry, inputs: Batch
@@ -129,22 +140,23 @@ class PixelPolicy:
         index = self._uniform(len(image), self.rng["policy"])
         return DeviceCarry(lstm, _append_frame(frames, image)), {"index": index}
 
+    @staticmethod
     def _burn_in(
-        self,
+        actor_critic: PixelActorCritic,
         carry: DeviceCarry,
         is_first: Bool[Tensor, " N"],
         outdated: Bool[Tensor, " N"],
     ) -> DeviceCarry:
         """Compute outdated LSTM states from the last frames."""
         lstm, frames = _reset(carry, is_first)
-        new = self.actor_critic.burn_in(frames)
+        new = actor_critic.burn_in(frames)
         return DeviceCarry(tree_where(outdated, new, lstm), frames)
 
     def _sample(self, logits: Tensor, purpose: str) -> Int[Tensor, " N"]:
         """Choose actions: epsilon-greedy around samples or the most probable action."""
         if purpose == "greedy":
             return logits.argmax(-1)
-        config, rng, training = self.config, self.rng[purpose], purpose == "policy"
+        config, rng, training = self.config, self._rng(purpose), purpose in TRAINING
         epsilon = config.epsilon if training else config.eval_epsilon
         temperature = config.temperature if training else config.eval_temperature
         sample = config.sample if training else config.eval_sample
@@ -158,8 +170,19 @@ class PixelPolicy:
             index = torch.where(explore, self._uniform(len(logits), rng), index)
         return index
 
+    def _rng(self, purpose: str) -> Rng:
+        return self.rng["policy" if purpose in TRAINING else "eval"]
+
     def _uniform(self, count: int, rng: Rng) -> Int[Tensor, " N"]:
         return rng.categorical(torch.ones(count, self.actions, device=self.device))
+
+
+def burn_in_epoch(purpose: str, epoch: int) -> int:
+    """Return the number that the carry stores after a burn-in in an epoch.
+
+    Those of the exploration policy differ from those of the task policy.
+    """
+    return -2 - epoch if purpose == "explore" else epoch
 
 
 def _append_frame(

@@ -31,10 +31,11 @@ from reverie.nets.distributions import (
     SymlogTwoHot,
     symlog_bins,
 )
+from reverie.nets.normalize import Normalize, NormalizeConfig
 from reverie.nets.residual import FrameConfig, FrameEncoder
 from reverie.nets.rng import Rng
 from reverie.nets.streams import SideStream, on_stream, wait_for
-from reverie.worlds.iris.world import IrisWorld
+from reverie.worlds.iris.world import IrisWorld, StepReward
 
 BINS = 255
 """Bins of two-hot values."""
@@ -189,7 +190,8 @@ class PixelNet(nn.Module):
 class PixelActorCritic(nn.Module):
     """The network `online` and its moving average `target`.
 
-    `dtype` is the format of the convolutions.
+    `dtype` is the format of the convolutions. Returns are normalized for the advantages
+    if `retnorm` is set; the original does not normalize them.
     """
 
     bins: Tensor
@@ -200,12 +202,14 @@ class PixelActorCritic(nn.Module):
         actions: int,
         config: PixelActorCriticConfig,
         dtype: torch.dtype = torch.float32,
+        retnorm: NormalizeConfig | None = None,
     ):
         super().__init__()
         self.config = config
         dtype = dtype if config.low_precision_conv else torch.float32
         self.online = PixelNet(shape, actions, config, dtype)
         self.target = PixelNet(shape, actions, config, dtype).requires_grad_(False)
+        self.retnorm = Normalize(retnorm) if retnorm else None
         self.register_buffer("bins", symlog_bins(BINS), persistent=False)
 
     def initialize(self, generator: torch.Generator) -> None:
@@ -228,13 +232,15 @@ class PixelActorCritic(nn.Module):
         rng: Rng,
         lstm: LSTMState | None = None,
         acts_last: bool = True,
+        reward: StepReward | None = None,
     ) -> Rollout:
         """Imagine a rollout with the policy, starting from the last real frame.
 
         `action` are the actions chosen in the real frames; the last one is not used.
         `lstm` is the state before the last frame, if it is already computed. The action
         in the last frame of the rollout has no effect; without `acts_last` it is 0 and
-        the network does not run.
+        the network does not run. `reward` computes other rewards than those of the
+        task.
         """
         net, steps = self.online, self.config.horizon
         state: LSTMState = lstm or self.burn_in(image[:, :-1])
@@ -249,7 +255,7 @@ class PixelActorCritic(nn.Module):
             return {"action": Categorical(logits).sample(rng)}
 
         start = world.state_from_frames(image, action[:, :-1])
-        return world.imagine(start, policy, steps, rng)
+        return world.imagine(start, policy, steps, rng, reward)
 
     @torch.no_grad()
     def burn_in(
@@ -271,12 +277,14 @@ class PixelActorCritic(nn.Module):
         reward: Float[Tensor, "N H1"],
         end: Bool[Tensor, "N H1"],
         lstm: LSTMState | None = None,
+        update: bool = True,
     ) -> ActorCriticLoss:
         """Return the losses `actions`, `entropy` and `values` of imagined rollouts.
 
         `context` are the real frames before the rollout, and `lstm` the state of the
         network after them, if it is already computed. A rollout of H actions has H + 1
-        frames; `reward` and `end` belong to *arriving* at a frame.
+        frames; `reward` and `end` belong to *arriving* at a frame. `update` includes
+        the returns in the running statistics of `retnorm`.
         """
         config = self.config
         with torch.no_grad(), on_stream(image, TARGET):
@@ -292,8 +300,11 @@ class PixelActorCritic(nn.Module):
                 reward, values, is_last, is_terminal, config.discount, config.lam
             )
             mask = end[:, :-1].long().cumsum(1) == 0  # until the first end is reached
+            advantage = returns - values[:, :-1]
+            if self.retnorm:
+                _, scale = self.retnorm(returns, update)
+                advantage = advantage / scale
         policy = Categorical(output.policy)
-        advantage = returns - values[:, :-1]
         entropy = policy.entropy()
         losses = {
             "actions": -policy.logp(action) * advantage,
@@ -310,6 +321,15 @@ class PixelActorCritic(nn.Module):
             "imagined_length": mask.float().sum(1).mean(),
         }
         return ActorCriticLoss(losses, returns, mask, output, values, metrics)
+
+    def running_stats(self) -> list[Tensor]:
+        """Return the running statistics, which a skipped update must not change."""
+        return list(self.retnorm.buffers()) if self.retnorm else []
+
+    def changed_by_loss(self) -> list[Tensor]:
+        """Return the tensors that training changes before the optimizer step."""
+        target = self.target
+        return [*target.parameters(), *target.buffers(), *self.running_stats()]
 
     @torch.no_grad()
     def update_target(self) -> None:

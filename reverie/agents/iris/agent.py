@@ -3,7 +3,9 @@ and an actor-critic that is trained on imagined rollouts.
 
 The three components are trained separately, each with its own optimizer and batches, in
 epochs: collect data, then update each component a number of times (`schedule.py`).
-Every call of `train` is one update of the component that is due.
+Every call of `train` is one update of the component that is due. With Plan2Explore, it
+is followed by one of the explorer's component that trains on the same batch
+(`explorer.py`).
 
 Time convention inside this agent and its world, as in the original: reward and end
 belong to the action that caused them, and the last observation of an episode is not
@@ -15,7 +17,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +39,7 @@ from reverie.agents.iris.config import (
     ComponentTrainingConfig,
     IrisConfig,
 )
+from reverie.agents.iris.explorer import EXPLORER_OF, TokenExplorer
 from reverie.agents.iris.report import episode_losses, report_metrics
 from reverie.agents.iris.schedule import EpochSchedule
 from reverie.agents.options import BuildOptions
@@ -53,12 +56,19 @@ from reverie.nets.rng import Rng
 from reverie.rows import Window
 from reverie.spaces import Spaces
 from reverie.worlds.iris.segment import EpisodeSegment
-from reverie.worlds.iris.world import IrisWorld
+from reverie.worlds.iris.world import IrisWorld, StepReward
 
 Update = Callable[[tuple[api.Batch, ...]], api.Metrics]
 NONFINITE_IN_ROW = "opt/nonfinite_in_row"
 REPORT_SEQUENCES = 8
 """Sequences in the batch of a report."""
+
+
+class ComponentLoss(NamedTuple):
+    """Scaled losses of a component; their means add up to the total."""
+
+    losses: dict[str, Float[Tensor, ...]]
+    metrics: api.Metrics
 
 
 class Iris(TrainedAgent):
@@ -95,21 +105,28 @@ class Iris(TrainedAgent):
         self.actor_critic = PixelActorCritic(
             space.shape, actions, config.actor_critic, self.world.dtype
         )
+        self.explorer: TokenExplorer | None = None
+        if options.explore.policy == "plan2explore":
+            self.explorer = TokenExplorer(
+                self.world, config.actor_critic, options.explore
+            )
         self._initialize(seed)
         if config.save_memory and device.type == "cuda":
             set_recompute(self.world, True)
         self.fast = Accelerator(options.compile, device, options.overlap)
-        self.fast.modules(self.world, self.actor_critic)
+        explorers = [self.explorer] if self.explorer else []
+        self.fast.modules(self.world, self.actor_critic, *explorers)
         # imagination uses the world itself, or a copy with low-precision weights
         self.imagination_world = self.world
         if self.world.dtype != torch.float32:
             self.imagination_world = self.world.frozen_copy(self.world.dtype)
         self._copy_is_outdated = True
 
-        nets = (self.actor_critic.online, self.actor_critic.target)
+        actor_critics = [self.actor_critic, *(x.actor_critic for x in explorers)]
+        nets = [net for x in actor_critics for net in (x.online, x.target)]
         encoders = [net.frame for net in nets if net.dtype != torch.float32]
         self.fast.low_precision([self.world, *encoders], self.world.dtype)
-        opts = {name: self._make_optimizer(name) for name in COMPONENTS}
+        opts = {name: self._make_optimizer(name) for name in self.components()}
         self.opt = OptimizerGroup(opts)
         purposes = ("policy", "eval", "train", "report")
         self.rng = {purpose: Rng(seed, purpose, device) for purpose in purposes}
@@ -135,7 +152,13 @@ class Iris(TrainedAgent):
         self._last_losses: dict[str, api.Metrics] = {}  # by component
         self._run_update = {name: self._capture_update(name) for name in COMPONENTS}
         self._policy = PixelPolicy(
-            self.actor_critic, actions, space.shape, config.acting, self.rng, self.fast
+            self.actor_critic,
+            self.explorer.actor_critic if self.explorer else None,
+            actions,
+            space.shape,
+            config.acting,
+            self.rng,
+            self.fast,
         )
 
     # Acting
@@ -146,11 +169,14 @@ class Iris(TrainedAgent):
     def policy(
         self, carry: api.Carry, obs: api.Obs, mode: api.Mode = "train"
     ) -> api.PolicyOutput:
-        """Choose actions; see `acting.py` for burn-in and exploration."""
-        check_mode(mode, False)
-        training = mode == "train"
+        """Choose actions; see `acting.py` for burn-in and random actions.
+
+        The mode `explore` needs the exploration policy `plan2explore`.
+        """
+        check_mode(mode, self.explorer is not None)
+        training = mode in ("train", "explore")
         carry, index = self._policy(
-            "policy" if training else mode,
+            "policy" if mode == "train" else mode,
             carry,
             obs[self.image],
             obs["is_first"],
@@ -194,75 +220,119 @@ class Iris(TrainedAgent):
             self._refresh_imagination_world()
             self.fast.before_update()
         metrics = dict((run or self._run_update[name])(tuple(batches)))
-        self._last_losses[name] = {
-            k: x for k, x in metrics.items() if k.startswith("loss/")
-        }
+        for each in self._trained_with(name):
+            prefix = f"loss/{each}/"
+            losses = {k: x for k, x in metrics.items() if k.startswith(prefix)}
+            self._last_losses[each] = losses
         if name != "actor_critic":
             self._copy_is_outdated = True
         return metrics
 
     def _update(self, name: str, batches: tuple[api.Batch, ...]) -> api.Metrics:
         """Run the device part of an update, in place; captured as a CUDA graph."""
-        opt, count = self.opt[name], len(batches)
-        total, sums = torch.zeros((), device=self.device), dict[str, Any]()
-        grads: list[Tensor] = []
+        count, names = len(batches), self._trained_with(name)
+        totals = {each: torch.zeros((), device=self.device) for each in names}
+        grads: dict[str, list[Tensor]] = {}
+        sums = dict[str, Any]()
+        stats = [] if self.explorer is None else self.explorer.running_stats(name)
+        old_stats = [buffer.clone() for buffer in stats]
         for batch in batches:
-            losses, metrics = self.losses(name, self._to_segment(batch))
-            loss = torch.stack([x.mean() for x in losses.values()]).sum() / count
-            new = opt.gradients(loss)
-            if grads:
-                torch._foreach_add_(grads, new)
-            else:
-                grads = new
-            total = total + loss.detach()
-            values = {f"loss/{name}/{k}": x.mean().detach() for k, x in losses.items()}
-            values |= {f"{name}/{k}": x for k, x in metrics.items()}
+            values: dict[str, Any] = {}
+            for each, (losses, metrics) in self.losses(
+                name, self._to_segment(batch)
+            ).items():
+                loss = torch.stack([x.mean() for x in losses.values()]).sum() / count
+                new = self.opt[each].gradients(loss)
+                if each in grads:
+                    torch._foreach_add_(grads[each], new)
+                else:
+                    grads[each] = new
+                totals[each] = totals[each] + loss.detach()
+                for key, x in losses.items():
+                    values[f"loss/{each}/{key}"] = x.mean().detach()
+                values |= {f"{each}/{key}": x for key, x in metrics.items()}
             sums = {k: sums[k] + x for k, x in values.items()} if sums else values
         if count > 1:
             sums = {key: value / count for key, value in sums.items()}
-        _, metrics = opt.apply(total, grads)
-        nonfinite = {NONFINITE_IN_ROW: metrics.pop(NONFINITE_IN_ROW)}
-        return {**sums, **{f"{name}/{k}": x for k, x in metrics.items()}, **nonfinite}
+        nonfinite = []
+        for each in names:
+            ok, metrics = self.opt[each].apply(totals[each], grads[each])
+            nonfinite.append(metrics.pop(NONFINITE_IN_ROW))
+            sums |= {f"{each}/{key}": x for key, x in metrics.items()}
+        for buffer, old in zip(stats, old_stats, strict=True):
+            buffer.copy_(torch.where(ok, buffer, old))
+        worst = torch.stack(nonfinite).amax() if len(names) > 1 else nonfinite[0]
+        return {**sums, NONFINITE_IN_ROW: worst}
+
+    def _trained_with(self, name: str) -> list[str]:
+        """Return a component and that of the explorer on the same batches, if any."""
+        others = [EXPLORER_OF[name]] if self.explorer and name in EXPLORER_OF else []
+        return [name, *others]
 
     def changed_by_losses(self) -> tuple[list[Tensor], list[Stateful]]:
-        """Return the codebook of the tokenizer or the target of the actor-critic."""
+        """Return the codebook of the tokenizer, or the targets of the actor-critics."""
         name = self.schedule.component or COMPONENTS[0]
         tensors: list[Tensor] = []
         if name == "tokenizer":
             tensors = list(self.world.tokenizer.quantizer.buffers())
         elif name == "actor_critic":
-            target = self.actor_critic.target
-            tensors = [*target.parameters(), *target.buffers()]
+            tensors = self.actor_critic.changed_by_loss()
+            if self.explorer:
+                tensors += self.explorer.actor_critic.changed_by_loss()
         return tensors, [self.rng["train"]]
 
-    def losses(
-        self, name: str, segment: EpisodeSegment
-    ) -> tuple[dict[str, Float[Tensor, ...]], api.Metrics]:
-        """Return the scaled losses of a component; their means add up to the total.
+    def losses(self, name: str, segment: EpisodeSegment) -> dict[str, ComponentLoss]:
+        """Return the losses of a component, and of the explorer's on the same batches.
 
-        Updates the codebook of the tokenizer or the target network of the actor-critic.
+        Updates the codebook of the tokenizer, or the target networks and normalization
+        of the actor-critics.
         """
-        rng = self.rng["train"]
+        explorer = self.explorer
+        losses: dict[str, ComponentLoss] = {}
         if name == "tokenizer":
-            loss = self.world.tokenizer.loss(segment, rng)
-            return loss.losses, loss.metrics
-        if name == "world_model":
-            loss = self.world.dynamics_loss(segment)
-            return loss.losses, loss.metrics
-        actor_critic = self.actor_critic
-        world = self._refresh_imagination_world()
+            loss = self.world.tokenizer.loss(segment, self.rng["train"])
+            losses[name] = ComponentLoss(loss.losses, loss.metrics)
+        elif name == "world_model":
+            tokens = self.world.tokenizer.tokenize(segment.image, segment.action)
+            loss = self.world.dynamics.loss(segment, tokens)
+            losses[name] = ComponentLoss(loss.losses, loss.metrics)
+            if explorer:
+                heads = explorer.head_loss(loss.states, tokens, segment)
+                losses[EXPLORER_OF[name]] = ComponentLoss(*heads)
+        else:
+            losses[name] = self._behaviour_loss(self.actor_critic, segment)
+            if explorer:
+                rewards: list[Tensor] = []
+                behaviour = self._behaviour_loss(
+                    explorer.actor_critic, segment, explorer.reward(rewards)
+                )
+                behaviour.metrics["intrinsic_reward"] = torch.stack(rewards).mean()
+                losses[EXPLORER_OF[name]] = behaviour
+            self.fast.refresh_frozen()
+        return losses
+
+    def _behaviour_loss(
+        self,
+        actor_critic: PixelActorCritic,
+        segment: EpisodeSegment,
+        reward: StepReward | None = None,
+    ) -> ComponentLoss:
+        """Imagine rollouts of an actor-critic and return its losses."""
+        world, rng = self._refresh_imagination_world(), self.rng["train"]
         context = segment.image[:, :-1]
         lstm = actor_critic.burn_in(context)
         rollout = actor_critic.imagine(
-            world, segment.image, segment.action, rng, lstm=lstm, acts_last=False
+            *(world, segment.image, segment.action, rng),
+            lstm=lstm,
+            acts_last=False,
+            reward=reward,
         )
         frames, action = rollout.states, rollout.actions["action"][:, :-1]
-        ac_loss = actor_critic.loss(
+        loss = actor_critic.loss(
             context, frames.image, action, frames.reward, frames.end, lstm
         )
         actor_critic.update_target()
-        self.fast.refresh_frozen()
-        return ac_loss.losses, ac_loss.metrics
+        return ComponentLoss(loss.losses, loss.metrics)
 
     def nonfinite(self) -> list[str]:
         losses = {k: x for each in self._last_losses.values() for k, x in each.items()}
@@ -303,6 +373,7 @@ class Iris(TrainedAgent):
             self.world,
             self._refresh_imagination_world(),
             self.actor_critic,
+            self.explorer,
             self._to_segment(feed("report")),
             self.rng["report"],
             self.config.training.tokenizer.length,
@@ -336,7 +407,8 @@ class Iris(TrainedAgent):
     def components(self) -> dict[str, nn.Module]:
         world = self.world
         modules = (world.tokenizer, world.dynamics, self.actor_critic)
-        return dict(zip(COMPONENTS, modules, strict=True))
+        components = dict(zip(COMPONENTS, modules, strict=True))
+        return components | (self.explorer.components() if self.explorer else {})
 
     def load_weights(self, state: api.StateDict, components: str = ".*") -> list[str]:
         self._copy_is_outdated = True
@@ -355,6 +427,9 @@ class Iris(TrainedAgent):
         self.actor_critic.initialize(generator)
         self.world.to(self.device)
         self.actor_critic.to(self.device)
+        if self.explorer:
+            self.explorer.initialize(generator)
+            self.explorer.to(self.device)
 
     def _make_optimizer(self, name: str) -> Optimizer:
         module = self.components()[name]
@@ -364,7 +439,8 @@ class Iris(TrainedAgent):
             if parameter.requires_grad
         }
         decayed = [key for key in dense_weights(module) if key in trained]
-        training = getattr(self.config.training, name)
+        same_batches = {other: own for own, other in EXPLORER_OF.items()}
+        training = getattr(self.config.training, same_batches.get(name, name))
         return self.fast.optimizer(
             trained, training.opt, decayed, accumulates=training.accumulate > 1
         )

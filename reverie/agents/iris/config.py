@@ -154,6 +154,10 @@ class IrisConfig(AgentConfig):
         "reverie.convert.delta_iris.importer:IMPORTER",
     )
     policy_setting: ClassVar[str] = "behaviour"
+    explore_policies: ClassVar[tuple[str, ...]] = ("random", "plan2explore")
+    explore_settings: ClassVar[tuple[str, ...]] = (
+        *("intrinsic", "extrinsic", "heads.", "retnorm."),
+    )
     batch_settings: ClassVar[tuple[tuple[str, ...], ...]] = (
         ("training.tokenizer.batch", "training.tokenizer.length"),
         ("training.world_model.batch", "training.world_model.length"),

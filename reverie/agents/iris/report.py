@@ -16,7 +16,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
+from reverie.agents.explore import ENSEMBLE
 from reverie.agents.iris.actor_critic import PixelActorCritic
+from reverie.agents.iris.explorer import TokenExplorer
 from reverie.api import Metrics
 from reverie.nets.rng import Rng
 from reverie.render.open_loop import open_loop_video
@@ -35,6 +37,7 @@ def report_metrics(
     world: IrisWorld,
     imagination_world: IrisWorld,
     actor_critic: PixelActorCritic,
+    explorer: TokenExplorer | None,
     segment: EpisodeSegment,
     rng: Rng,
     tokenizer_length: int,
@@ -50,12 +53,17 @@ def report_metrics(
     tokenizer_loss = world.tokenizer.loss(short, rng, update_codebook=False)
     dynamics_loss = world.dynamics_loss(fitting)
     metrics: Metrics = {}
-    for name, loss in {
-        "tokenizer": tokenizer_loss,
-        "world_model": dynamics_loss,
-    }.items():
-        metrics |= {f"loss/{name}/{k}": x.mean() for k, x in loss.losses.items()}
-        metrics |= {f"{name}/{k}": x for k, x in loss.metrics.items()}
+    components = {
+        "tokenizer": (tokenizer_loss.losses, tokenizer_loss.metrics),
+        "world_model": (dynamics_loss.losses, dynamics_loss.metrics),
+    }
+    if explorer:
+        tokens = world.tokenizer.tokenize(fitting.image, fitting.action)
+        heads = explorer.head_loss(dynamics_loss.states, tokens, fitting)
+        components[ENSEMBLE] = heads
+    for name, (losses, values) in components.items():
+        metrics |= {f"loss/{name}/{k}": x.mean() for k, x in losses.items()}
+        metrics |= {f"{name}/{k}": x for k, x in values.items()}
 
     tokens = tokenizer_loss.states[short.real[:, :-1] & short.real[:, 1:]]
     metrics |= _codebook_metrics(world, tokens)

@@ -22,6 +22,7 @@ classes.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -70,13 +71,21 @@ class IrisState(NamedTuple):
 
 
 class IrisStep(NamedTuple):
-    """The next state, the sampled Δ-tokens, and all predicted logits."""
+    """The next state, the sampled Δ-tokens, and all predicted logits.
+
+    `outputs` are those of the transformer that each Δ-token is predicted from.
+    """
 
     state: IrisState
+    outputs: list[Float[Tensor, "N E"]]
     tokens: Int[Tensor, "N K"]
     latent_logits: Float[Tensor, "N K C"]
     reward_logits: Float[Tensor, "N R"]
     end_logits: Float[Tensor, "N two"]
+
+
+StepReward = Callable[[IrisStep], Float[Tensor, " N"]]
+"""Computes the rewards of an imagined step, instead of the predicted task reward."""
 
 
 class IrisFrames(NamedTuple):
@@ -201,12 +210,13 @@ class IrisWorld(nn.Module):
             end = rng.categorical(softmax(end_logits)) == 1
 
         logits: list[Tensor] = [dynamics.latents(at_action)]
-        tokens: list[Tensor] = []
+        predictors, tokens = [at_action], list[Tensor]()
         for k in range(dynamics.tokens):
             if k:
                 embedded = dynamics.latent(tokens[-1], dtype)[:, None]
                 outputs, cache = self._extend(embedded, cache)
-                logits.append(dynamics.latents(outputs[:, -1]))
+                predictors.append(outputs[:, -1])
+                logits.append(dynamics.latents(predictors[-1]))
             tokens.append(rng.categorical(softmax(logits[-1])))
         delta = torch.stack(tokens, 1)
         wait_for(action, OUTCOME)
@@ -218,8 +228,9 @@ class IrisWorld(nn.Module):
         next_state = IrisState(
             image, reward, end, cache, i_token_is_cached=False, last_token=tokens[-1]
         )
+        latent_logits = torch.stack(logits, 1)
         return IrisStep(
-            next_state, delta, torch.stack(logits, 1), reward_logits, end_logits
+            next_state, predictors, delta, latent_logits, reward_logits, end_logits
         )
 
     @torch.no_grad()
@@ -238,18 +249,29 @@ class IrisWorld(nn.Module):
         return state._replace(i_token=i_token, frame_features=features)
 
     def imagine(
-        self, state: IrisState, policy: Policy, horizon: int, rng: Rng
+        self,
+        state: IrisState,
+        policy: Policy,
+        horizon: int,
+        rng: Rng,
+        reward: StepReward | None = None,
     ) -> Rollout:
         """Imagine `horizon` steps. Sequences continue after an end.
 
         The states of the rollout are `IrisFrames` `(N, H + 1)`. Reward and end belong
-        to *arriving* at a frame; they are zero for the last of the real frames.
+        to *arriving* at a frame; they are zero for the last of the real frames. The
+        rewards are those of the task, or of `reward`.
         """
         frames, actions = [IrisFrames(*state[:3])], []
         for _ in range(horizon):
             state = self.precompute(state)
             actions.append(policy(state))
-            state = self.step(state, actions[-1]["action"], rng).state
+            step = self.step(state, actions[-1]["action"], rng)
+            state = (
+                step.state
+                if reward is None
+                else step.state._replace(reward=reward(step))
+            )
             frames.append(IrisFrames(*state[:3]))
         actions.append(policy(state))
         return Rollout(stack_time(frames), stack_actions(actions))
