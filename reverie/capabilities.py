@@ -457,6 +457,16 @@ class AgentConfig:
         return ()
 
 
+class ImportedEncoder(NamedTuple):
+    """The encoder in a checkpoint of another implementation."""
+
+    architecture: str
+    """Its name in `nets/encoders.py`."""
+    config: Any
+    agent: str
+    """Agent that can load the world model of the checkpoint."""
+
+
 @runtime_checkable
 class ConfiguresBase(Protocol):
     """Config of an agent that uses the world model or encoder of another run."""
@@ -464,5 +474,5 @@ class ConfiguresBase(Protocol):
     def with_base_agent(self, name: str) -> Any:
         """Return this config for a base run of the named agent."""
 
-    def with_encoder(self, encoder: Any) -> Any:
-        """Return this config for a checkpoint of dreamerv3-torch with this encoder."""
+    def with_encoder(self, encoder: ImportedEncoder) -> Any:
+        """Return this config for a checkpoint of another implementation."""

@@ -38,6 +38,8 @@ def no_config(path: Path) -> Path | None:
 class EncoderImporter:
     """Reads only the encoder of a checkpoint, for agents that are trained on it."""
 
+    architecture: str
+    """Name of the encoder in `nets/encoders.py`."""
     infer_config: Callable[[Any], Any]
     """Return the config of the encoder from the contents of a file, as in `matches`."""
     read: Callable[[Path], StateDict]

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from reverie.agents.bc.agent import BC, DREAMERV3_TORCH, BCConfig
+from reverie.agents.bc.agent import BC, BCConfig
 from reverie.agents.bc.head import CloneHeadConfig
 from reverie.agents.options import BuildOptions
 from reverie.api import UserError
@@ -30,6 +30,7 @@ SPACES = {
     "a": Space(np.float32, (2,)),
 }
 CPU = torch.device("cpu")
+FROZEN = {"run": "latest.pt", "enc_architecture": "dreamerv3_torch"}
 SIZES = EncoderConfig(
     depth=4, mults=(1, 2), kernel=4, layers=2, units=6, norm="layer1em3"
 )
@@ -123,7 +124,7 @@ def test_default_sizes_match_the_original(side, image, both):
 def test_a_policy_uses_the_frozen_encoder(tmp_path):
     weights = read_encoder(save(tmp_path / "latest.pt"))
     head = CloneHeadConfig(layers=1, units=8)
-    config = BCConfig(run_agent=DREAMERV3_TORCH, enc=SIZES, head=head)
+    config = BCConfig(**FROZEN, enc=SIZES, head=head)
     agent = BC(SPACES, ACTION, config, BuildOptions(CPU))
     agent.load_base({"encoder": weights})
     assert agent.feature_extractor.keys == ["image", "a", "b"]
@@ -138,7 +139,7 @@ def test_a_policy_uses_the_frozen_encoder(tmp_path):
     )
     assert action["action"].shape == (3, 2)
     wide = BCConfig(
-        run_agent=DREAMERV3_TORCH,
+        **FROZEN,
         enc=replace(SIZES, depth=8),
         head=head,
     )
@@ -195,7 +196,7 @@ def test_sizes_of_the_encoder_are_inferred(tmp_path):
 def test_images_are_standardized_with_given_statistics(tmp_path):
     weights = read_encoder(save(tmp_path / "latest.pt"))
     sizes = replace(SIZES, standard="dataset")
-    config = BCConfig(run_agent=DREAMERV3_TORCH, enc=sizes)
+    config = BCConfig(**FROZEN, enc=sizes)
     agent = BC(SPACES, ACTION, config, BuildOptions(CPU))
     agent.load_base({"encoder": weights})
     assert agent.needs_statistics
@@ -219,7 +220,7 @@ def test_images_are_standardized_with_given_statistics(tmp_path):
 @pytest.mark.parametrize("order", [("image", "a", "b"), ("image", "b", "a")])
 def test_an_order_that_is_not_alphabetical_is_reported(tmp_path, order):
     weights = read_encoder(save(tmp_path / "latest.pt"))
-    config = BCConfig(run_agent=DREAMERV3_TORCH, enc=SIZES, keys=order)
+    config = BCConfig(**FROZEN, enc=SIZES, keys=order)
     agent = BC(SPACES, ACTION, config, BuildOptions(CPU))
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")

@@ -29,12 +29,12 @@ from reverie.agents.bc.head import ActionNormalizer, CloneHead, CloneHeadConfig
 from reverie.agents.options import BuildOptions
 from reverie.agents.trained import TrainedAgent
 from reverie.agents.weights import check_fit, matching_components
-from reverie.capabilities import AgentConfig, Stateful, Statistics
+from reverie.capabilities import AgentConfig, ImportedEncoder, Stateful, Statistics
 from reverie.config import check_minimum
 from reverie.kernels.accelerate import Accelerator
 from reverie.nets.blocks import initialize
-from reverie.nets.dreamerv3_torch.encoder import DreamerV3TorchEncoder
-from reverie.nets.encoder import NO_KEYS, Encoder, EncoderConfig
+from reverie.nets.encoder import NO_KEYS, EncoderConfig
+from reverie.nets.encoders import ENCODERS
 from reverie.nets.heads import check_actions
 from reverie.nets.optim.adam import AdamConfig
 from reverie.nets.optim.optimizer import Optimizer, dense_weights
@@ -42,9 +42,6 @@ from reverie.nets.rng import Rng
 from reverie.nets.standardize import set_statistics, standardizers
 from reverie.rows import Window
 from reverie.spaces import Spaces, agent_obs_space
-
-DREAMERV3_TORCH = "dreamerv3-torch"
-"""Value of `run_agent` for checkpoints of dreamerv3-torch."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ class BCConfig(AgentConfig):
     """Run folder or checkpoint whose world model extracts the features, or `latest.pt`
     of dreamerv3-torch; empty for a new encoder."""
     run_agent: str = ""
-    """Agent of that run; set automatically."""
+    """Agent of that run; set automatically. Empty for an encoder from a file."""
     features: Literal["encoder", "state"] = "encoder"
     """Features of that world model: of its encoder, or its latent state."""
     finetune: bool = False
@@ -84,6 +81,9 @@ class BCConfig(AgentConfig):
     same order."""
     enc: EncoderConfig = EncoderConfig()
     """New encoder; with a checkpoint of dreamerv3-torch, set automatically."""
+    enc_architecture: Literal["dreamerv3", "dreamerv3_torch"] = "dreamerv3"
+    """Architecture of the new encoder; with a checkpoint of dreamerv3-torch, set
+    automatically."""
     dreamerv3_torch: DreamerV3TorchFileConfig = DreamerV3TorchFileConfig()
     """What a checkpoint of dreamerv3-torch does not contain."""
     head: CloneHeadConfig = CloneHeadConfig()
@@ -112,14 +112,14 @@ class BCConfig(AgentConfig):
 
     @property
     def base_agent(self) -> str:
-        return "" if self.run_agent == DREAMERV3_TORCH else self.run_agent
+        return self.run_agent
 
     def with_base_agent(self, name: str) -> BCConfig:
         return replace(self, run_agent=name)
 
-    def with_encoder(self, encoder: Any) -> BCConfig:
+    def with_encoder(self, encoder: ImportedEncoder) -> BCConfig:
         images = self.dreamerv3_torch.images
-        if encoder.cnn_keys != NO_KEYS and not images:
+        if encoder.config.cnn_keys != NO_KEYS and not images:
             raise api.UserError(
                 f"{self.run} does not contain the preprocessing of its images.\n"
                 "  Fix: --bc.dreamerv3_torch.images shift, if it was trained by "
@@ -133,10 +133,11 @@ class BCConfig(AgentConfig):
                     "The latent state of a dreamerv3-torch checkpoint cannot be used "
                     "with standardized images.\n  Fix: --bc.features encoder"
                 )
-            return replace(self, run_agent="dreamer")
+            return replace(self, run_agent=encoder.agent)
         standard = "dataset" if images == "standardize" else "none"
-        encoder = replace(encoder, standard=standard)
-        return replace(self, run_agent=DREAMERV3_TORCH, enc=encoder)
+        enc: Any = replace(encoder.config, standard=standard)
+        architecture: Any = encoder.architecture
+        return replace(self, enc=enc, enc_architecture=architecture)
 
 
 class BCCarry(NamedTuple):
@@ -170,7 +171,8 @@ class BC(TrainedAgent):
         generator = torch.Generator().manual_seed(seed)
         self.feature_extractor: Any
         if self.base is None:
-            encoder = self._make_encoder()
+            make_encoder = ENCODERS[config.enc_architecture]
+            encoder = make_encoder(self.obs_space, config.enc, config.keys)
             initialize(encoder, generator)
             self.feature_extractor = EncoderFeatures(encoder, dtype)
         else:
@@ -185,7 +187,8 @@ class BC(TrainedAgent):
         self.normalizer = ActionNormalizer(act_space)
         for module in self.components().values():
             module.to(device)
-        self.trains_features = config.finetune or not config.run_agent
+        is_new = self.base is None and not config.run
+        self.trains_features = config.finetune or is_new
         trained: list[tuple[str, nn.Module]] = [("head", self.head)]
         if self.trains_features:
             trained.append(("feature_extractor", self.feature_extractor))
@@ -354,12 +357,6 @@ class BC(TrainedAgent):
             keys = self.feature_extractor.keys
             check_keys(keys, state.get("keys", keys), "The checkpoint")
         return super().load_weights(state, components)
-
-    def _make_encoder(self) -> Encoder | DreamerV3TorchEncoder:
-        config = self.config
-        if config.run_agent == DREAMERV3_TORCH:
-            return DreamerV3TorchEncoder(self.obs_space, config.enc, config.keys)
-        return Encoder(self.obs_space, config.enc, config.keys)
 
 
 def _select_keys(obs_space: Spaces, keys: tuple[str, ...]) -> Spaces:

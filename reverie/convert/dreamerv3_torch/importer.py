@@ -32,6 +32,6 @@ IMPORTER = Importer(
     algorithm=(BLOCK,),
     find=lambda folder: find_files(folder, "latest.pt", "latest_model.pt"),
     encoder=EncoderImporter(
-        lambda contents: infer_encoder(select_weights(contents)), read_encoder
+        BLOCK, lambda contents: infer_encoder(select_weights(contents)), read_encoder
     ),
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from reverie.api import UserError
-from reverie.capabilities import ConfiguresBase
+from reverie.capabilities import ConfiguresBase, ImportedEncoder
 from reverie.datasets.action_units import check_same_actions, check_same_units
 from reverie.datasets.episodes import ReaderConfig
 from reverie.datasets.images import ImageConfig, check_obs_space
@@ -54,7 +54,9 @@ def with_base_run(config: Config) -> Config:
     if not base_run or not isinstance(agent_config, ConfiguresBase):
         return config
     if imported := find_imported(base_run, type(config)):
-        encoder = encoder_importer(imported).infer_config(imported.contents)
+        reader = encoder_importer(imported)
+        sizes = reader.infer_config(imported.contents)
+        encoder = ImportedEncoder(reader.architecture, sizes, imported.agent)
         return replace(config, **{config.agent: agent_config.with_encoder(encoder)})
     path = find_checkpoint(Path(base_run))
     base = read_config(run_folder_of(path))
