@@ -21,7 +21,6 @@ from torch import Tensor
 
 from reverie.api import Mode, UserError
 from reverie.config import check_minimum
-from reverie.nets.distributions import Categorical
 from reverie.nets.ensemble import EnsembleConfig, TokenHeadsConfig
 from reverie.nets.normalize import NormalizeConfig
 
@@ -101,7 +100,8 @@ def token_disagreement(logits: Float[Tensor, "M *b K C"]) -> Float[Tensor, "*b"]
     It is the entropy of the mean distribution minus the mean entropy of all members, in
     nats: from 0 if they are equal to log(M) if they exclude each other.
     """
-    members = Categorical(logits)
-    mean = Categorical(torch.logsumexp(members.logprobs, 0))
-    divergence = mean.entropy() - members.entropy().mean(0)
+    probs = logits.float().softmax(-1)
+    entropies: Tensor = torch.special.entr(probs).sum(-1)
+    of_mean: Tensor = torch.special.entr(probs.mean(0)).sum(-1)
+    divergence = of_mean - entropies.mean(0)
     return divergence.clamp(min=0).mean(-1)  # rounding errors may be negative

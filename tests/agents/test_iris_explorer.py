@@ -25,7 +25,7 @@ from reverie.api import UserError
 from reverie.nets.ensemble import TokenHeadsConfig
 
 SMALL = {
-    "iris.tokenizer.tokens": 2,
+    "iris.tokenizer.tokens": 4,
     "iris.training.world_model.batch": 4,
     "iris.training.actor_critic.batch": 4,
 }
@@ -70,8 +70,8 @@ def test_the_heads_predict_the_tokens_from_the_outputs_of_the_transformer():
     outputs = world.dynamics_loss(segment).states
     losses, metrics = agent.explorer.head_loss(outputs, tokens, segment)
     rows, length = segment.real.shape
-    blocks = outputs.reshape(rows, length, 4, -1)  # I-token, action and two tokens
-    logits = head_logits(agent, blocks[:, :-1, 1:3])
+    blocks = outputs.reshape(rows, length, 6, -1)  # I-token, action and four tokens
+    logits = head_logits(agent, blocks[:, :-1, 1:5])
     chosen = torch.nn.functional.one_hot(tokens, logits.shape[-1])
     expected = -(logits.log_softmax(-1) * chosen).sum(-1).mean((0, -1))
     real = segment.real[:, :-1]
@@ -125,7 +125,7 @@ def test_an_update_leaves_the_agent_as_without_exploration(name):
     before = {key: weights(agent, key) for key in EXPLORER}
     metrics, other = agent.update(name, [batch]), plain.update(name, [batch])
     for key, value in other.items():
-        assert torch.equal(metrics[key], value), key
+        assert float(metrics[key]) == float(value), key
     for key in COMPONENTS:
         assert not changed(weights(plain, key), weights(agent, key))
     for key in EXPLORER:
@@ -139,14 +139,10 @@ def test_accumulated_gradients_are_the_mean_over_batches():
     flags = {"iris.training.world_model.accumulate": 2}
     agent = make(flags=flags)
     batches = [collected_feed(agent, seed=seed)("world_model") for seed in (0, 1)]
-    losses = [
-        float(
-            agent.losses("world_model", agent._to_segment(batch))["ensemble"][0][
-                "tokens"
-            ].mean()
-        )
-        for batch in batches
-    ]
+    losses = []
+    for batch in batches:
+        heads = agent.losses("world_model", agent._to_segment(batch))["ensemble"]
+        losses.append(float(heads.losses["tokens"].detach().mean()))
     metrics = agent.update("world_model", batches)
     assert float(metrics["loss/ensemble/tokens"]) == pytest.approx(np.mean(losses))
 

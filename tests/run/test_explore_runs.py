@@ -86,6 +86,27 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, block):
     assert_same(whole, split)
 
 
+def test_a_resumed_run_of_iris_equals_an_uninterrupted_one(tmp_path):
+    flags = {
+        "run.clock": "steps",
+        "explore.until": 100,
+        "iris.schedule.epochs": 9,
+        "iris.schedule.collect_epochs": 9,
+        "iris.schedule.first_steps": 30,
+        "iris.schedule.steps": 15,
+        r"iris.training\..*\.(steps|first_steps)": 1,
+        r"iris.training\..*\.batch": 2,
+    }
+    blocks = ("iris_tiny", "plan2explore")
+    train(settings(tmp_path / "whole", 140, *blocks, **flags))
+    train(settings(tmp_path / "split", 80, *blocks, **flags))
+    train(settings(tmp_path / "split", 140, *blocks, **flags))
+    whole, split = (read_state(tmp_path / name) for name in ("whole", "split"))
+    for component in ("ensemble", "explore_actor_critic"):
+        assert whole["agent"]["opt"][component]["step"] > 1
+    assert_same(whole, split)
+
+
 def test_evaluation_of_an_exploring_run_uses_the_task_policy(tmp_path, modes):
     path = train(settings(tmp_path / "run", 100, "plan2explore"))
     modes.clear()
