@@ -62,6 +62,8 @@ class Translation:
     """True if the command line begins with a program of the original."""
     arguments: list[list[str]] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    """Arguments of the original's program that are not in its table."""
 
     def add_change(self, change: Change) -> None:
         """Add a change, together with an earlier one that has the same result."""
@@ -94,14 +96,18 @@ def explain(
     words = list(words)
     while words and words[0] in LAUNCHERS:
         words.pop(0)
-    found = [_translate(words, each, commands) for each in originals()]
+    try:
+        found = [_translate(words, each, commands) for each in originals()]
+    except UserError as invalid:  # such as a task that does not exist
+        return str(invalid)
     best = max(found, key=lambda each: len(each.changes) if each else 0)
     if best is not None and best.changes:
         return _describe(best)
     if words and words[0].startswith("--") and words[0] not in ("--help", "--version"):
         fix = shlex.join(["train", *words])
         return f"The command is missing.\n  Fix: reverie {fix}"
-    if isinstance(error, UnknownSetting):
+    names = {word.lstrip("-").partition("=")[0] for word in words}
+    if isinstance(error, UnknownSetting) and error.name not in names:
         return _explain_key(error)
     return None
 
@@ -117,6 +123,9 @@ def _describe(translation: Translation) -> str:
     else:
         rows = "\n".join(f"    {_row(change)}" for change in translation.changes)
         text = f"These words of {original.name} have other names here:\n{rows}"
+    if translation.unknown:
+        names = ", ".join(f"`{name}`" for name in translation.unknown)
+        text += f"\n  Not known here, and left out: {names}."
     fix = shlex.join(["reverie", *translation.words])
     return f"{text}\n  See {original.page}.\n  Fix: {fix}"
 
@@ -192,12 +201,25 @@ def _translate(
         if argument.name == "configs":
             _add_blocks(translation, argument.values)
     values = {each.name: " ".join(each.values) for each in arguments}
-    first = re.compile("task|env|expl_behavior")
+    first = re.compile("task|env|expl_behavior|dynamics_type")
     arguments.sort(key=lambda each: not first.search(each.name))  # is stable
     for argument in arguments:  # first those on which other words depend
         if argument.name != "configs":
             _add(translation, argument, values)
+    if translation.command[0] == "eval":
+        _evaluate(translation, values)
     return translation
+
+
+def _evaluate(translation: Translation, values: dict[str, str]) -> None:
+    """Reduce the arguments of a command that evaluates to its run and its task."""
+    sources = ("run.from_checkpoint", "resume_checkpoint", "logdir")
+    paths = [values[name] for name in sources if name in values]
+    task = _config(translation, "train").task
+    has_task = translation.blocks or "task" in values
+    translation.command.append(paths[0] if paths else "LOGDIR")
+    translation.blocks = []
+    translation.arguments = [["--task", task]] if has_task else []
 
 
 def _is_argument(word: str) -> bool:
@@ -247,7 +269,8 @@ def _add(translation: Translation, argument: Argument, values: dict[str, str]) -
     is_setting = name.replace("-", "_") in _settings()
     for flag in translation.original.flags:
         is_value = " " in flag.pattern
-        match = re.fullmatch(flag.pattern, f"{name} {value}" if is_value else name)
+        text = f"{name} {value}" if is_value else name
+        match = re.fullmatch(flag.pattern, text, re.IGNORECASE if is_value else 0)
         if match is None or (is_setting and not is_value):
             continue
         if not flag.here and not _concerns_agent(translation):
@@ -262,7 +285,11 @@ def _add(translation: Translation, argument: Argument, values: dict[str, str]) -
                 shown = f"reverie {translation.command[0]}"
             translation.add_change(Change(old, shown, flag.note))
             return
-    translation.arguments.append(argument.words)
+    is_known = is_setting or name == "config" or configs.is_pattern(name)
+    if argument.is_hydra or (translation.is_program and not is_known):
+        translation.unknown.append(argument.words[0])
+    else:
+        translation.arguments.append(argument.words)
 
 
 def _concerns_agent(translation: Translation) -> bool:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from reverie import config as configs
 from reverie.api import UserError
 from reverie.cli.arguments import Arguments, parse_arguments, to_config
 from reverie.log.messages import print_message
+from reverie.log.status import StatusLine
 
 BASE_BLOCKS: dict[str, tuple[str, ...]] = {
     "train": (),
@@ -23,30 +24,22 @@ BASE_BLOCKS: dict[str, tuple[str, ...]] = {
 
 def train(words: list[str]) -> int:
     """Train an agent online."""
-    from reverie.run import train as loop
-
-    return _run(loop.train, "train", words)
+    return _run("train", "reverie.run.train:train", words)
 
 
 def train_eval(words: list[str]) -> int:
     """Train an agent online and evaluate it regularly."""
-    from reverie.run import train as loop
-
-    return _run(partial(loop.train, evaluate=True), "train_eval", words)
+    return _run("train_eval", "reverie.run.train:train", words, evaluate=True)
 
 
 def offline(words: list[str]) -> int:
     """Train a world model on recorded episodes."""
-    from reverie.run.offline import train as loop
-
-    return _run(loop.offline, "offline", words)
+    return _run("offline", "reverie.run.offline.train:offline", words)
 
 
 def bc(words: list[str]) -> int:
     """Train a policy on recorded episodes by behavior cloning."""
-    from reverie.run.offline import train as loop
-
-    return _run(loop.offline, "bc", words)
+    return _run("bc", "reverie.run.offline.train:offline", words)
 
 
 def demo(words: list[str]) -> int:
@@ -112,7 +105,11 @@ def training_config(arguments: Arguments, command: str = "train") -> Any:
     )
 
 
-def _run(loop: Callable[[Any], Path], command: str, words: list[str]) -> int:
-    path = loop(command_config(command, words))
+def _run(command: str, loop: str, words: list[str], **options: bool) -> int:
+    """Run the training loop at an import path; print its activity from the start."""
+    with StatusLine("importing PyTorch"):
+        run: Callable[..., Path] = resolve_name(loop)
+        config = command_config(command, words)
+    path = run(config, **options)
     print_message(f"Done: {path}")
     return 0

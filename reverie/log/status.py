@@ -12,7 +12,7 @@ from reverie.log.terminal import format_seconds
 
 FIRST_SECONDS = 3.0
 """Time without output after which the first line is printed."""
-SECONDS = 30.0
+SECONDS = 25.0
 """Time without output after which each further line is printed."""
 POLL_SECONDS = 0.5
 MIN_SECONDS = 2.0

@@ -13,9 +13,10 @@ has none, unless its graph has Python hooks. `add_hooks` adds them if updates ar
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+if TYPE_CHECKING:  # the `reverie` command imports this file before PyTorch
+    from torch import Tensor
 
 SLOW_SECONDS = 2.0
 """Duration of an update from which on the next backward pass has hooks."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,12 @@ ONLINE = (
     ),
     UnusedSetting("offline.", COLLECTS),
     UnusedSetting(
-        "sequences.", "the task is an environment", "add --task sequences_balls."
+        "sequences.folder",
+        "the task is an environment",
+        "--configs vta_maze --sequences.folder {value}",
+    ),
+    UnusedSetting(
+        "sequences.", "the task is an environment", "add --configs vta_balls."
     ),
 )
 """Settings that training in environments does not use."""
@@ -80,7 +86,10 @@ OFFLINE = (
     UnusedSetting("run.keep_epochs", NO_ENVS, "--run.keep_every {value}"),
     *(
         UnusedSetting(name, NO_ENVS)
-        for name in ("run.envs", "run.prefill", "run.overlap", "replay.")
+        for name in (
+            *("run.envs", "run.prefill", "run.pretrain", "run.overlap"),
+            "replay.",
+        )
     ),
 )
 """Settings that training on recorded data does not use."""
@@ -104,6 +113,8 @@ WITHOUT_RECORDINGS = tuple(
         "keys": "",
         "images.": "",
         "cache.": "",
+        "stats": "",
+        "eval.episodes": "--sequences.evaluation {value}",
         "eval.": "",
         "epochs": "--run.steps sets the number of updates.",
         "report_epochs": "--run.report_every sets the interval of evaluations.",
@@ -149,10 +160,22 @@ def check_used(config: Config, command: str, flags: Flags) -> None:
             assert found[0] is not None
             words = value if isinstance(value, list | tuple) else [value]
             text = " ".join(str(word) for word in words if word is not None)
-            fix = found[0].instead.replace("{value}", text) or f"remove --{flag}."
+            instead = _used_instead(found[0], unused).replace("{value}", text)
+            fix = instead or f"remove --{flag}."
             raise ConfigError(
                 f"--{flag} has no effect in this run: {found[0].reason}.\n  Fix: {fix}"
             )
+
+
+def _used_instead(setting: UnusedSetting, unused: Sequence[UnusedSetting]) -> str:
+    """Return what to type instead of a setting; empty if that has no effect, too."""
+    instead = setting.instead
+    while (name := re.match(r"(?:add )?--([\w.]+)", instead)) is not None:
+        replacement = _find(name[1], unused)
+        if replacement is None:
+            break
+        instead = replacement.instead
+    return instead
 
 
 def check_exploration(config: Config) -> None:
@@ -221,7 +244,10 @@ def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
             fix = "add --env.resize 64 64, or remove --env.resample."
             unused.append(UnusedSetting("env.resample", reason, fix))
     unused += _of_exploration(config, command)
-    if not config.run.from_checkpoint:
+    if config.run.from_checkpoint:
+        reason = "the run starts from a checkpoint"
+        unused.append(UnusedSetting("run.pretrain", reason))
+    else:
         reason = "no initial weights are loaded"
         fix = "add --run.from_checkpoint PATH."
         unused.append(UnusedSetting("run.from_components", reason, fix))

@@ -249,3 +249,8 @@ def test_a_checkpoint_to_evaluate_is_not_an_option(tmp_path, capsys):
     assert f"\n  Fix: reverie eval {folder}\n" in capsys.readouterr().err
     assert main(["eval", str(tmp_path / "nowhere")]) == 2
     assert f"{tmp_path / 'nowhere'} does not exist." in capsys.readouterr().err
+
+
+def test_the_command_is_parsed_without_importing_pytorch():
+    code = "import sys, reverie.cli.main; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

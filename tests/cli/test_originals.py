@@ -38,7 +38,7 @@ def check_fix(text: str) -> str:
     elif command == "config":
         to_config(parse_arguments(words))
     else:
-        assert command in ("data", "sweep")
+        assert command in ("data", "play", "sweep", "view")
     return fix
 
 
@@ -206,7 +206,7 @@ def test_every_block_has_valid_replacements_and_is_not_one_of_this_package():
 @pytest.mark.parametrize(
     "line",
     [
-        "train --configs iris_tiny --batch_size 3",  # Δ-IRIS has no single batch size
+        "train --configs iris_tiny --batch_length 3",  # Δ-IRIS has several
         "train --foo 3",
         "data convert SRC DST --size 32",
         "eval LOGDIR --checkpoint x",
@@ -254,3 +254,38 @@ def test_keys_of_config_files_have_an_answer(tmp_path, capsys, text, message):
     assert re.search(message, error), error
     assert "config.yaml" in error
     assert "\n  Fix: " in error
+
+
+def test_invalid_task_in_a_translated_command_is_named():
+    text = answer("dreamer.py --configs pinpad --task pinpad_eight --steps 4e4")
+    assert "Suite 'pinpad' has no task 'eight'" in text
+
+
+def test_unknown_flags_of_a_program_are_left_out_and_named():
+    text = answer("dreamer.py --configs dmc_vision --foo 3 --compile False")
+    assert "Not known here, and left out: `--foo`." in text
+    assert check_fix(text).endswith("--compile none")
+    text = answer("src/main.py +experiment=x common.do_checkpoint=true")
+    assert "left out: `+experiment=x`." in text
+    assert check_fix(text) == "train --configs iris_crafter"
+
+
+OLDER_NAMES = """
+reward_layers 2 cont_layers 2 value_layers 2 actor_layers 2 encoder.cnn_depth 32
+encoder.minres 4 encoder.mlp_layers 2 decoder.image_dist mse value_head symlog_disc
+reward_scale 1.0 action_unimix_ratio 0.01 value_lr 3e-5 actor_grad_clip 100
+actor_dist normal actor_min_std 0.1 slow_value_target True eval_noise 0.0
+actor.dist normal actor.lr 3e-5 actor.temp 0.1 critic.layers 2 critic.slow_target True
+reward_head.loss_scale 1.0 cont_head.outscale 1.0
+"""
+"""Options of `configs.yaml`, of current and older versions of dreamerv3-torch."""
+
+
+@pytest.mark.parametrize("program", ["train", "dreamer.py --configs dmc_vision"])
+def test_options_of_all_versions_of_dreamerv3_torch_are_answered(program):
+    words = OLDER_NAMES.split()
+    for name, value in zip(words[::2], words[1::2], strict=True):
+        text = answer(f"{program} --{name} {value}")
+        assert f"`--{name}" in text
+        assert "left out" not in text
+        check_fix(text)

@@ -62,6 +62,19 @@ offline --explore.policy random | without environments
 bc --explore.until 3 | without environments
 bc --dreamer.opt.lr 1 | agent 'dreamer', not of 'bc'.*--bc\.opt\.lr 1
 train --bc\..*\.units 3 | agent 'bc'
+train --sequences.folder x | environment.*--configs vta_maze --sequences\.folder x
+train --configs vta_balls --run.eval_eps 9 | --sequences\.evaluation 9
+train --configs vta_balls --env.resize 8 8 | remove --env\.resize
+train --configs iris_tiny --run.pretrain 9 | alternates between acting and training
+train --run.from_checkpoint x --run.pretrain 9 | starts from a checkpoint
+offline --run.pretrain 9 | without environments
+bc --bc.finetune True | encoder is a new one.*--bc\.run PATH
+bc --bc.dreamerv3_torch.images shift | encoder is a new one
+bc --bc.run x --bc.enc.units 9 | features are those of --bc\.run
+bc --bc.head.modes 3 | policy head is 'mlp'.*--bc\.head\.kind mixture
+bc --bc.head.kind mixture --bc.head.loss l1 | policy head is 'mixture'
+bc --offline.eval.horizon 3 | not a world model
+bc --bc.run_agent iris | set automatically
 """
 
 ACCEPTED = """
@@ -127,7 +140,7 @@ def test_every_declaration_names_settings_that_exist(command):
                     for n in (*names, "random.")  # an agent without settings
                 ), each
                 for flag in re.findall(r"--([\w.]+)", each.instead):
-                    assert flag.rstrip(".") in names, each
+                    assert flag.rstrip(".") in (*names, "configs"), each
             assert set(used_names(config, command)) < set(names)
 
 
@@ -202,3 +215,31 @@ def test_a_flag_for_the_clock_brings_intervals_in_its_unit():
     run = resolve(["iris_tiny"], flags=steps).run
     assert intervals(run) == INTERVALS["steps"]
     assert min(INTERVALS["steps"].values()) >= 1000
+
+
+RUNS = """
+train
+train --agent random
+train --configs iris_tiny
+train --configs vta_balls
+train --configs vta_maze
+train --configs dreamerv3_torch
+train --explore.policy random
+train_eval --task atari_pong
+offline --offline.data x --task robosuite_Lift
+offline --configs vta_episodes --offline.data x
+bc --offline.data x --bc.run y
+"""
+
+
+@pytest.mark.parametrize("line", RUNS.strip().splitlines())
+def test_a_proposed_setting_has_an_effect(line):
+    command, *words = line.split()
+    config = command_config(command, words)
+    used = used_names(config, command)
+    for name in set(settings_of(Config)) - set(used):
+        with pytest.raises(UserError) as error:
+            check_used(config, command, [(name, "VALUE")])
+        fix = str(error.value).rpartition("Fix: ")[2]
+        proposed = re.match(r"(?:add )?--(\S+)", fix)
+        assert proposed is None or proposed[1] in (*used, "configs"), (name, fix)

@@ -29,7 +29,13 @@ from reverie.agents.bc.head import ActionNormalizer, CloneHead, CloneHeadConfig
 from reverie.agents.options import BuildOptions
 from reverie.agents.trained import TrainedAgent
 from reverie.agents.weights import check_fit, matching_components
-from reverie.capabilities import AgentConfig, ImportedEncoder, Stateful, Statistics
+from reverie.capabilities import (
+    AgentConfig,
+    ImportedEncoder,
+    Stateful,
+    Statistics,
+    UnusedSetting,
+)
 from reverie.config import check_minimum
 from reverie.kernels.accelerate import Accelerator
 from reverie.nets.blocks import initialize
@@ -101,6 +107,29 @@ class BCConfig(AgentConfig):
                 "A recurrent policy cannot be trained on sequences of length 1.\n"
                 "  Fix: --bc.length 32"
             )
+
+    @property
+    def unused(self) -> tuple[UnusedSetting, ...]:
+        if self.run:
+            reason = "the features are those of --bc.run"
+            names = [UnusedSetting("bc.enc.", reason)]
+        else:
+            reason, fix = "the encoder is a new one", "add --bc.run PATH."
+            options = ("features", "finetune", "dreamerv3_torch.")
+            names = [UnusedSetting(f"bc.{name}", reason, fix) for name in options]
+        kind = f"the kind of the policy head is {self.head.kind!r}"
+        if self.head.kind == "mixture":
+            names.append(UnusedSetting("bc.head.loss", kind))
+        else:
+            fix = "add --bc.head.kind mixture."
+            names += [
+                UnusedSetting(f"bc.head.{x}", kind, fix) for x in ("modes", "minstd")
+            ]
+        automatic = UnusedSetting("bc.run_agent", "it is set automatically")
+        reason = "behavior cloning trains a policy, not a world model"
+        world_model = ("context", "horizon", "video", "ensemble.")
+        names += [UnusedSetting(f"offline.eval.{x}", reason) for x in world_model]
+        return (*names, automatic)
 
     @property
     def rows_per_update(self) -> int:

@@ -222,7 +222,11 @@ class IrisConfig(AgentConfig):
             "--iris.schedule.steps sets the environment steps per epoch, and "
             "--iris.training.world_model.steps the updates of a component."
         )
-        return (UnusedSetting("run.train_ratio", reason, fix),)
+        first = "--iris.training.world_model.first_steps sets the updates of an epoch."
+        return (
+            UnusedSetting("run.train_ratio", reason, fix),
+            UnusedSetting("run.pretrain", reason, first),
+        )
 
     @property
     def rollout_frames(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -63,22 +64,27 @@ class Original(NamedTuple):
 @functools.cache
 def originals() -> tuple[Original, ...]:
     """Return the tables of all implementations."""
-    from reverie.convert.vta.config import NAMES
+    from reverie.convert.dreamerv3_torch import config as dreamerv3_torch
+    from reverie.convert.vta import config as vta
 
-    vta = tuple(
-        Word(theirs.replace("_", "[-_]"), f"--{ours} {{value}}")
-        for theirs, ours in NAMES.items()
-        if theirs != ours
-    )
     return (
         _read("dreamerv3"),
-        _read("dreamerv3_torch"),
+        _read("dreamerv3_torch", dreamerv3_torch.NAMES),
         _read("delta_iris"),
-        _read("vta", vta),
+        _read("vta", vta.NAMES),
     )
 
 
-def _read(name: str, more_flags: tuple[Word, ...] = ()) -> Original:
+def _read(name: str, names: Mapping[str, str] | None = None) -> Original:
+    """Read a table; `names` are more flags, from the converter of config files.
+
+    The last ones to try are the flags under `other_flags`.
+    """
+    more_flags = tuple(
+        Word(re.escape(theirs).replace("_", "[-_]"), f"--{ours} {{value}}")
+        for theirs, ours in (names or {}).items()
+        if theirs != ours
+    )
     file = resources.files(__package__) / f"{name}.yaml"
     table = yaml.safe_load(file.read_text("utf-8"))
     flags = _words(table["flags"])
@@ -90,7 +96,7 @@ def _read(name: str, more_flags: tuple[Word, ...] = ()) -> Original:
         table["page"],
         _words(table["programs"]),
         {word.pattern: word for word in _words(table.get("blocks", []))},
-        (*flags, *more_flags),
+        (*flags, *more_flags, *_words(table.get("other_flags", []))),
         {word.pattern: word for word in _words(table.get("program_blocks", []))},
         table.get("hydra_block", ""),
         table.get("agent", ""),
