@@ -106,7 +106,7 @@ distclean: clean
 
 # One stamp per kind of install: pip runs again only when pyproject.toml changes.
 $(VENV)/.installed: pyproject.toml tools/install.sh
-	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" sh tools/install.sh $(VENV) .
+	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" sh tools/install.sh $(VENV) '.[play]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml tools/install.sh

@@ -13,11 +13,14 @@ import shlex
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from reverie.api import UserError
 
+PLAY_PACKAGES = ("starlette", "uvicorn", "websockets")
+"""Packages of the extra `play`."""
 MAX_MESSAGE = 500
 """Characters of the message of an error that are shown."""
 
@@ -133,6 +136,11 @@ def import_optional(module: str, extra: str, needed_by: str) -> Any:
         raise UserError(
             f"{needed_by} {problem}.\n  Fix: {install_command(extra)}"
         ) from error
+
+
+def missing_packages(names: Sequence[str]) -> list[str]:
+    """Return the packages that are not installed."""
+    return [name for name in names if importlib.util.find_spec(name) is None]
 
 
 def install_command(extra: str) -> str:

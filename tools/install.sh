@@ -1,7 +1,7 @@
 #!/bin/sh
 # usage: install.sh VENV WHAT
 # Creates the virtual environment VENV if it does not exist or is incomplete, and installs
-# WHAT ('.' or '.[dev]') into it in editable mode. PYTHON is the interpreter to use, and
+# WHAT ('.[play]' or '.[dev]') into it in editable mode. PYTHON is the interpreter to use, and
 # TORCH_INDEX a different package index for torch.
 set -eu
 venv=$1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from reverie.api import UserError
 from reverie.cli.arguments import parse_arguments
 from reverie.config import check_minimum
-from reverie.plugins import install_command
+from reverie.plugins import PLAY_PACKAGES, install_command, missing_packages
 
 MODE_FLAGS = {
     "u": "human-env",
@@ -178,12 +177,7 @@ def take_short_flags(words: list[str]) -> tuple[str, bool, list[str]]:
 
 
 def _check_installed() -> None:
-    missing = [
-        name
-        for name in ("starlette", "uvicorn", "websockets")
-        if importlib.util.find_spec(name) is None
-    ]
-    if missing:
+    if missing := missing_packages(PLAY_PACKAGES):
         raise UserError(
             f"The page in the browser needs {', '.join(missing)}, not installed here.\n"
             f"  Fix: {install_command('play')}"

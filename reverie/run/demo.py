@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from reverie.api import UserError
 from reverie.evaluation.episodes import evaluate
+from reverie.plugins import PLAY_PACKAGES, install_command, missing_packages
 from reverie.render.curve import write_curve
 from reverie.run.config import resolve
 from reverie.run.folder import resolve_logdir
@@ -48,12 +51,31 @@ def demo(flags: Sequence[tuple[str, Any]]) -> int:
         f"  learning curve   {_short(curve)}\n"
         f"{video}"
         f"  run folder       {_short(logdir)}\n"
-        f"Play the dream in the browser (pip install 'reverie[play]'):\n"
-        f"  reverie play {_short(logdir)} -w\n"
-        f"Next: reverie eval {_short(logdir)}, or\n"
-        "  reverie train --task gym_CartPole-v1"
+        f"{_play_advice(logdir)}"
+        f"Next: {_program()} eval {_short(logdir)}, or\n"
+        f"  {_program()} train --task gym_CartPole-v1"
     )
     return 0
+
+
+def _play_advice(logdir: Path) -> str:
+    """Return the command that plays the world model, after its packages if missing."""
+    install = ""
+    if missing_packages(PLAY_PACKAGES):
+        install = f"  {install_command('play')}\n"
+    play = f"  {_program()} play {shlex.quote(str(_short(logdir)))} -w\n"
+    return f"Play the dream in the browser:\n{install}{play}"
+
+
+def _program() -> str:
+    """Return how this program can be called from the working directory."""
+    called = Path(sys.argv[0])
+    found = shutil.which("reverie")
+    if called.name != "reverie" or not called.is_file():
+        return "reverie" if found else f"{shlex.quote(sys.executable)} -m reverie"
+    if found and Path(found).resolve() == called.resolve():
+        return "reverie"
+    return shlex.quote(str(_short(called.absolute())))
 
 
 def _short(path: Path) -> Path:

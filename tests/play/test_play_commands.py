@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-from reverie.cli import play as commands
+from reverie import plugins
 from reverie.cli.main import main
 from reverie.play import server
 
@@ -61,7 +61,7 @@ def test_invalid_commands_exit_with_2(run_folder, served, words, complaint, caps
 
 
 def test_missing_packages_are_named(monkeypatch, capsys):
-    monkeypatch.setattr(commands.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(plugins.importlib.util, "find_spec", lambda name: None)
     assert main(["play", "nowhere"]) == 2
     assert "needs starlette, uvicorn, websockets" in capsys.readouterr().err
 

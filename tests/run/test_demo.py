@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from types import SimpleNamespace
 
 from PIL import Image
 
 from reverie.cli.main import main
+from reverie.run import demo
 from reverie.run.folder import resolve_logdir
 
 
@@ -23,6 +26,8 @@ def test_the_demo_prints_score_curve_and_video(tmp_path, capsys, monkeypatch):
         assert curve.size[0] > 300
     with Image.open(tmp_path / named["open-loop video"]) as video:
         assert video.n_frames >= 16  # the repeated last frame is merged
+    assert re.search(r"\n  (\S+ -m )?reverie play logdir/demo -w\n", out)
+    assert (tmp_path / "logdir/demo/ckpt").is_dir()
     # a second demo in the same folder starts from scratch
     assert main(words.split()) == 0
 
@@ -43,6 +48,31 @@ def test_a_demo_without_reports_prints_no_video(tmp_path, capsys, monkeypatch):
     out = capsys.readouterr().out
     assert "learning curve" in out
     assert "open-loop" not in out
+
+
+def test_the_demo_names_the_program_as_it_can_be_called(tmp_path, monkeypatch):
+    program = tmp_path / ".venv" / "bin" / "reverie"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh")
+    program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in (".venv/bin/reverie", str(program)):
+        monkeypatch.setattr(sys, "argv", [name, "demo"])
+        advice = demo._play_advice(tmp_path / "my runs")
+        assert advice.endswith("\n  .venv/bin/reverie play 'my runs' -w\n")
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert "\n  reverie play" in demo._play_advice(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["__main__.py"])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert f"{sys.executable} -m reverie play" in demo._play_advice(tmp_path)
+
+
+def test_the_demo_installs_what_the_page_needs(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "missing_packages", lambda names: ["uvicorn"])
+    lines = demo._play_advice(tmp_path).splitlines()
+    assert lines[1].startswith("  pip install ")
+    assert "[play]" in lines[1]
 
 
 def test_the_demo_deletes_only_run_folders(tmp_path, capsys):
