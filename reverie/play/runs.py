@@ -7,6 +7,7 @@ contain no paths. Runs that are being written can be read: only complete lines c
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 from dataclasses import dataclass, field
@@ -34,14 +35,18 @@ SCORE = "score"
 MEDIA_KINDS = ("mp4", "gif", "png")
 
 
+Point = tuple[int, float, float]
+"""Frame, seconds and value."""
+
+
 @dataclass
 class MetricsFile:
     """Columns of a file of JSON lines, which is read as it grows."""
 
     path: Path
     offset: int = 0
-    columns: dict[str, list[tuple[int, float, float]]] = field(default_factory=dict)
-    """Frame, seconds and value of every point, by name; logs count frames."""
+    columns: dict[str, list[Point]] = field(default_factory=dict)
+    """Points by name; logs count frames."""
     last_step: int = 0
 
     def update(self) -> None:
@@ -123,7 +128,7 @@ class RunIndex:
         run = self._get(name)
         run.metrics.update()
         run.scores.update()
-        points = _columns(run).get(key, [])
+        points = _mean_by_frame(_columns(run).get(key, []))
         stride = max(1, -(-len(points) // MAX_POINTS))
         points = points[::stride]
         repeat = _repeat_of(run)
@@ -212,13 +217,22 @@ def _last_change(run: Run) -> float:
     return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
 
 
-def _columns(run: Run) -> dict[str, list[tuple[int, float, float]]]:
+def _columns(run: Run) -> dict[str, list[Point]]:
     """Return the metrics, with the score of all episodes as `score`."""
     scores = dict(run.scores.columns)
     columns = {**run.metrics.columns, **scores}
     score = next((k for k in scores if k.endswith("score")), "")
     score = score or next((k for k in columns if k.endswith("score")), "")
     return {SCORE: columns[score], **columns} if score else columns
+
+
+def _mean_by_frame(points: list[Point]) -> list[Point]:
+    """Return one point per frame: several episodes can end at the same one."""
+    result = []
+    for frame, group in itertools.groupby(points, key=lambda point: point[0]):
+        _, seconds, values = zip(*group, strict=True)
+        result.append((frame, seconds[-1], sum(values) / len(values)))
+    return result
 
 
 def _repeat_of(run: Run) -> int:

@@ -112,6 +112,20 @@ def _fail(*arguments: object) -> Any:
     raise ValueError("no simulator")
 
 
+def test_episodes_that_end_at_the_same_step_are_one_point(folder):
+    lines = [(40, 1.0), (40, -1.0), (40, 1.0), (48, -1.0)]
+    with (folder / "one" / "scores.jsonl").open("w") as file:
+        for number, (step, score) in enumerate(lines):
+            entry = {"step": step, "seconds": number, "episode/score": score}
+            file.write(json.dumps(entry) + "\n")
+    index = RunIndex(folder)
+    (run,) = (run for run in index.summaries() if run["name"] == "one")
+    series = index.series(run["id"], "score")
+    assert series["step"] == [40, 48]
+    assert series["value"] == pytest.approx([1 / 3, -1.0])
+    assert series["hours"] == pytest.approx([2 / 3600, 3 / 3600])
+
+
 def test_lines_are_read_as_they_are_written(tmp_path):
     path = tmp_path / "metrics.jsonl"
     file = MetricsFile(path)

@@ -65,7 +65,7 @@ export class Panes {
 
   describe(header) {
     const real = this.panes.get("real-0");
-    if (real) setText(real.note, real.figure.classList.contains("empty") ? "no longer in parallel" : header.ended && !header.mode.endsWith("model") ? header.ended : "");
+    if (real) setText(real.note, real.figure.classList.contains("empty") ? (this.startsFromRecordings ? "start, recorded" : "ended before the dream") : header.ended && !header.mode.endsWith("model") ? header.ended : "");
     const model = this.panes.get("model-0");
     if (model) {
       const memory = header.context ? `, memory ${header.context[0]} of ${header.context[1]}` : "";
@@ -77,12 +77,14 @@ export class Panes {
     const [context, width, height] = fitCanvas(pane.canvas);
     const most = Math.max(1, ...values.map(Math.abs));
     const bar = width / Math.max(1, values.length);
+    context.fillStyle = color("dim");
+    context.fillRect(0, height / 2, width, 1);
     context.fillStyle = color(kind === "real" ? "real" : "model");
     values.forEach((value, index) => {
       const size = (value / most) * height * 0.45;
       context.fillRect(index * bar + 1, height / 2 - Math.max(0, size), Math.max(1, bar - 2), Math.abs(size));
     });
-    pane.canvas.setAttribute("aria-label", `${values.length} numbers`);
+    pane.canvas.setAttribute("aria-label", `${values.length} numbers from ${-most} to ${most}`);
     pane.figure.classList.remove("empty");
   }
 }

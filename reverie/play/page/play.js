@@ -78,6 +78,7 @@ export class PlayPage {
     const counts = [1, 2, 3, 4, 6, 8].filter((count) => count <= hello.max_rollouts);
     byId("rollouts").replaceChildren(...counts.map((count) => element("option", { value: String(count), textContent: String(count) })));
     for (const id of ["fork", "rollouts", "forkevery"]) byId(id).disabled = !hello.max_rollouts;
+    this.panes.startsFromRecordings = Boolean(hello.modes.find((mode) => mode.name === "human-env").reason);
     this.buildControls(hello.controls);
     this.enable();
   }
@@ -96,7 +97,7 @@ export class PlayPage {
     this.actionRows = [];
     byId("controls").replaceChildren(...controls.map((control, number) => {
       const block = element("div", { className: "control" });
-      if (controls.length > 1) block.append(element("h3", { textContent: control.label }));
+      if (controls.length > 1 && control.names.length) block.append(element("h3", { textContent: control.label }));
       if (!control.names.length) {
         block.append(this.slider(control, number));
         return block;
@@ -105,7 +106,7 @@ export class PlayPage {
         const fill = element("div", { className: "bar-fill" });
         const percent = element("span", { className: "number" });
         const keys = element("span", { className: "keys" });
-        const row = element("button", { type: "button", className: "action" }, element("span", { textContent: name }), element("span", { className: "bar-track" }, fill), percent, keys);
+        const row = element("button", { type: "button", className: "action" }, element("span", { className: "name", textContent: name, title: name }), element("span", { className: "bar-track" }, fill), percent, keys);
         const source = `button ${number} ${value}`;
         const press = (down) => {
           const codes = control.keys[value];

@@ -52,7 +52,7 @@ export class Traces {
       this.root.append(...sorted.map((entry) => entry[1].row));
     }
     const { canvas, values } = this.rows.get(name);
-    keys.forEach((key, index) => setText(values[index], key in header.scalars ? `${format(header.scalars[key])} ` : index ? "" : "–"));
+    keys.forEach((key, index) => setText(values[index], key in header.scalars ? `${format(header.scalars[key])} ` : index ? "" : "– "));
     const steps = [...this.points.keys()].sort((a, b) => a - b);
     const [context, width, height, scale] = fitCanvas(canvas);
     const all = steps.flatMap((step) => keys.map((key) => this.points.get(step)[key]).filter((value) => value !== undefined));
