@@ -27,7 +27,7 @@ from reverie.cli.report import report
 from reverie.cli.streams import flush_output, open_standard_streams
 from reverie.cli.sweep import sweep
 from reverie.cli.train import BASE_BLOCKS, bc, demo, offline, train, train_eval
-from reverie.log.messages import print_message
+from reverie.log.messages import print_message, record_output
 from reverie.run.signals import Interrupted
 from reverie.run.trust import allow
 from reverie.storage.os_errors import FILE_ERRORS, TOO_MANY_FILES, describe_error
@@ -87,6 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is not None:  # called from Python code
         return _run(words)
+    record_output()  # the time from here on counts as time without output
     warnings.showwarning = _show_warning
     open_standard_streams()
     code = _run(words)

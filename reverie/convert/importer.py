@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from reverie.api import StateDict
-from reverie.storage.limits import quote
+from reverie.storage.limits import MAX_YAML_BYTES, InvalidFile, quote, read_bytes
 
 Settings = dict[str, Any]
 """Values by dotted name."""
@@ -32,6 +32,10 @@ def no_files(folder: Path) -> list[Path]:
 
 def no_config(path: Path) -> Path | None:
     return None
+
+
+def no_task(path: Path) -> str:
+    return ""
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,9 @@ class Importer:
     best or newest one first."""
     find_config: Callable[[Path], Path | None] = no_config
     """Return the config file that the implementation saved with a checkpoint."""
+    find_task: Callable[[Path], str] = no_task
+    """Return the task in a config file that was saved with a checkpoint and from which
+    nothing else is read; empty if there is none."""
     encoder: EncoderImporter | None = None
     """Reader of the encoder, if other agents can be trained on it."""
 
@@ -102,3 +109,11 @@ def entry_names(contents: Any) -> list[str]:
     """Return the keys of a mapping as text for messages; empty for other contents."""
     keys = list(contents) if isinstance(contents, Mapping) else []
     return [quote(str(key))[:40] for key in keys]
+
+
+def read_text(path: Path) -> str:
+    """Return the contents of a small text file; empty if there is none."""
+    try:
+        return read_bytes(path, MAX_YAML_BYTES).decode(errors="replace")
+    except (OSError, InvalidFile):
+        return ""

@@ -86,14 +86,17 @@ def open_episodes(
 
 
 def iterate_episodes(
-    path: str | Path, obs_space: Spaces, act_space: Spaces
+    path: str | Path,
+    obs_space: Spaces,
+    act_space: Spaces,
+    config: ReaderConfig | None = None,
 ) -> Iterator[tuple[str, Episode]]:
     """Yield name and episode for every episode that matches the spaces.
 
     Used to fill a replay buffer. Actions are converted to the units of `act_space`.
     Other episodes are skipped with a warning.
     """
-    episodes = open_episodes(path, spaces=(obs_space, act_space))
+    episodes = open_episodes(path, config, spaces=(obs_space, act_space))
     reader = ConvertedActions(episodes, act_space, "the environment")
     if reader.message:
         warnings.warn(reader.message, RuntimeWarning, stacklevel=2)

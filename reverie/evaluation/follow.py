@@ -82,11 +82,16 @@ def wait_for_checkpoint(logdir: Path, poll: float = POLL_SECONDS) -> None:
 
 
 def _make_logger(config: Config, logdir: Path) -> Logger:
-    """Return a logger with the outputs of the run, except for the terminal."""
-    outputs = tuple(name for name in config.logger.outputs if name != "terminal")
+    """Return a logger with the outputs of the run, except for the terminal.
+
+    `metrics.jsonl` is always written: it has the checkpoints that are evaluated.
+    """
+    outputs = tuple(
+        name for name in config.logger.outputs if name not in ("terminal", "jsonl")
+    )
     settings = dataclasses.asdict(config)
     return make_logger(
-        dataclasses.replace(config.logger, outputs=outputs),
+        dataclasses.replace(config.logger, outputs=("jsonl", *outputs)),
         output_folder(logdir),
         settings=settings,
         name=f"{logdir.resolve().name}-eval",

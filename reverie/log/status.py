@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -59,7 +60,9 @@ class StatusLine:
         while not self._done.wait(POLL_SECONDS):
             if notice := self.notice(self._activity[0]):
                 self.print_line(notice)
-            silence = min(seconds_since_output(), time.monotonic() - start)
+            silence = seconds_since_output()
+            if math.isinf(silence):  # nothing was printed, also not before
+                silence = time.monotonic() - start
             if silence >= self._interval:
                 self._interval = SECONDS
                 self.print_line(self.line())

@@ -86,7 +86,7 @@ class RunConfig:
     """Regular expression of the components to load from `from_checkpoint`."""
     episodes: str = ""
     """Recorded episodes to add to the replay buffer before the first step, in any
-    format that `reverie data inspect` reads."""
+    format that `reverie data inspect` reads. `offline.read` describes their layout."""
     keep_last: int = 2
     """Number of most recent checkpoints to keep."""
     keep_every: int = 0

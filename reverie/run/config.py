@@ -249,6 +249,10 @@ def _with_checkpoint(
             given = [(f"the file {saved}", own), *given]
             named = [*defaults, given[0], *named]
             of_user |= own
+        if "task" not in of_user and (task := importer.find_task(imported.path)):
+            named = [(origin, {"task": task}), *named]
+            of_user |= {"task": task}
+            config = dataclasses.replace(config, task=task)
         if "task" not in of_user:
             raise missing_task(imported)
         if saved is None:

@@ -209,7 +209,7 @@ class OnlineRun(BaseRun):
 
     def _add_recorded_episodes(self, path: str) -> None:
         spaces = self.envs.obs_space, self.envs.act_space
-        for _, episode in iterate_episodes(path, *spaces):
+        for _, episode in iterate_episodes(path, *spaces, self.config.offline.read):
             self.replay.add_episode(episode)
         self.print_message(f"Added {len(self.replay)} steps of the episodes in {path}.")
 

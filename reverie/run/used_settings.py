@@ -41,7 +41,6 @@ ONLINE = (
         "--run.episodes {value} adds recorded episodes to the replay, and `reverie "
         "offline --offline.data {value}` trains on them alone.",
     ),
-    UnusedSetting("offline.", COLLECTS),
     UnusedSetting(
         "sequences.folder",
         "the task is an environment",
@@ -229,7 +228,7 @@ def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
             every = "--run.report_every sets the interval of evaluations."
             unused.append(UnusedSetting("offline.report_epochs", reason, every))
     else:
-        unused += ONLINE
+        unused += [*ONLINE, *_of_recordings(config)]
         is_env = True
         if not config.agent_config.epochs:
             reason = f"the agent {config.agent!r} is not trained in epochs"
@@ -252,6 +251,16 @@ def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
         fix = "add --run.from_checkpoint PATH."
         unused.append(UnusedSetting("run.from_components", reason, fix))
     return unused
+
+
+def _of_recordings(config: Config) -> Iterator[UnusedSetting]:
+    """Yield the settings of recorded episodes that online training does not use."""
+    for name in settings_of(config):
+        if name.startswith("offline.") and not name.startswith("offline.read."):
+            yield UnusedSetting(name, COLLECTS)
+    if not config.run.episodes:
+        reason, fix = "it reads no recorded episodes", "add --run.episodes PATH."
+        yield UnusedSetting("offline.read.", reason, fix)
 
 
 def _of_exploration(config: Config, command: str) -> list[UnusedSetting]:

@@ -216,6 +216,27 @@ def test_the_task_is_asked_for(name, contents, fix, tmp_path, capsys):
     assert fix in message
 
 
+@pytest.mark.parametrize(
+    ("name", "task", "block"),
+    [
+        ("CrafterReward-v1", "crafter_reward", "iris_crafter"),
+        ("MsPacmanNoFrameskip-v4", "atari_ms_pacman", "iris_atari"),
+    ],
+)
+def test_the_task_of_a_delta_iris_run_is_read(name, task, block, tmp_path):
+    for folder in ("checkpoints", "config"):
+        (tmp_path / folder).mkdir()
+    path = tmp_path / "checkpoints" / "last.pt"
+    torch.save(IRIS, path)
+    config = f"env: {{train: {{id: {name}}}, keymap: 'atari/${{.train.id}}'}}\n"
+    (tmp_path / "config" / "trainer.yaml").write_text(config)
+    importer = open_file(path, Config).importer
+    assert importer.find_task(path) == task
+    assert importer.presets(task, IRIS) == (block,)
+    (tmp_path / "config" / "trainer.yaml").write_text("env: {train: {id: Other}}")
+    assert importer.find_task(path) == ""
+
+
 def test_config_files_are_found(tmp_path):
     torch.save(VTA, tmp_path / "model_best.pt")
     (tmp_path / "other.json").write_text(json.dumps({"a": 1}))

@@ -79,6 +79,17 @@ def test_every_checkpoint_of_a_finished_run_is_evaluated_once(run):
     assert read_lines(run / "eval/metrics.jsonl") == metrics
 
 
+def test_a_run_without_metrics_files_is_evaluated_once(run):
+    config = (run / "config.yaml").read_text()
+    assert "- jsonl" in config
+    (run / "config.yaml").write_text(config.replace("- jsonl", "- media"))
+    (newest,) = Checkpoints(run / "ckpt").paths()[-1:]
+    for path in Checkpoints(run / "ckpt").paths()[:-1]:
+        shutil.rmtree(path)
+    assert [x.checkpoint for x in follow(run, play)] == [newest.name]
+    assert list(follow(run, play)) == []
+
+
 def test_new_checkpoints_are_waited_for(run, monkeypatch):
     """The last checkpoint is added when the follower waits for it."""
     *_, second, final = Checkpoints(run / "ckpt").paths()

@@ -62,6 +62,8 @@ offline --explore.policy random | without environments
 bc --explore.until 3 | without environments
 bc --dreamer.opt.lr 1 | agent 'dreamer', not of 'bc'.*--bc\.opt\.lr 1
 train --bc\..*\.units 3 | agent 'bc'
+train --offline.read.map.action a | no recorded episodes.*--run\.episodes PATH
+train --run.episodes x --offline.split 0.5 | collects its own data
 train --sequences.folder x | environment.*--configs vta_maze --sequences\.folder x
 train --configs vta_balls --run.eval_eps 9 | --sequences\.evaluation 9
 train --configs vta_balls --env.resize 8 8 | remove --env\.resize
@@ -78,6 +80,7 @@ bc --bc.run_agent iris | set automatically
 """
 
 ACCEPTED = """
+train --run.episodes x --offline.read.map.action a --offline.read.size 64 64
 train --task atari_pong --env.atari.sticky 0.9
 train --task atari100k_pong --env.atari.sticky 0.9
 train --configs iris_tiny --iris.schedule.steps 30

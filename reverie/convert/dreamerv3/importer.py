@@ -11,8 +11,8 @@ import yaml
 from reverie.convert.dreamerv3.config import is_config
 from reverie.convert.dreamerv3.sizes import SIZES, infer_settings
 from reverie.convert.dreamerv3.weights import import_state
-from reverie.convert.importer import Importer, Settings, find_files
-from reverie.storage.limits import MAX_YAML_BYTES, InvalidFile, parse_yaml, read_bytes
+from reverie.convert.importer import Importer, Settings, find_files, read_text
+from reverie.storage.limits import InvalidFile, parse_yaml
 
 FILE = "agent.pkl"
 FOLDERS = (".", "ckpt", "ckpt/agent")
@@ -35,7 +35,7 @@ def find_checkpoints(folder: Path) -> list[Path]:
         return [folder / FILE]
     for name in FOLDERS:
         files = find_files(folder / name, f"*/{FILE}")
-        latest = _read_text(folder / name / "latest").strip()
+        latest = read_text(folder / name / "latest").strip()
         if files:
             return sorted(files, key=lambda file: file.parent.name != latest)
     return []
@@ -49,20 +49,12 @@ def find_config(path: Path) -> Path | None:
     for folder in folders:
         file = folder / "config.yaml"
         try:
-            data = parse_yaml(_read_text(file))
+            data = parse_yaml(read_text(file))
         except (InvalidFile, yaml.YAMLError):
             continue
         if isinstance(data, Mapping) and is_config(data):
             return file
     return None
-
-
-def _read_text(path: Path) -> str:
-    """Return the contents of a small text file; empty if there is none."""
-    try:
-        return read_bytes(path, MAX_YAML_BYTES).decode(errors="replace")
-    except (OSError, InvalidFile):
-        return ""
 
 
 def _infer(path: Path, contents: Any, given: Settings) -> dict[str, Settings]:

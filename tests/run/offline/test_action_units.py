@@ -200,7 +200,7 @@ every_reader = pytest.mark.parametrize("reader", READERS)
 pytestmark = pytest.mark.filterwarnings("ignore:The action")
 
 
-def train_with_episodes(data, logdir):
+def train_with_episodes(data, logdir, **settings):
     return reverie.train(
         SpyingPendulum(),
         configs=["debug"],
@@ -209,6 +209,7 @@ def train_with_episodes(data, logdir):
         logger__outputs=(),
         run__steps=2,
         run__episodes=str(data),
+        **settings,
     )
 
 
@@ -269,6 +270,22 @@ def test_episodes_in_a_replay_have_the_actions_of_the_run(
     for name in replay.names():
         torques = space.to_native(replay.read(name)["action"][:-1])
         np.testing.assert_allclose(np.abs(torques), TORQUE, rtol=1e-6)
+
+
+def test_a_key_map_describes_the_episodes_of_an_online_run(tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    for name, episode in make_pendulum_episodes().items():
+        did, gain = episode["action"][:-1], episode["reward"][1:]
+        np.savez(data / f"{name}.npz", seen=episode["vector"], did=did, gain=gain)
+    names = {"keys": ("vector=seen",), "action": "did", "reward": "gain"}
+    names |= {"terminal": "ended"}
+    settings = {f"offline__read__map__{k}": v for k, v in names.items()}
+    run = train_with_episodes(data, tmp_path / "run", **settings)
+    replay = open_episodes(run)
+    assert len(replay.names()) == 8
+    action = replay.read(replay.names()[0])["action"][:-1]
+    np.testing.assert_allclose(np.abs(action), TORQUE / BOUND, rtol=1e-6)
 
 
 def test_bounds_that_exceed_those_of_the_environment_are_refused():
