@@ -23,6 +23,7 @@ from reverie.cli.envs import check_env, list_envs
 from reverie.cli.evaluate import evaluate
 from reverie.cli.explain import explain, explain_groups
 from reverie.cli.play import PLAY_HELP, play, view
+from reverie.cli.plot import plot
 from reverie.cli.report import report
 from reverie.cli.streams import flush_output, open_standard_streams
 from reverie.cli.sweep import sweep
@@ -285,6 +286,12 @@ COMMANDS: dict[str, Command] = {
         draw,
         "boundaries LOGDIR [--idx 0] [--num-samples 10] [--out FOLDER]",
         _options_help("reverie.cli.draw:DrawOptions"),
+    ),
+    "plot": Command(
+        plot,
+        "RUN ... [--out FILE ...] [--kind curves|profile|aggregates|improvement] "
+        "[--baseline dreamerv3]",
+        _options_help("reverie.cli.plot:PlotOptions"),
     ),
     "report": Command(
         report,

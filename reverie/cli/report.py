@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from reverie import config as configs
 from reverie.api import UserError
 from reverie.cli.arguments import parse_arguments, path_errors
+
+if TYPE_CHECKING:
+    from reverie.results.runs import Run
 
 X = ("frames", "step", "hours")
 
@@ -48,18 +53,8 @@ def report(words: list[str]) -> int:
         raise UserError(
             "`reverie report` needs folders of runs.\n  Fix: reverie report LOGDIR ..."
         )
-    _check_choice("format", options.format, tuple(FORMATS))
-    _check_choice("x", options.x, X)
-    if not 0 < options.window <= 1:
-        raise UserError(
-            f"--window must be above 0 and at most 1, not {options.window}.\n"
-            "  Fix: --window 0.05 for the last 5 % of the budget."
-        )
-    if options.budget < 0:
-        raise UserError(
-            f"--budget must not be negative, but is {options.budget}.\n"
-            "  Fix: --budget 400000, or remove it."
-        )
+    check_choice("format", options.format, tuple(FORMATS))
+    check_window(options.x, options.window, options.budget)
     runs = find_runs(arguments.positional)
     groups = group_runs(runs, options.by)
     tasks = {run.task for run in runs}
@@ -72,11 +67,7 @@ def report(words: list[str]) -> int:
         find_baseline(options.baseline, tasks) if options.baseline else None,
     )
     if not result.rows:
-        raise UserError(
-            f"None of the {len(runs)} runs has values of {options.y!r} over "
-            f"{options.x}.\n  Fix: choose a key of scores.jsonl or metrics.jsonl with "
-            "--y, or wait until an episode has ended."
-        )
+        raise missing_values(runs, options.y, options.x)
     text = FORMATS[options.format](result)
     if options.out:
         with path_errors():
@@ -87,7 +78,39 @@ def report(words: list[str]) -> int:
     return 0
 
 
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+def check_window(x: str, window: float, budget: float) -> None:
+    """Raise unless these options select episodes at the end of a training."""
+    check_choice("x", x, X)
+    if not 0 < window <= 1:
+        raise UserError(
+            f"--window must be above 0 and at most 1, not {window}.\n"
+            "  Fix: --window 0.05 for the last 5 % of the budget."
+        )
+    if budget < 0:
+        raise UserError(
+            f"--budget must not be negative, but is {budget}.\n"
+            "  Fix: --budget 400000, or remove it."
+        )
+
+
+def missing_values(runs: Sequence[Run], key: str, x: str) -> UserError:
+    """Return the error for runs without values of a key."""
+    keys = sorted({name for run in runs for name in run.metrics()})
+    hint = "" if key in keys else configs.suggest(key, keys)
+    fix = "wait until an episode has ended"
+    if key in keys:
+        fix = f"--x frames, because these runs have no times, or {fix}"
+    elif keys:
+        fix = f"choose a metric with --y: {', '.join(keys[:8])}"
+        fix += ", ... (all are in metrics.jsonl)" if len(keys) > 8 else ""
+    return UserError(
+        f"None of the {len(runs)} runs has values of {key!r} over {x}.{hint}\n"
+        f"  Fix: {fix}."
+    )
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise unless the value of an option is one of these."""
     if value not in choices:
         raise UserError(
             f"--{name} cannot be {value!r}.{configs.suggest(value, choices)}\n"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from reverie.results.benchmarks import Baseline, normalize
 from reverie.results.runs import Groups, Run
-from reverie.results.scores import Window, final_score, final_window
+from reverie.results.scores import Window, final_score, final_window, has_episode
 from reverie.results.statistics import (
     AGGREGATES,
     Estimate,
@@ -49,6 +49,8 @@ class Report(NamedTuple):
     """By task."""
     sources: list[str]
     """Where published results come from."""
+    early: int = 0
+    """Number of runs without an episode in the window of their task."""
 
 
 def make_report(
@@ -104,7 +106,13 @@ def make_report(
         for b in methods[i + 1 :]
         if {*scores[a]} & {*scores[b]}
     }
-    return Report(rows, aggregates, improvements, windows, sources)
+    early = sum(
+        not has_episode(run, key, windows[task])
+        for by_task in groups.values()
+        for task, runs in by_task.items()
+        for run in runs
+    )
+    return Report(rows, aggregates, improvements, windows, sources, early)
 
 
 def _make_row(
@@ -219,9 +227,25 @@ def _aggregate_cells(report: Report) -> list[list[str]]:
 
 
 def describe_windows(report: Report) -> str:
-    """Say which episodes count for the final score."""
-    texts = sorted({str(window) for window in report.windows.values()})
-    return f"Score: mean of {'; '.join(texts)}. Intervals: 95 % bootstrap over seeds."
+    """Describe which episodes count for the final score."""
+    windows = {*report.windows.values()}
+    shares = {round(100 * (1 - window.start / window.end), 3) for window in windows}
+    if len(windows) > 1 and len(shares) == 1:  # tasks with budgets of their own
+        ends = sorted(window.end for window in windows)
+        text = (
+            f"episodes in the last {shares.pop():g} % of the training of each task, "
+            f"which ends at {ends[0]:,.6g} to {ends[-1]:,.6g} {next(iter(windows)).x}"
+        )
+    else:
+        text = "; ".join(sorted(map(str, windows)))
+    text = f"Score: mean of {text}."
+    if report.early:
+        runs = "1 run has" if report.early == 1 else f"{report.early} runs have"
+        text += f" {runs} no episode there, so the last one before it counts."
+    estimates = [row.estimate for row in report.rows]
+    if any(math.isfinite(estimate.low) for estimate in estimates):
+        text += " Intervals: 95 % bootstrap over seeds."
+    return text
 
 
 def to_markdown(report: Report) -> str:

@@ -78,6 +78,15 @@ class Run:
         points = np.array(rows, float).reshape(-1, 2) * (scale, 1.0)
         return points[np.isfinite(points).all(1)]
 
+    def metrics(self) -> set[str]:
+        """Return the metrics of the run, of which `points` returns the values."""
+        entries = _read_lines(self.path / METRICS if self.path.is_dir() else self.path)
+        names = {key for entry in entries for key in entry}
+        scores = _read_lines(self.path / SCORES) if self.path.is_dir() else entries
+        names = {key for key in names if not key.startswith("episode/")}
+        names |= {key for entry in scores for key in entry}
+        return names - {"step", "seconds"}
+
     @property
     def seconds(self) -> float | None:
         """Time of training, from the last line of the metrics."""

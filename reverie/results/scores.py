@@ -37,3 +37,9 @@ def final_score(run: Run, key: str, window: Window) -> float | None:
         return None
     inside = points[points[:, 0] > window.start]
     return float(inside[:, 1].mean() if len(inside) else points[-1, 1])
+
+
+def has_episode(run: Run, key: str, window: Window) -> bool:
+    """True if a run has a value in the window."""
+    x = run.points(key, window.x)[:, 0]
+    return bool(((x > window.start) & (x <= window.end)).any())

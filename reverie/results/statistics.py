@@ -66,16 +66,63 @@ AGGREGATES: dict[str, Statistic] = {
 }
 
 
-def aggregate(scores: Scores, statistic: Statistic, seed: int = 0) -> Estimate:
+def aggregate(
+    scores: Scores, statistic: Statistic, seed: int = 0, resamples: int | None = None
+) -> Estimate:
     """A statistic with its stratified bootstrap interval: runs are drawn per task."""
     arrays = _to_arrays(scores)
     value = statistic(arrays)
     if all(len(x) < 2 for x in arrays):
         return Estimate(value, float("nan"), float("nan"))
     rng = np.random.default_rng(seed)
-    return Estimate(
-        value, *_interval([statistic(_resample(arrays, rng)) for _ in range(RESAMPLES)])
-    )
+    draws = [statistic(_resample(arrays, rng)) for _ in range(resamples or RESAMPLES)]
+    return Estimate(value, *_interval(draws))
+
+
+def exceedance(scores: Scores, thresholds: np.ndarray) -> list[np.ndarray]:
+    """Return, per task, which runs score above which thresholds: (runs, thresholds).
+
+    The mean over runs, then over tasks, is the performance profile.
+    """
+    return [(x[:, None] > thresholds[None]).astype(float) for x in _to_arrays(scores)]
+
+
+def mean_with_band(
+    curves: Sequence[np.ndarray], seed: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean over tasks of the mean over runs, with its stratified bootstrap interval.
+
+    `curves` has an array of shape (runs, points) per task. Points may be NaN in runs
+    without data, and are NaN in the result if a task has no run with data. A bootstrap
+    mean is a mean of observed values, so the band never leaves their range. The band is
+    NaN at points where every task has a single run.
+    """
+    rng = np.random.default_rng(seed)
+    means = np.mean([_weighted_mean(x, np.ones((1, len(x))))[0] for x in curves], 0)
+    low, high = np.full_like(means, np.nan), np.full_like(means, np.nan)
+    draws = np.mean([_weighted_mean(x, _draw_counts(len(x), rng)) for x in curves], 0)
+    has_band = np.max([np.isfinite(x).sum(0) for x in curves], 0) > 1
+    has_band &= np.isfinite(means)
+    if has_band.any():
+        low[has_band], high[has_band] = np.nanquantile(
+            draws[:, has_band], _tails(), axis=0
+        )
+    return means, low, high
+
+
+def _draw_counts(runs: int, rng: np.random.Generator) -> np.ndarray:
+    """Return how often each run is drawn, with shape (resamples, runs)."""
+    draws = rng.integers(0, runs, (RESAMPLES, runs))
+    return np.stack([np.bincount(row, minlength=runs) for row in draws]).astype(float)
+
+
+def _weighted_mean(curves: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Weighted mean over runs without NaN; NaN where no run with weight has data."""
+    known = np.isfinite(curves)
+    total = weights @ np.where(known, curves, 0.0)
+    number = weights @ known.astype(float)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(number > 0, total / number, np.nan)
 
 
 def probability_of_improvement(ours: Scores, theirs: Scores, seed: int = 0) -> Estimate:

@@ -9,7 +9,9 @@ from reverie.results.benchmarks import find_baseline, normalize
 from reverie.results.statistics import (
     AGGREGATES,
     aggregate,
+    exceedance,
     interquartile_mean,
+    mean_with_band,
     optimality_gap,
     probability_of_improvement,
 )
@@ -67,6 +69,15 @@ def test_one_run_per_task_has_no_interval():
     assert np.isnan([low, high]).all()
 
 
+def test_performance_profile():
+    runs = exceedance(SCORES, np.array([-1.0, 0.0, 0.5, 7.9, 8.0]))
+    expected = [1, (0.5 + 1 + 1 + 0.5) / 4, (0.5 + 1 + 0 + 0.5) / 4, 0.125, 0]
+    shares, low, high = mean_with_band(runs)
+    np.testing.assert_allclose(shares, expected)
+    # by hand: only task d can change the share above 7.9, from 0 to 1 of its runs
+    np.testing.assert_allclose([low[3], high[3]], [0, 0.25])
+
+
 def test_probability_of_improvement_counts_ties_as_half():
     ours, theirs = {"a": [1.0, 2.0], "b": [0.0]}, {"a": [1.0], "b": [5.0], "c": [9.0]}
     value, low, high = probability_of_improvement(ours, theirs)
@@ -74,6 +85,20 @@ def test_probability_of_improvement_counts_ties_as_half():
     assert low <= value <= high
     with pytest.raises(ValueError, match="no task"):
         probability_of_improvement({"a": [1.0]}, {"b": [1.0]})
+
+
+def test_bands_stay_in_the_range_of_the_runs():
+    curves = np.array([[0.0, 1.0, 5.0], [1.0, 1.0, np.nan], [0.2, 1.0, np.nan]])
+    means, low, high = mean_with_band([curves])
+    np.testing.assert_allclose(means, [0.4, 1, 5])
+    assert (low[:2] >= curves[:, :2].min(0)).all()
+    assert (high[:2] <= curves[:, :2].max(0)).all()
+    assert low[0] < high[0]
+    assert low[1] == high[1] == 1
+    assert np.isnan([low[2], high[2]]).all()  # one run has no interval
+    assert np.isnan(mean_with_band([curves[:1]])[1:]).all()
+    # a task without data at a point leaves the mean over tasks undefined
+    assert np.isnan(mean_with_band([curves, curves[1:]])[0][2])
 
 
 def test_normalized_scores():

@@ -1,0 +1,111 @@
+"""`reverie plot`: figures of the results of several runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from reverie.api import UserError
+from reverie.cli.arguments import parse_arguments, path_errors
+from reverie.cli.report import check_choice, check_window, missing_values
+
+KINDS = ("curves", "profile", "aggregates", "improvement")
+
+
+@dataclass(frozen=True)
+class PlotOptions:
+    out: tuple[str, ...] = ("plot.png",)
+    """Files to write: .png, .svg or .pdf."""
+    kind: str = "curves"
+    """Figure: curves over the training; or of the final scores: profile (share of runs
+    above each score), aggregates (mean, median, IQM, optimality gap) or improvement
+    (probability that one method is better than another)."""
+    y: str = "episode/score"
+    """Metric to draw: a key of `scores.jsonl` (`episode/...`) or `metrics.jsonl`."""
+    x: str = "frames"
+    """Unit of the x axis: frames of the simulator, step of the agent, or hours."""
+    by: tuple[str, ...] = ()
+    """Settings that distinguish methods; empty for all settings that differ."""
+    bins: int = 40
+    """Maximum number of bins of a curve. Episodes that end in a bin are averaged."""
+    window: float = 0.05
+    """Share of the budget, at its end, whose episodes count for final scores."""
+    budget: float = 0.0
+    """Length of the training in units of x; 0 for that of the longest run of a task."""
+    baseline: str = ""
+    """Published results to draw as horizontal lines, for example dreamerv3."""
+
+
+def plot(words: list[str]) -> int:
+    """Draw learning curves and aggregates of several runs as PNG, SVG or PDF."""
+    arguments = parse_arguments(words, max_positional=len(words))
+    options = arguments.take_options(PlotOptions)
+    arguments.refuse_blocks("`reverie plot` reads the settings of the runs.")
+    fields = tuple(PlotOptions.__dataclass_fields__)
+    arguments.refuse_other_flags("reverie plot", fields)
+    if not arguments.positional:
+        raise UserError(
+            "`reverie plot` needs folders of runs.\n"
+            "  Fix: reverie plot LOGDIR ... --out FILE.png"
+        )
+    _check(options)
+    return _plot(arguments.positional, options)
+
+
+def _check(options: PlotOptions) -> None:
+    from reverie.render.panels import FORMATS
+
+    check_choice("kind", options.kind, KINDS)
+    check_window(options.x, options.window, options.budget)
+    if options.bins < 1:
+        raise UserError(
+            f"--bins must be at least 1, but is {options.bins}.\n  Fix: --bins 40"
+        )
+    for name in options.out or ("",):
+        if Path(name).suffix.lower().removeprefix(".") not in FORMATS:
+            raise UserError(
+                f"--out {name!r} is not a figure that can be written.\n"
+                f"  Fix: a name that ends with .{', .'.join(FORMATS)}, for example "
+                "--out plot.png"
+            )
+    if options.baseline and options.kind == "profile":
+        raise UserError(
+            "Published results have no single runs to draw a performance profile of.\n"
+            "  Fix: remove --baseline, or use --kind curves."
+        )
+
+
+def _plot(paths: list[str], options: PlotOptions) -> int:
+    from reverie.render.panels import encode_figure
+    from reverie.results import plot as plots
+    from reverie.results.benchmarks import find_baseline
+    from reverie.results.report import make_report
+    from reverie.results.runs import find_runs, group_runs
+    from reverie.storage.atomic import write_file
+
+    runs = find_runs(paths)
+    groups = group_runs(runs, options.by)
+    baseline = None
+    if options.baseline:
+        baseline = find_baseline(options.baseline, {run.task for run in runs})
+    points = plots.read_points(groups, options.y, options.x)
+    if not points:
+        raise missing_values(runs, options.y, options.x)
+    if options.kind == "curves":
+        figure = plots.draw_curves(points, options.y, options.x, options.bins, baseline)
+    else:
+        report = make_report(
+            groups, options.y, options.x, options.budget, options.window, baseline
+        )
+        if options.kind == "profile":
+            figure = plots.draw_profiles(report)
+        elif options.kind == "aggregates":
+            figure = plots.draw_aggregates(report)
+        else:
+            figure = plots.draw_improvements(report)
+    for name in options.out:
+        path = Path(name).expanduser()
+        with path_errors():
+            write_file(path, encode_figure(figure, path.suffix.lower()[1:]))
+        print(name)
+    return 0
