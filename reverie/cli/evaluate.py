@@ -49,6 +49,7 @@ def evaluate(words: list[str]) -> int:
     """Evaluate a trained agent in its task or on held-out recordings."""
     from reverie.evaluation.follow import follow, wait_for_checkpoint
     from reverie.run.load import is_imported
+    from reverie.run.package import run_path
 
     arguments = parse_arguments(words, max_positional=2)
     if not arguments.positional:
@@ -57,7 +58,7 @@ def evaluate(words: list[str]) -> int:
             "implementation.\n  Fix: reverie eval LOGDIR"
         )
     options = arguments.take_options(EvalOptions)
-    logdir, *others = map(Path, arguments.positional)
+    logdir, *others = map(run_path, arguments.positional)
     if name := dict(arguments.flags).get("checkpoint"):
         path = Path(str(name))
         path = path if path.exists() else logdir / "ckpt" / path.name

@@ -25,6 +25,7 @@ from reverie.cli.explain import explain, explain_groups
 from reverie.cli.play import PLAY_HELP, play, view
 from reverie.cli.plot import plot
 from reverie.cli.report import report
+from reverie.cli.share import pack, push
 from reverie.cli.streams import flush_output, open_standard_streams
 from reverie.cli.sweep import sweep
 from reverie.cli.train import BASE_BLOCKS, bc, demo, offline, train, train_eval
@@ -297,6 +298,12 @@ COMMANDS: dict[str, Command] = {
         report,
         "RUN ... [--format md|latex|csv|json] [--out FILE] [--baseline dreamerv3]",
         _options_help("reverie.cli.report:ReportOptions"),
+    ),
+    "pack": Command(pack, "LOGDIR FILE.reverie"),
+    "push": Command(
+        push,
+        "LOGDIR USER/NAME [--private True] [--dry-run DIR]",
+        _options_help("reverie.cli.share:PushOptions"),
     ),
     "envs": Command(list_envs, "[SUITE]"),
     "check-env": Command(check_env, "TASK [--SETTING VALUE ...]"),

@@ -71,6 +71,7 @@ def play(words: list[str]) -> int:
     from reverie.play.load import load_playable
     from reverie.play.server import Sessions, serve
     from reverie.play.session import Session
+    from reverie.run.package import run_path
 
     mode, save, words = take_short_flags(words)
     arguments = parse_arguments(words, max_positional=1)
@@ -79,7 +80,7 @@ def play(words: list[str]) -> int:
             "`reverie play` needs the folder of a run.\n  Fix: reverie play LOGDIR"
         )
     options = arguments.take_options(PlayOptions)
-    logdir = Path(arguments.positional[0])
+    logdir = run_path(arguments.positional[0])
     if not logdir.expanduser().is_file():
         arguments.refuse_blocks("A session uses the settings saved with the run.")
     parts = load_playable(logdir, arguments.flags, arguments.blocks, arguments.files)

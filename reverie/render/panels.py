@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 
 from reverie.api import UserError
+from reverie.plugins import install_command
 from reverie.render.figure import AXIS, BLACK, COLORS, GRAY, GRID, format_tick
 
 P = ParamSpec("P")
@@ -249,8 +250,7 @@ def _style() -> Any:
     except ImportError:
         raise UserError(
             "Figures need Matplotlib, which is not installed.\n"
-            "  Fix: pip install -e '.[plot]' in the clone of Reverie, or "
-            "pip install matplotlib."
+            f"  Fix: {install_command('plot')}"
         ) from None
     return mpl.rc_context(
         {

@@ -134,7 +134,7 @@ def _make_row(
         sum(known) / len(known) / 3600 if known else None,
         _join(str(entry.get("gpu") or "CPU") for entry in about),
         sorted({str(entry["commit"]) for entry in about if entry.get("commit")}),
-        _command(about[0].get("command")),
+        describe_command(about[0].get("command")),
     )
 
 
@@ -175,7 +175,8 @@ def _join(names: Iterable[str]) -> str:
     return ", ".join(sorted({*names}))
 
 
-def _command(words: Any) -> str:
+def describe_command(words: Any) -> str:
+    """Return the command of a run without the path of the program."""
     if isinstance(words, str):
         return words
     if not isinstance(words, list) or not words:
@@ -185,14 +186,12 @@ def _command(words: Any) -> str:
 
 def format_estimate(estimate: Estimate) -> str:
     """Format a value with its interval, if it has one."""
-    if math.isnan(estimate.low):
-        return _number(estimate.value)
-    return (
-        f"{_number(estimate.value)} [{_number(estimate.low)}, {_number(estimate.high)}]"
-    )
+    value, low, high = map(format_number, estimate)
+    return value if math.isnan(estimate.low) else f"{value} [{low}, {high}]"
 
 
-def _number(value: float) -> str:
+def format_number(value: float) -> str:
+    """Format a score with the digits that matter."""
     if not math.isfinite(value):
         return str(value)
     digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 3

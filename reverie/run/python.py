@@ -18,6 +18,7 @@ from reverie.run.config import Config, for_evaluation, import_paths, with_flags
 from reverie.run.factory import MakeEnv
 from reverie.run.folder import read_config, resolve_logdir
 from reverie.run.load import is_imported, open_run
+from reverie.run.package import run_path
 from reverie.run.player import Player
 from reverie.run.signals import Interrupted
 from reverie.run.trust import allow
@@ -126,12 +127,12 @@ def evaluate(
     Returns what `reverie eval` writes to `eval.json`: `result.summary["score"]` is the
     mean score, `result.episodes` has every episode. With `videos`, that many episodes
     are recorded (`result.files`). `env`, `trust` and settings are those of `train`.
-    `logdir` may be a checkpoint of another implementation, as in `load`; `configs` are
-    its presets.
+    `logdir` may be what `load` takes; `configs` are the presets of a checkpoint of
+    another implementation.
     """
     flags, blocks = _flags(env, settings), _blocks(configs)
     with allow(import_paths([flags]).values(), everything=trust):
-        return _evaluate(Path(logdir), env, episodes, videos, blocks, flags)
+        return _evaluate(run_path(logdir), env, episodes, videos, blocks, flags)
 
 
 def _evaluate(
@@ -181,8 +182,10 @@ def load(
 ) -> Player:
     """Load the agent of a run from its newest checkpoint, to act in an environment.
 
-    `device` is `cuda`, `cpu` or `mps`; None for that of the run. `logdir` may be a
-    checkpoint of another implementation, a file or its run folder: `agent.pkl` of
+    `logdir` is a run folder, a checkpoint, a file of `reverie pack`, or a repository on
+    the Hugging Face Hub: `hf://user/name` or `hf://user/name@revision`. `device` is
+    `cuda`, `cpu` or `mps`; None for that of the run. `logdir` may also be a checkpoint
+    of another implementation, a file or its run folder: `agent.pkl` of
     danijar/dreamerv3, `latest.pt` of dreamerv3-torch, or `last.pt` of Δ-IRIS. Then
     `task` is needed if no config was saved with it, and `configs` (preset blocks) and
     settings, as those of `train`, give what cannot be inferred from its tensors.
@@ -190,10 +193,10 @@ def load(
     """
     given = {**_flags(None, settings), "device": device, "task": task}
     flags = [(name, value) for name, value in given.items() if value is not None]
-    blocks = _blocks(configs)
+    blocks, path = _blocks(configs), run_path(logdir)
     with allow(import_paths([dict(flags)]).values(), everything=trust):
-        _refuse_blocks(logdir, blocks, is_imported(Path(logdir), flags))
-        run = open_run(Path(logdir), flags, blocks=blocks)
+        _refuse_blocks(logdir, blocks, is_imported(path, flags))
+        run = open_run(path, flags, blocks=blocks)
     _check_policy(logdir, run.config)
     source = run.policy_source(run.spaces())
     return Player(source, source.adapt(run.load_agent(source.trained)))

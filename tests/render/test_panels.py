@@ -90,5 +90,5 @@ def test_files_of_all_formats_are_the_same_every_time():
 
 def test_missing_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UserError, match=r"Fix: pip install -e '\.\[plot\]'"):
+    with pytest.raises(UserError, match=r"Fix: pip install .*\[plot\]"):
         draw_panels([Panel("a", [line("one")], {}, "x", "y")])

@@ -1,0 +1,91 @@
+"""Uploads trained agents to the Hugging Face Hub: package, model card and video."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from reverie.api import UserError
+from reverie.evaluation.episodes import play_episodes
+from reverie.evaluation.recorders import VideoRecorder
+from reverie.log.messages import print_message
+from reverie.render.video import FPS, can_write_mp4
+from reverie.results.model_card import model_card
+from reverie.results.pack import open_for_package, write_package
+from reverie.run.config import for_evaluation
+from reverie.run.factory import FIRST_EVAL_ENV, make_envs
+from reverie.run.hub import endpoint, explain, import_hub, parse_name
+from reverie.run.load import SavedRun
+
+CARD, VIDEO = "README.md", "replay.mp4"
+
+
+def push(logdir: Path, name: str, private: bool = False, video: bool = True) -> str:
+    """Upload a run to the repository `user/name`; return its name with the commit."""
+    hub, (repository, revision) = import_hub(), parse_name(name)
+    if revision:
+        raise UserError(
+            f"A commit is added to the branch main, not to {revision!r}.\n"
+            f"  Fix: reverie push {logdir} {repository}"
+        )
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        write_repository(logdir, name, folder, video)
+        api = hub.HfApi(endpoint=endpoint())
+        try:
+            api.create_repo(repository, private=private, exist_ok=True)
+            commit = api.upload_folder(
+                repo_id=repository,
+                folder_path=folder,
+                commit_message="Upload an agent trained with Reverie",
+            )
+        except Exception as error:
+            raise explain(error, name) from error
+    return f"hf://{repository}@{commit.oid}"
+
+
+def write_repository(
+    logdir: Path, name: str, folder: Path, video: bool = True
+) -> list[str]:
+    """Write the files of a repository to a folder, and return their names."""
+    repository = parse_name(name).repository
+    run = open_for_package(logdir)
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(
+            f"{folder} is not empty.\n  Fix: give a folder that does not exist."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    results = write_package(run, folder)
+    has_video = video and _write_video(run, folder / VIDEO)
+    (folder / CARD).write_text(model_card(repository, results, has_video))
+    return sorted(path.name for path in folder.iterdir())
+
+
+def _write_video(run: SavedRun, path: Path) -> bool:
+    """Record an episode; without a simulator, images or encoder, say why there is none."""
+    try:
+        if not can_write_mp4():
+            raise UserError("the package imageio with ffmpeg is not installed")
+        with TemporaryDirectory() as temporary:
+            shutil.move(_record(run, Path(temporary)), path)
+    except UserError as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        print_message(f"There is no {path.name}: {reason}.")
+        return False
+    return True
+
+
+def _record(run: SavedRun, folder: Path) -> Path:
+    config = for_evaluation(run.config)
+    config = replace(config, env=replace(config.env, render=True))
+    run = replace(run, config=config)
+    envs: Any = make_envs(config, 1, FIRST_EVAL_ENV)
+    with contextlib.closing(envs):
+        fps = envs.render_fps or FPS
+        recorder = VideoRecorder(folder, envs.obs_space, 1, 1, fps)
+        play_episodes(run.load_policy(envs), envs, 1, recorders=[recorder])
+    return recorder.paths[0]

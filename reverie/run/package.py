@@ -1,0 +1,182 @@
+"""Packages: a trained agent as a few files, without replay buffer and optimizer.
+
+A package has `config.json` and `spaces.json` of the run, `results.json`, and the parts
+of a checkpoint that are needed to act (`agent.safetensors`, `agent.json`, ...) with
+their `manifest.json`. It is a single ZIP archive (`FILE.reverie`), or a repository on
+the Hugging Face Hub (`hf://user/name`). Other files are not read.
+
+To use a package, it is unpacked to a run folder in the cache of the user
+(`XDG_CACHE_HOME`, by default `~/.cache`). Its name is a checksum of the contents, so
+that a package is unpacked once. All other code uses it as the folder of a run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from reverie.api import UserError
+from reverie.log.messages import print_message
+from reverie.run.checkpoint import PARTIAL, Damaged, verify
+from reverie.run.config import CONFIG_FILE
+from reverie.storage.atomic import create_file
+from reverie.storage.limits import (
+    MAX_YAML_BYTES,
+    PART_BYTES,
+    InvalidFile,
+    check_name,
+    open_member,
+    open_zip,
+    parse_json,
+)
+from reverie.storage.os_errors import explain_write_errors
+
+SUFFIX = ".reverie"
+CONFIG, SPACES, MANIFEST = "config.json", "spaces.json", "manifest.json"
+RESULTS = "results.json"
+MAX_SMALL_BYTES = 16 << 20
+"""Size of the files that describe a package."""
+SUFFIXES = (".json", ".safetensors")
+
+OpenFile = Callable[[str], AbstractContextManager[IO[bytes]]]
+"""Opens a file of a package by its name."""
+
+
+def run_path(name: str | Path) -> Path:
+    """Return the folder of a run: packages are unpacked, other paths are returned.
+
+    `name` is a run folder, a checkpoint, a file `*.reverie`, or `hf://user/name` with
+    an optional `@revision`.
+    """
+    from reverie.run.hub import download, is_hub_name
+
+    if is_hub_name(str(name)):
+        return download(str(name))
+    path = Path(name)
+    if path.suffix != SUFFIX or path.expanduser().is_dir():
+        return path
+    path = path.expanduser()
+    try:
+        with open_zip(path) as archive:
+            members = {check_name(m.filename): m for m in archive.infolist()}
+
+            def open_file(name: str) -> AbstractContextManager[IO[bytes]]:
+                if name not in members:
+                    raise InvalidFile(f"has no {name}")
+                return open_member(archive, members[name])
+
+            folder = unpack(open_file)
+    except FileNotFoundError:
+        raise UserError(
+            f"{path} does not exist.\n  Fix: write it with `reverie pack LOGDIR {path}`"
+        ) from None
+    except InvalidFile as error:
+        raise not_a_package(str(path), error) from None
+    print_message(f"Using {path}, unpacked to {folder}.")
+    return folder
+
+
+def not_a_package(name: str, error: InvalidFile) -> UserError:
+    return UserError(
+        f"{name} is not a package of Reverie: it {error}.\n  Fix: give a file that "
+        "`reverie pack` wrote, or a repository that `reverie push` wrote."
+    )
+
+
+def unpack(open_file: OpenFile) -> Path:
+    """Write a package as a run folder to the cache, if it is not there yet."""
+    texts = {name: _read(open_file, name) for name in (CONFIG, SPACES, MANIFEST)}
+    settings, manifest = _parse(texts, CONFIG), _parse(texts, MANIFEST)
+    _parse(texts, SPACES)
+    files, step = manifest.get("files"), manifest.get("step")
+    if not isinstance(files, dict) or not isinstance(step, int) or step < 0:
+        raise InvalidFile(f"has a {MANIFEST} without files or step")
+    config = yaml.safe_dump(settings, sort_keys=False).encode()
+    if len(config) > MAX_YAML_BYTES:
+        raise InvalidFile(f"has a {CONFIG} that is larger than 1 MiB")
+    digest = hashlib.sha256(b"".join(texts.values())).hexdigest()
+    folder = _cache_folder() / digest[:32]
+    if folder.is_dir():
+        return folder
+    with _partial_folder(folder) as partial:
+        (partial / CONFIG_FILE).write_bytes(config)
+        (partial / SPACES).write_bytes(texts[SPACES])
+        target = partial / "ckpt" / f"{step:012d}-000001"
+        target.mkdir(parents=True)
+        (target / MANIFEST).write_bytes(texts[MANIFEST])
+        for name, entry in files.items():
+            if Path(check_name(name)).suffix not in SUFFIXES:
+                raise InvalidFile(f"has {name}, which is not one of its formats")
+            _copy(open_file, name, target / name, _size(entry))
+        try:
+            verify(target)
+        except Damaged as error:
+            raise InvalidFile(f"is damaged: {error}") from None
+    return folder
+
+
+def _size(entry: Any) -> int:
+    size = entry.get("bytes") if isinstance(entry, dict) else None
+    if not isinstance(size, int) or size < 0:
+        raise InvalidFile(f"has a {MANIFEST} without sizes")
+    return size
+
+
+def _read(open_file: OpenFile, name: str) -> bytes:
+    with open_file(name) as file:
+        data = file.read(MAX_SMALL_BYTES + 1)
+    if len(data) > MAX_SMALL_BYTES:
+        raise InvalidFile(f"has a {name} that is larger than 16 MiB")
+    return data
+
+
+def _parse(texts: dict[str, bytes], name: str) -> dict[str, Any]:
+    try:
+        data = parse_json(texts[name])
+    except ValueError as error:
+        raise InvalidFile(f"has a {name} that cannot be read ({error})") from None
+    if not isinstance(data, dict):
+        raise InvalidFile(f"has a {name} that is not a mapping")
+    return data
+
+
+def _copy(open_file: OpenFile, name: str, target: Path, size: int) -> None:
+    """Copy a file that must have this size, in parts."""
+    copied = 0
+    with open_file(name) as source, open(create_file(target), "wb") as file:
+        while part := source.read(PART_BYTES):
+            copied += len(part)
+            if copied > size:
+                break
+            file.write(part)
+    if copied != size:
+        raise InvalidFile(f"has a {name} of another size than in its {MANIFEST}")
+
+
+@contextmanager
+def _partial_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder, which is renamed if the block succeeds."""
+    with explain_write_errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=folder.parent))
+        try:
+            yield partial
+            with suppress(OSError):  # another process was faster
+                os.rename(partial, folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _cache_folder() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "")
+    if not cache.is_absolute():
+        cache = Path("~/.cache").expanduser()
+    return cache / "reverie" / "packages"
