@@ -108,7 +108,7 @@ def draw_panels(panels: Sequence[Panel], caption: str = "") -> Any:
         _style_axis(axis, panel.title, panel.x_label)
         if i % columns == 0 or panel.y_label != panels[i - 1].y_label:
             axis.set_ylabel(panel.y_label)
-        axis.set_xlim(left=0)
+        axis.set_xlim(left=min([0.0, *(float(line.x[0]) for line in panel.lines)]))
         if panel.y_range is not None:
             low, high = panel.y_range
             margin = 0.03 * (high - low)

@@ -1,4 +1,4 @@
-"""The model card of a trained agent: metadata for the Hub, results, and how to use it."""
+"""The model card of a trained agent: metadata, results, and how to use it."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ SHARE = 0.05
 
 
 def open_for_package(logdir: Path) -> SavedRun:
-    """Open the checkpoint of a run to share: the best if there is one, or the newest."""
+    """Open the best checkpoint of a run; without one, the newest."""
     run = open_run(logdir, prefer_best=True)
     if isinstance(run, ImportedRun):
         raise UserError(

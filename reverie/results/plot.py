@@ -93,7 +93,8 @@ def draw_curves(
             references[baseline.name] = baseline.scores[task]
         panels.append(Panel(task, lines, references, UNITS[x], label, y_range))
     if len(tasks) > 1:
-        panels.append(_aggregate_panel(points, key, x, bins, baseline, y_range))
+        panel = _aggregate_panel(points, key, x, bins, baseline, y_range)
+        panels += [panel] if panel.lines else []
     width = _format_width(min(widths))
     if max(widths) > 1.01 * min(widths):
         width += f" to {_format_width(max(widths))}"

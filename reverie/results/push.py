@@ -66,7 +66,7 @@ def write_repository(
 
 
 def _write_video(run: SavedRun, path: Path) -> bool:
-    """Record an episode; without a simulator, images or encoder, say why there is none."""
+    """Record an episode; print the reason and return False if that is not possible."""
     try:
         if not can_write_mp4():
             raise UserError("the package imageio with ffmpeg is not installed")

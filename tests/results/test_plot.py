@@ -23,8 +23,8 @@ FEW = np.array([[10.0, 3], [40, 0]])
 @pytest.fixture(autouse=True)
 def few_resamples(monkeypatch):
     """Intervals of figures do not have to be exact here."""
-    monkeypatch.setattr("reverie.results.statistics.RESAMPLES", 100)
-    monkeypatch.setattr("reverie.results.curves.RESAMPLES", 20)
+    monkeypatch.setattr("reverie.results.statistics.RESAMPLES", 20)
+    monkeypatch.setattr("reverie.results.curves.RESAMPLES", 10)
 
 
 def write_runs(folder: Path, tasks, seeds=3, offset=0.0, **more) -> Path:
@@ -129,6 +129,15 @@ def test_a_method_without_all_tasks_is_not_aggregated(tmp_path):
     assert [len(axis.lines) for axis in figure.axes] == [2, 1, 1]
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names == ["dreamer (1 seed)", "iris (2 seeds)"]
+
+
+def test_no_aggregate_panel_if_no_method_has_all_tasks(tmp_path):
+    write_runs(tmp_path, ("catch",), seeds=1)
+    write_runs(tmp_path, ("reach",), seeds=1, agent="iris")
+    assert [axis.get_title() for axis in make_figure(tmp_path).axes] == [
+        "catch",
+        "reach",
+    ]
 
 
 def test_success_rates_and_metrics(tmp_path):
