@@ -24,7 +24,9 @@ from reverie.cli.draw import FIGURES, DrawOptions
 from reverie.cli.evaluate import EvalOptions
 from reverie.cli.main import COMMANDS, main
 from reverie.cli.play import PlayOptions, ViewOptions, take_short_flags
+from reverie.cli.plot import PlotOptions
 from reverie.cli.report import ReportOptions
+from reverie.cli.share import PushOptions
 from reverie.cli.sweep import parse_sweep_arguments
 from reverie.cli.train import BASE_BLOCKS, command_config
 from reverie.run.config import find_schema
@@ -49,6 +51,7 @@ FLAGS_OF_OTHER_PROGRAMS = ("--gpus", "--only")
 FLAGS_OF_SERVERS = ("--export", "--host", "--no-open")
 FLAGS_OF_COMMANDS = (
     *("--baseline", "--budget", "--by", "--window", "--x"),  # of `report`
+    *("--bins", "--dry-run", "--private", "--video", "--y"),  # of `plot` and `push`
     *FLAGS_OF_SERVERS,
     "--model",
     "--recorded_settings",
@@ -172,9 +175,11 @@ def check_command(words: list[str]) -> None:
         assert parsed.positional or not arguments
         parsed.take_options(PlayOptions if name == "play" else ViewOptions)
         to_config(parsed)
-    elif name == "report":
+    elif name in ("report", "plot", "push", "pack"):
         parsed = parse_arguments(arguments, max_positional=len(arguments))
-        parsed.take_options(ReportOptions)
+        options = {"report": ReportOptions, "plot": PlotOptions, "push": PushOptions}
+        if name in options:
+            parsed.take_options(options[name])
         assert parsed.positional or not arguments
         assert not parsed.flags
     elif name == "sweep":

@@ -162,7 +162,7 @@ def _make_figure(
     lines = _wrap(caption, width)
     caption_height = CAPTION_HEIGHT * len(lines)
     size = (width, rows * height + legend_height + caption_height)
-    figure = Figure(size, layout="constrained")
+    figure: Any = Figure(size, layout="constrained")
     area = (
         0,
         caption_height / size[1],

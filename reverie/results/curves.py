@@ -91,6 +91,6 @@ def aggregate_curve(
         )
         for i in np.flatnonzero(complete)
     ]
-    means = np.array(rows, float).reshape(-1, 3).T
+    mean, low, high = np.array(rows, float).reshape(-1, 3).T
     runs = max(map(len, points.values()))
-    return Curve(bin_centers(edges)[complete], *means, runs)
+    return Curve(bin_centers(edges)[complete], mean, low, high, runs)

@@ -10,7 +10,7 @@ import os
 import re
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from reverie.api import UserError
 from reverie.log.messages import print_message
@@ -73,7 +73,7 @@ def download(name: str) -> Path:
         info = hub.HfApi(endpoint=address).model_info(repository, revision=revision)
         commit = str(info.sha)
 
-        def open_file(file: str) -> AbstractContextManager[IO[bytes]]:
+        def open_file(file: str) -> AbstractContextManager[Any]:
             path = hub.hf_hub_download(
                 repository, file, revision=commit, endpoint=address
             )

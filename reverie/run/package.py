@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import yaml
 
@@ -46,8 +46,8 @@ MAX_SMALL_BYTES = 16 << 20
 """Size of the files that describe a package."""
 SUFFIXES = (".json", ".safetensors")
 
-OpenFile = Callable[[str], AbstractContextManager[IO[bytes]]]
-"""Opens a file of a package by its name."""
+OpenFile = Callable[[str], AbstractContextManager[Any]]
+"""Opens a file of a package by its name, for reading bytes."""
 
 
 def run_path(name: str | Path) -> Path:
@@ -68,7 +68,7 @@ def run_path(name: str | Path) -> Path:
         with open_zip(path) as archive:
             members = {check_name(m.filename): m for m in archive.infolist()}
 
-            def open_file(name: str) -> AbstractContextManager[IO[bytes]]:
+            def open_file(name: str) -> AbstractContextManager[Any]:
                 if name not in members:
                     raise InvalidFile(f"has no {name}")
                 return open_member(archive, members[name])

@@ -130,7 +130,7 @@ def test_commands(trained, tmp_path, capsys, monkeypatch):
         (["eval", "none.reverie"], "Fix: write it with `reverie pack"),
         (
             ["eval", "text.reverie"],
-            "is not a package of Reverie: it cannot be unpacked",
+            "is not a package of Reverie: it cannot be",
         ),
     ],
 )

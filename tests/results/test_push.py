@@ -33,7 +33,7 @@ FILES = [
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """A local Hub with an own cache of downloads."""
-    constants = pytest.importorskip("huggingface_hub").constants
+    constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     with run_hub() as server:
