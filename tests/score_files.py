@@ -1,4 +1,4 @@
-"""Small run folders with scores, for tests of results."""
+"""Small run folders with scores, and files of packages, for tests of results."""
 
 from __future__ import annotations
 
@@ -6,6 +6,17 @@ import json
 from pathlib import Path
 
 import yaml
+
+PACKAGE_FILES = [
+    "agent.json",
+    "agent.safetensors",
+    "config.json",
+    "loop.json",
+    "manifest.json",
+    "results.json",
+    "spaces.json",
+]
+"""The files of a package of an agent that was trained in an environment."""
 
 
 def write_run(folder: Path, task="atari100k_pong", seed=0, lr=1e-4, offset=0.0, **more):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reverie.api import UserError
-from reverie.cli.arguments import parse_arguments, path_errors
-from reverie.cli.report import check_choice, check_window, missing_values
+from reverie.cli.arguments import path_errors
+from reverie.cli.report import check_choice, check_window, missing_values, parse_runs
 
 KINDS = ("curves", "profile", "aggregates", "improvement")
 
@@ -38,18 +38,9 @@ class PlotOptions:
 
 def plot(words: list[str]) -> int:
     """Draw learning curves and aggregates of several runs as PNG, SVG or PDF."""
-    arguments = parse_arguments(words, max_positional=len(words))
-    options = arguments.take_options(PlotOptions)
-    arguments.refuse_blocks("`reverie plot` reads the settings of the runs.")
-    fields = tuple(PlotOptions.__dataclass_fields__)
-    arguments.refuse_other_flags("reverie plot", fields)
-    if not arguments.positional:
-        raise UserError(
-            "`reverie plot` needs folders of runs.\n"
-            "  Fix: reverie plot LOGDIR ... --out FILE.png"
-        )
+    paths, options = parse_runs(words, "reverie plot", PlotOptions)
     _check(options)
-    return _plot(arguments.positional, options)
+    return _plot(paths, options)
 
 
 def _check(options: PlotOptions) -> None:

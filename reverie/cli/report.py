@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from reverie import config as configs
 from reverie.api import UserError
@@ -13,6 +14,8 @@ from reverie.cli.arguments import parse_arguments, path_errors
 
 if TYPE_CHECKING:
     from reverie.results.runs import Run
+
+T = TypeVar("T")
 
 X = ("frames", "step", "hours")
 
@@ -44,18 +47,10 @@ def report(words: list[str]) -> int:
     from reverie.results.runs import find_runs, group_runs
     from reverie.storage.atomic import write_file
 
-    arguments = parse_arguments(words, max_positional=len(words))
-    options = arguments.take_options(ReportOptions)
-    arguments.refuse_blocks("`reverie report` reads the settings of the runs.")
-    fields = tuple(ReportOptions.__dataclass_fields__)
-    arguments.refuse_other_flags("reverie report", fields)
-    if not arguments.positional:
-        raise UserError(
-            "`reverie report` needs folders of runs.\n  Fix: reverie report LOGDIR ..."
-        )
+    paths, options = parse_runs(words, "reverie report", ReportOptions)
     check_choice("format", options.format, tuple(FORMATS))
     check_window(options.x, options.window, options.budget)
-    runs = find_runs(arguments.positional)
+    runs = find_runs(paths)
     groups = group_runs(runs, options.by)
     tasks = {run.task for run in runs}
     result = make_report(
@@ -76,6 +71,20 @@ def report(words: list[str]) -> int:
     else:
         print(text, end="")
     return 0
+
+
+def parse_runs(words: list[str], command: str, schema: type[T]) -> tuple[list[str], T]:
+    """Return the paths of runs and the options of a command that compares them."""
+    arguments = parse_arguments(words, max_positional=len(words))
+    options = arguments.take_options(schema)
+    arguments.refuse_blocks(f"`{command}` reads the settings of the runs.")
+    names = [field.name for field in dataclasses.fields(schema)]  # type: ignore
+    arguments.refuse_other_flags(command, names)
+    if not arguments.positional:
+        raise UserError(
+            f"`{command}` needs folders of runs.\n  Fix: {command} LOGDIR ..."
+        )
+    return arguments.positional, options
 
 
 def check_window(x: str, window: float, budget: float) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from score_files import PACKAGE_FILES
 
 import reverie
 from reverie.api import UserError
@@ -45,18 +46,10 @@ def rewrite(path: Path, changes: dict[str, bytes | None]) -> Path:
 
 def test_a_package_has_weights_and_no_optimizer(trained, packed):
     with zipfile.ZipFile(packed) as archive:
-        names = {*archive.namelist()}
+        names = archive.namelist()
         settings = json.loads(archive.read("config.json"))
         results = json.loads(archive.read("results.json"))
-    assert names == {
-        "agent.json",
-        "agent.safetensors",
-        "config.json",
-        "loop.json",
-        "manifest.json",
-        "results.json",
-        "spaces.json",
-    }
+    assert sorted(names) == PACKAGE_FILES
     assert str(trained) not in json.dumps(settings)
     assert (results["task"], results["seed"]) == ("catch", 3)
     assert results["command"].startswith("reverie ")

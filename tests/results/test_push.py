@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 from hub_server import TOKEN, run_hub
+from score_files import PACKAGE_FILES
 
 import reverie
 from reverie.api import UserError
@@ -18,16 +19,7 @@ from reverie.results import push as pushing
 from reverie.results.model_card import model_card
 from reverie.run import hub as hubs
 
-FILES = [
-    "README.md",
-    "agent.json",
-    "agent.safetensors",
-    "config.json",
-    "loop.json",
-    "manifest.json",
-    "results.json",
-    "spaces.json",
-]
+FILES = ["README.md", *PACKAGE_FILES]
 
 
 @pytest.fixture
