@@ -58,10 +58,11 @@ class Budget:
         self.limit, self.remaining, self.what = limit, limit, what
 
     def take(self, size: int) -> None:
-        self.remaining -= size
-        if self.remaining < 0:
+        """Take a share; what does not fit is refused and leaves the budget as it is."""
+        if size > self.remaining:
             limit = max(self.limit >> 20, 1)
             raise InvalidFile(f"has more than {limit} MiB of {self.what}")
+        self.remaining -= size
 
 
 def unpacked_budget(file_size: int, what: str) -> Budget:

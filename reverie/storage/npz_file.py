@@ -91,7 +91,7 @@ def _read_header(file: zipfile.ZipExtFile, key: str) -> _Header | None:
         header.dtype.kind not in _KINDS
         or not header.dtype.itemsize
         or len(header.shape) > 32
-        or any(n < 0 for n in header.shape)
+        or any(type(n) is not int or n < 0 for n in header.shape)
     ):
         raise InvalidFile(f"has {quote(key)!r}, which is not an array of numbers")
     return header

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import tracemalloc
+import zlib
 
 import numpy as np
 import pytest
@@ -162,9 +163,101 @@ def test_many_arrays_that_are_larger_than_the_file_are_refused(path):
                 f"data/demo_2/obs/{i}", shape, np.uint8, chunks=(1, 1 << 16)
             )
     reader = open_episodes(path)
-    with pytest.raises(BadEpisode, match="more than 256 MiB of arrays in one episode"):
+    with pytest.raises(BadEpisode, match="more than 256 MiB of arrays"):
         reader.read("demo_2")
     reader.close()
+
+
+def test_many_episodes_that_are_larger_than_the_file_are_refused(path):
+    with h5py.File(path, "a") as file:
+        copy_of_first_episode(file)
+        del file["data/demo_2/actions"]
+        file.create_dataset("data/demo_2/actions", (1 << 24, 1), "u1", chunks=(99, 1))
+        for i in range(3, 60):
+            file[f"data/demo_{i}"] = file["data/demo_2"]
+    reader, unpacked = open_episodes(path), 0
+    for name in reader.names():
+        try:
+            unpacked += reader.read_states(name, ["actions"])[0].size
+        except BadEpisode as error:
+            assert "more than 256 MiB of arrays" in str(error)  # noqa: PT017
+    assert 0 < unpacked < 300 << 20
+    assert len(reader.read("demo_1")["action"]) == 4
+    reader.close()
+
+
+def write_packed(file, data, filters, mask=0):
+    """Store packed data as the actions of an episode, in one part."""
+    copy_of_first_episode(file)
+    del file["data/demo_2/actions"]
+    settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    settings.set_chunk((3, 2))
+    for number, values in filters:
+        settings.set_filter(number, 0, values)
+    space, kind = h5py.h5s.create_simple((3, 2)), h5py.h5t.IEEE_F32LE
+    group = file["data/demo_2"].id
+    array = h5py.h5d.create(group, b"actions", kind, space, settings)
+    array.write_direct_chunk((0, 0), data, mask)
+
+
+GZIP, SHUFFLE, LZF = (1, (9,)), (2, (4,)), (32000, (4, 261, 24))
+LITERALS = bytes([23]) + bytes(24)
+PACKED = {
+    "gzip": (zlib.compress(bytes(24)), [GZIP], True),
+    "shuffled gzip": (zlib.compress(bytes(24)), [SHUFFLE, GZIP], True),
+    "LZF": (LITERALS, [LZF], True),
+    "LZF with a reference": (b"\0\0\xe0\x0e\0", [LZF], True),
+    "large gzip": (zlib.compress(bytes(1 << 20), 9), [GZIP], False),
+    "gzip twice": (zlib.compress(zlib.compress(bytes(24))), [GZIP, GZIP], False),
+    "damaged gzip": (b"damaged", [GZIP], False),
+    "large LZF": (LITERALS * 9 + b"\xe0\xff\0\x20\0" * 999, [LZF], False),
+    "gzip of LZF": (zlib.compress(LITERALS), [LZF, GZIP], False),
+    "shuffled later": (zlib.compress(bytes(24)), [GZIP, SHUFFLE], False),
+    "N-bit": (bytes(24), [(5, (0,))], False),
+}
+
+
+@pytest.mark.parametrize("case", PACKED)
+def test_parts_unpack_to_at_most_their_size(path, case):
+    data, filters, is_accepted = PACKED[case]
+    with h5py.File(path, "a") as file:
+        write_packed(file, data, filters)
+    reader = open_episodes(path)
+    if is_accepted:
+        assert reader.read("demo_2")["action"].shape == (4, 2)
+    else:
+        with pytest.raises(BadEpisode, match=r"unpacks to more|compress"):
+            reader.read("demo_2")
+    reader.close()
+
+
+def test_parts_that_are_not_packed_are_read(path):
+    with h5py.File(path, "a") as file:
+        write_packed(file, bytes(24), [GZIP], mask=1)
+        copied = file.create_dataset(
+            "data/demo_1/obs/sum", (3, 1), "f4", compression=9, fletcher32=True
+        )
+        copied[:] = 1
+    assert read_everything(path) == 3
+
+
+def set_bounds(path, bounds):
+    with h5py.File(path, "a") as file:
+        file["data"].attrs["env_args"] = f'{{"action_bounds": {bounds}}}'
+
+
+@pytest.mark.parametrize(
+    "bounds", ["[NaN, 1]", '["x", 1]', "[1, -1]", "[[1, 2, 3], 4]"]
+)
+def test_bounds_that_are_no_intervals_are_refused(path, bounds):
+    set_bounds(path, bounds)
+    with pytest.raises(UserError, match="env_args"):
+        read_everything(path)
+
+
+def test_bounds_of_each_action_are_read(path):
+    set_bounds(path, "[[-2], [2, 3]]")
+    assert read_everything(path) == 2
 
 
 OTHER_MEMBERS = {
@@ -237,6 +330,18 @@ def test_a_list_of_strings_without_an_end_is_refused(path):
     path.write_bytes(data)
     with pytest.raises(UserError, match="damaged"):
         open_episodes(path)
+
+
+def test_arrays_with_many_signatures_of_lists_are_read_in_time(path):
+    heap = b"GCOL\x01\0\0\0" + (1 << 30).to_bytes(8, "little")
+    with h5py.File(path, "a") as file:
+        copy_of_first_episode(file)
+        del file["data/demo_2/actions"]
+        actions = np.frombuffer(heap * 30_000, np.uint8).reshape(-1, 16)
+        file.create_dataset("data/demo_2/actions", data=actions, chunks=(1000, 16))
+    start = time.perf_counter()
+    read_everything(path)
+    assert time.perf_counter() - start < 5
 
 
 def test_damaged_files_do_not_crash(path):

@@ -156,6 +156,17 @@ def test_pickled_objects_are_not_loaded(tmp_path):
         read_all(tmp_path, ACTS["discrete"])
 
 
+@pytest.mark.parametrize(
+    "reward", [np.array(["one"] * 5), np.zeros(5, complex), np.float32(1)]
+)
+def test_rewards_that_are_no_numbers_are_bad_episodes(tmp_path, reward):
+    flags = {key: np.zeros(5, bool) for key in ("is_first", "is_terminal")}
+    arrays = {**flags, "reward": reward, "action": np.zeros((5, 2), np.float32)}
+    np.savez(tmp_path / "episode-².npz", state=np.zeros((5, 3)), **arrays)
+    with pytest.raises(UserError, match=r"expected numbers|is empty"):
+        open_episodes(tmp_path)
+
+
 def test_an_empty_folder_is_an_error(tmp_path):
     with pytest.raises(UserError, match="no episodes in a known format"):
         read_all(tmp_path, ACTS["discrete"])

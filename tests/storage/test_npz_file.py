@@ -72,6 +72,7 @@ HOSTILE = {
     "too few bytes": (npy("(2,)", data=bytes(7)), "another size"),
     "too many bytes": (npy("(2,)", data=bytes(9)), "another size"),
     "a negative size": (npy("(-1, -2)", data=bytes(8)), "not an array of numbers"),
+    "a bool as size": (npy("(True, 2)", data=bytes(8)), "not an array of numbers"),
     "many dimensions": (npy(repr((1,) * 100), data=bytes(4)), "not an array of"),
     "items without bytes": (npy(f"({1 << 50},)", "'|S0'"), "not an array of numbers"),
     "an empty shape that overflows": (npy(f"(0, {1 << 62}, {1 << 62})"), "invalid"),

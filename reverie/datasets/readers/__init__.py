@@ -39,6 +39,8 @@ class Reader(ABC):
     """Path or dataset id, for messages."""
     masks: dict[str, list[str]]
     """Named subsets of the episodes (robomimic's filter keys)."""
+    bounds_entry: str = "them"
+    """Where `_declared_bounds` are stored, for messages."""
     _names: Sequence[str]
 
     @property
@@ -104,8 +106,23 @@ class Reader(ABC):
         obs, act = infer_spaces(self.origin, self.names(), self.read, ["action"])
         bounds, space = self._declared_bounds(), act["action"]
         if bounds is not None and space.dtype.kind == "f":
-            act["action"] = Space(space.dtype, space.shape, *bounds)
+            act["action"] = self._bounded(space, *bounds)
         return obs, self._discrete_bounds(act)
+
+    def _bounded(self, space: Space, low: Any, high: Any) -> Space:
+        """Return a space with bounds that were read from a file."""
+        try:
+            bounded = Space(space.dtype, space.shape, low, high)
+            is_valid = bool((bounded.low <= bounded.high).all())
+        except (TypeError, ValueError, OverflowError):
+            is_valid = False
+        if not is_valid:
+            raise UserError(
+                f"{self.origin} has bounds of actions that are no pair of numbers, or "
+                f"of arrays of shape {space.shape}, with the lower bound first.\n"
+                f"  Fix: correct or remove {self.bounds_entry}."
+            )
+        return bounded
 
     def _declared_bounds(self) -> tuple[Any, Any] | None:
         """Lowest and highest continuous action, if the dataset contains them."""

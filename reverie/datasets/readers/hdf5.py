@@ -62,6 +62,8 @@ class Hdf5Reader(Reader):
     A damaged file in a folder is listed as one episode that cannot be read.
     """
 
+    bounds_entry = "`action_bounds` in its attribute `env_args`"
+
     def __init__(self, path: str | Path, map: KeyMap | None = None):
         self.origin = str(path)
         self.map = map or KeyMap()

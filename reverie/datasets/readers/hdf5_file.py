@@ -11,6 +11,7 @@ import contextlib
 import functools
 import io
 import math
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from reverie.datasets.readers.hdf5_parts import check_parts
 from reverie.plugins import import_optional
 from reverie.storage.limits import (
     FREE_BYTES,
@@ -34,8 +36,13 @@ MAX_SOFT_LINKS = 8
 MAX_METADATA_BYTES = 1 << 16
 """Larger reads are array data."""
 MAX_HEAP_BYTES = 64 << 20
+MAX_COPIES = 4
+"""Compressed arrays, of which several may share the same bytes, have at most this many
+times the bytes of the file.
+"""
 
-_HEAP = b"GCOL"
+_HEAP = b"GCOL\x01"
+"""Signature and version of a heap."""
 _ENTRY = struct.Struct("<HHIQ")
 """Header of an entry of a heap; the header of the heap has its size at the same place.
 """
@@ -53,6 +60,11 @@ class Hdf5File:
         with _h5py_errors():
             open_regular(path).close()
             self.size = path.stat().st_size
+            self._unpacked = unpacked_budget(self.size, "arrays")
+            self._stored = Budget(
+                MAX_COPIES * self.size + FREE_BYTES, "compressed arrays"
+            )
+            self._checked: set[str] = set()  # paths of arrays
             self._raw = _CheckedFile(path)
             try:
                 self._file = self.h5py.File(self._raw, "r")
@@ -63,16 +75,27 @@ class Hdf5File:
                 raise
 
     def group(self, path: str) -> Hdf5Group:
-        """Return a group, such as an episode.
-
-        The arrays that are read from it must be within the limit together.
-        """
-        budget = unpacked_budget(self.size, "arrays in one episode")
-        root = Hdf5Group(self._file, self, budget)
+        """Return a group, such as an episode."""
+        root = Hdf5Group(self._file, self)
         found = root if path == "/" else root[path]
         if not isinstance(found, Hdf5Group):
             raise InvalidFile(f"has {quote(path)!r}, which is not a group")
         return found
+
+    def check_size(self, dataset: Any, name: str) -> None:
+        """Raise if an array is too large, together with the others of this file.
+
+        Each array counts once. One that can be reached by several names counts for
+        each of them, because it is unpacked for each of them.
+        """
+        path = str(dataset.name)
+        if path in self._checked:
+            return
+        # HDF5 unpacks at least one compressed part
+        entries = max(dataset.size, math.prod(dataset.chunks or ()))
+        self._unpacked.take(entries * dataset.dtype.itemsize)
+        check_parts(dataset, name, self._stored)
+        self._checked.add(path)
 
     def close(self) -> None:
         self._file.close()
@@ -83,8 +106,15 @@ class _CheckedFile(io.FileIO):
     """The bytes of a file, in which the heaps of strings are checked when read.
 
     HDF5 does not return from a global heap (a list of strings) that has an entry
-    without a size.
+    without a size. Each heap is checked once, and all of them have at most the size of
+    the file, so the time is limited even if arrays have many signatures in them.
     """
+
+    def __init__(self, path: Path):
+        super().__init__(path)
+        size = os.fstat(self.fileno()).st_size
+        self._heaps: set[int] = set()  # addresses
+        self._heap_bytes = Budget(size + MAX_METADATA_BYTES, "lists of strings")
 
     def readinto(self, buffer: Any, /) -> int:
         start = self.tell()
@@ -101,9 +131,13 @@ class _CheckedFile(io.FileIO):
 
     def _check_heap(self, address: int) -> None:
         """Follow the entries (index, references, size, data) up to the end."""
+        if address in self._heaps:
+            return
+        self._heaps.add(address)
         header = self._read_at(address, _ENTRY.size)
         size = _ENTRY.unpack(header)[-1] if len(header) == _ENTRY.size else 0
         heap = self._read_at(address, min(size, MAX_HEAP_BYTES))
+        self._heap_bytes.take(len(heap))
         position = _ENTRY.size
         while position + _ENTRY.size <= len(heap):
             index, _, _, length = _ENTRY.unpack_from(heap, position)
@@ -126,9 +160,8 @@ class _CheckedFile(io.FileIO):
 class Hdf5Array:
     """An array whose data is in the file; it is loaded by `numpy.asarray`."""
 
-    def __init__(self, dataset: Any, name: str, file: Hdf5File, budget: Budget):
+    def __init__(self, dataset: Any, name: str, file: Hdf5File):
         self.name, self._dataset, self._file = quote(name), dataset, file
-        self._budget = budget
         settings, virtual = dataset.id.get_create_plist(), file.h5py.h5d.VIRTUAL
         if settings.get_layout() == virtual or settings.get_external_count():
             raise InvalidFile(f"has the data of {self.name!r} in another file")
@@ -171,12 +204,7 @@ class Hdf5Array:
         with _h5py_errors():
             if self.dtype.kind not in "biuf" or self._dataset.shape is None:
                 raise InvalidFile(f"has {self.name!r}, which does not have numbers")
-            shape = self.shape
-            if isinstance(rows, slice):
-                shape = (len(range(*rows.indices(shape[0]))), *shape[1:])
-            # HDF5 unpacks at least one compressed part
-            size = max(math.prod(shape), math.prod(self._dataset.chunks or ()))
-            self._budget.take(size * self.dtype.itemsize)
+            self._file.check_size(self._dataset, self.name)
             return np.asarray(self._dataset[rows])
 
     def _is_text(self) -> bool:
@@ -186,8 +214,8 @@ class Hdf5Array:
 class Hdf5Group:
     """A group whose members can be reached without other files."""
 
-    def __init__(self, group: Any, file: Hdf5File, budget: Budget):
-        self._group, self._file, self._budget = group, file, budget
+    def __init__(self, group: Any, file: Hdf5File):
+        self._group, self._file = group, file
         self._members: dict[str, Hdf5Group | Hdf5Array | None] = {}
 
     @property
@@ -229,9 +257,9 @@ class Hdf5Group:
     def _open(self, key: str) -> Hdf5Group | Hdf5Array | None:
         member = self._find(key, MAX_SOFT_LINKS) if key else None
         if isinstance(member, self._file.h5py.Group):
-            return Hdf5Group(member, self._file, self._budget)
+            return Hdf5Group(member, self._file)
         if isinstance(member, self._file.h5py.Dataset):
-            return Hdf5Array(member, key, self._file, self._budget)
+            return Hdf5Array(member, key, self._file)
         return None  # missing, or a named type
 
     def attributes(self) -> dict[str, Any]:
@@ -255,7 +283,7 @@ class Hdf5Group:
 
     def parent(self) -> Hdf5Group:
         with _h5py_errors():
-            return Hdf5Group(self._group.parent, self._file, self._budget)
+            return Hdf5Group(self._group.parent, self._file)
 
     def _find(self, key: str, links_left: int) -> Any:
         """Follow a path one link at a time, so that no other file is opened."""
@@ -273,7 +301,7 @@ class Hdf5Group:
             if kind == h5py.h5l.TYPE_HARD:
                 member = member[part]
             elif kind == h5py.h5l.TYPE_SOFT and links_left:
-                group = Hdf5Group(member, self._file, self._budget)
+                group = Hdf5Group(member, self._file)
                 member = group._find(links.get_val(name).decode(), links_left - 1)
                 if member is None:
                     return None

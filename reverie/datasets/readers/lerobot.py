@@ -23,6 +23,8 @@ PREFIX = "observation."
 class LeRobotReader(Reader):
     """Reads the episodes of one dataset, named by their numbers."""
 
+    bounds_entry = "`action` in its meta/stats.json"
+
     def __init__(self, path: str):
         self.origin = str(path)
         self.masks: dict[str, list[str]] = {}

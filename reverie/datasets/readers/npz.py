@@ -58,18 +58,18 @@ class NpzReader(FolderReader):
         paths: dict[str, Path] = {}
         for file in self.folder.glob("*.npz"):
             name, _, rows = file.stem.rpartition("-")
-            short = name if name and rows.isdigit() else file.stem
+            short = name if name and rows.isdecimal() else file.stem
             paths[file.stem if short in paths else short] = file
         return paths
 
     def rows(self, name: str) -> int:
         path = self.paths[name]
         rows = path.stem.rpartition("-")[2]
-        if path.stem != name and rows.isdigit():
+        if path.stem != name and rows.isdecimal():
             return int(rows)
         headers = read_headers(path)
-        if "reward" not in headers:
-            raise BadEpisode("has no 'reward', from which rows are counted")
+        if "reward" not in headers or not headers["reward"][0]:
+            raise BadEpisode("has no array 'reward', from which rows are counted")
         return headers["reward"][0][0]
 
     def read(self, name: str) -> Episode:
@@ -178,9 +178,12 @@ def from_npz(arrays: Arrays, obs_space: Spaces, act_space: Spaces) -> Episode:
     for key in ("reward", "is_first", "is_terminal"):
         if key not in arrays:
             raise BadEpisode(f"has no {key!r}")
-    rows = len(arrays["reward"])
+    rows = len(arrays["reward"]) if arrays["reward"].ndim else 0
     if rows < 1:
         raise BadEpisode("is empty")
+    for key in {*FLAGS, *obs_space, *act_space} & arrays.keys():
+        if arrays[key].dtype.kind not in "biuf":
+            raise BadEpisode(f"{key!r} is {arrays[key].dtype}, expected numbers")
     for key, value in arrays.items():
         if value.shape[:1] != (rows,) and not key.startswith("log_"):
             raise BadEpisode(f"{key!r} has shape {value.shape}, expected {rows} rows")
