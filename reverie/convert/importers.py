@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import typing
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from reverie.capabilities import AgentConfig
 from reverie.convert.importer import Importer, entry_names
 from reverie.plugins import import_object
 from reverie.storage.file_kind import OLD_TORCH, PICKLE, TORCH
+from reverie.storage.limits import quote
 from reverie.storage.outline import Outline, read_outline
 
 RECORDINGS = ("an NPZ file", "an HDF5 file", "a Parquet file")
@@ -35,6 +37,28 @@ class ImportedFile(NamedTuple):
 
     def describe(self) -> str:
         return f"{self.path} is a checkpoint of {self.importer.program}"
+
+    @contextmanager
+    def explain_contents(self) -> Iterator[None]:
+        """Raise errors of the importer about contents it does not expect as a
+        `UserError`: the names of a file may fit, but not its shapes and values.
+        """
+        try:
+            yield
+        except (
+            ArithmeticError,
+            AssertionError,
+            AttributeError,
+            LookupError,
+            RuntimeError,  # of PyTorch, about shapes
+            TypeError,
+            ValueError,
+        ) as error:
+            reason = quote(" ".join(f"{type(error).__name__}: {error}".split()))
+            raise UserError(
+                f"{self.describe()} with arrays that this program does not write "
+                f"({reason}).\n  Fix: copy it again, or use another checkpoint."
+            ) from error
 
 
 def find_file(path: Path, schema: type) -> Path | None:

@@ -256,9 +256,10 @@ def _with_checkpoint(
         if "task" not in of_user:
             raise missing_task(imported)
         if saved is None:
-            presets = _expand(importer.presets(config.task, imported.contents))
-            fitting = (origin, importer.defaults(imported.contents))
-            named = [*presets, fitting, *named]
+            with imported.explain_contents():
+                presets = importer.presets(config.task, imported.contents)
+                fitting = (origin, importer.defaults(imported.contents))
+            named = [*_expand(presets), fitting, *named]
         stack = _combine(named, read, pairs)
     values = configs.values_in(stack.schema, given)
     known = {name: values[name] for name in importer.undetermined if name in values}

@@ -19,7 +19,7 @@ from reverie.plugins import settings_name
 from reverie.run import checkpoint
 from reverie.run import device as devices
 from reverie.run.config import Config
-from reverie.run.imported import check_agent, find_imported
+from reverie.run.imported import check_agent, find_imported, import_state
 from reverie.run.memory import explain_out_of_memory
 
 MakeEnv = Callable[[int], Env]
@@ -85,7 +85,7 @@ def load_initial_weights(agent: Agent, config: Config) -> str:
     if imported := find_imported(path, type(config)):
         path = imported.path
         check_agent(imported, settings_name(config.agent))
-        state = imported.importer.import_state(path, agent.state_dict(), components)
+        state = import_state(imported, agent.state_dict(), components)
     else:
         path = checkpoint.find_checkpoint(path)
         state = checkpoint.read_part(path, "agent")

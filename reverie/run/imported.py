@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from reverie.api import UserError
+from reverie.api import StateDict, UserError
 from reverie.convert.importer import EncoderImporter, Settings
 from reverie.convert.importers import ImportedFile, find_file, open_file
 from reverie.run.checkpoint import has_checkpoint
@@ -29,7 +29,8 @@ def find_imported(path: str | Path, schema: type) -> ImportedFile | None:
 def check_agent(imported: ImportedFile, agent: str) -> None:
     """Raise if another agent imports the file than that of the run."""
     if imported.agent != agent:
-        presets = imported.importer.presets("", imported.contents)
+        with imported.explain_contents():
+            presets = imported.importer.presets("", imported.contents)
         fix = f"--configs {presets[0]}" if presets else f"--agent {imported.agent}"
         raise UserError(
             f"{imported.describe()}, which the agent {imported.agent!r} imports, but "
@@ -62,12 +63,22 @@ def settings_of_file(
     imported: ImportedFile, given: Settings, components: str
 ) -> dict[str, Any]:
     """Return the settings that the components of a file to load determine."""
-    inferred = imported.importer.infer_settings(imported.path, imported.contents, given)
+    infer = imported.importer.infer_settings
+    with imported.explain_contents():
+        inferred = infer(imported.path, imported.contents, given)
     settings: dict[str, Any] = {}
     for component, values in inferred.items():
         if not component or _matches(components, component):
             settings |= values
     return settings
+
+
+def import_state(
+    imported: ImportedFile, template: StateDict, components: str
+) -> StateDict:
+    """Return the state of an agent with the weights of a file."""
+    with imported.explain_contents():
+        return imported.importer.import_state(imported.path, template, components)
 
 
 def _matches(pattern: str, component: str) -> bool:

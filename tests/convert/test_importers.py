@@ -18,6 +18,7 @@ from reverie.api import UserError
 from reverie.cli import main as cli
 from reverie.convert.importers import find_file, open_file
 from reverie.run.config import Config, resolve
+from reverie.run.imported import import_state, settings_of_file
 
 IRIS = {"tokenizer.quantizer.codebook": torch.zeros(4, 2)}
 VTA = {"state_model.abs_feat.weight": torch.zeros(4, 6)}
@@ -249,3 +250,41 @@ def test_config_files_are_found(tmp_path):
         UserError, match=r"several configs.*a.json, b.json.\n  Fix: --c"
     ):
         importer.find_config(tmp_path / "model_best.pt")
+
+
+def fits_no_program(value):
+    """Weights whose names belong to a program, with other shapes and values."""
+    names = (
+        "dyn/obs0/bias",
+        "dyn/dyngru/kernel",
+        "dyn/dynin0/bias",
+        "dyn/obslogit/bias",
+    )
+    dreamer = dict.fromkeys((*names, "enc/cnn3/kernel", "dec/imgout/kernel"), value)
+    layers = {f"_wm.encoder._cnn.layers.{i}.weight": value for i in range(4)}
+    return [
+        {"params": dreamer, "counters": {}},
+        {"params": dreamer | {"enc/cnn0/kernel": 3}},
+        {"agent_state_dict": layers | {"_wm.dynamics._cell.layers.x.weight": value}},
+        {"tokenizer.quantizer.codebook": value, "world_model.x": value},
+        {"state_model.abs_feat.weight": value, "state_model.x": [value]},
+    ]
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2,), (0, 0, 0, 0), (3, 3, 3, 3)])
+def test_unexpected_shapes_are_one_message(shape, tmp_path):
+    arrays, tensors = np.zeros(shape, np.float32), torch.zeros(shape)
+    refused = 0
+    for value in (arrays, tensors, 3):
+        for save in (save_pickle, torch.save):
+            for contents in fits_no_program(value):
+                path = tmp_path / f"{refused}.pt"
+                try:
+                    save(contents, path)
+                    imported = open_file(path, Config)
+                    settings_of_file(imported, {}, ".*")
+                    import_state(imported, {"dyn": {}, "enc": {}, "world": {}}, ".*")
+                except UserError as error:
+                    assert "Fix:" in str(error)  # noqa: PT017
+                    refused += 1
+    assert refused > 20

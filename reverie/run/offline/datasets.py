@@ -50,7 +50,7 @@ from reverie.datasets.split import Subset, split_by_mask, split_by_seed
 from reverie.datasets.statistics import compute_statistics, load_statistics
 from reverie.evaluation.held_out import HeldOutConfig, evaluate_held_out, to_metrics
 from reverie.run import checkpoint
-from reverie.run.imported import encoder_importer
+from reverie.run.imported import encoder_importer, import_state
 from reverie.spaces import Spaces, flag_spaces
 
 if TYPE_CHECKING:
@@ -214,8 +214,9 @@ class OfflineEpisodes:
     def _base_weights(self, run: str | ImportedFile, base: Agent | None) -> StateDict:
         if isinstance(run, ImportedFile):
             if base is None:
-                return {"encoder": encoder_importer(run).read(run.path)}
-            return run.importer.import_state(run.path, base.state_dict(), ".*")
+                with run.explain_contents():
+                    return {"encoder": encoder_importer(run).read(run.path)}
+            return import_state(run, base.state_dict(), ".*")
         path = checkpoint.find_checkpoint(Path(run))
         if images := saved_image_crop(path):
             check_obs_space(images, self.images.input_space, self.training.origin)

@@ -55,7 +55,8 @@ def with_base_run(config: Config) -> Config:
         return config
     if imported := find_imported(base_run, type(config)):
         reader = encoder_importer(imported)
-        sizes = reader.infer_config(imported.contents)
+        with imported.explain_contents():
+            sizes = reader.infer_config(imported.contents)
         encoder = ImportedEncoder(reader.architecture, sizes, imported.agent)
         return replace(config, **{config.agent: agent_config.with_encoder(encoder)})
     path = find_checkpoint(Path(base_run))
