@@ -284,7 +284,8 @@ def _list_media(run: Run) -> list[Path]:
     paths = [
         path
         for folder in folders
-        for path in sorted(folder.rglob("*"))
+        for pattern in ("*", "*/*", "*/*/*")
+        for path in sorted(folder.glob(pattern))
         if path.suffix[1:] in MEDIA_KINDS and path.is_file() and not path.is_symlink()
     ]
     paths += [path for path in run.path.glob("*.png") if not path.is_symlink()]

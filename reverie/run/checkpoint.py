@@ -19,7 +19,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +30,13 @@ import torch
 
 from reverie.api import StateDict, UserError
 from reverie.storage.atomic import create_file, fsync, make_folder
-from reverie.storage.limits import InvalidFile, check_name, open_regular, read_json
+from reverie.storage.limits import (
+    InvalidFile,
+    check_name,
+    open_regular,
+    quote,
+    read_json,
+)
 from reverie.storage.os_errors import INTACT, explain_write_errors
 
 FORMAT = 1
@@ -216,8 +222,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise Damaged("its manifest is missing or unreadable")
     if manifest.get("format") != FORMAT:
         raise UserError(
-            f"{folder} has checkpoint format {manifest.get('format')}, this version of "
-            f"Reverie reads format {FORMAT}.\n"
+            f"{folder} has checkpoint format {quote(str(manifest.get('format')))}, "
+            f"this version of Reverie reads format {FORMAT}.\n"
             "  Fix: install the version that wrote it, or start in a new --logdir."
         )
     return dict(manifest)
@@ -307,6 +313,7 @@ def explain_mismatch(path: Path) -> Iterator[None]:
     try:
         yield
     except (
+        ArithmeticError,  # numbers that are infinite or too large
         AssertionError,
         AttributeError,
         LookupError,
@@ -409,7 +416,8 @@ def _checksum(path: Path) -> dict[str, Any]:
 def _delete(path: Path) -> None:
     """Delete a folder with its contents, or a symbolic link without its target."""
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
+        with suppress(RecursionError):  # folders nested more than 1,000 deep
+            shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
 

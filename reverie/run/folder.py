@@ -84,6 +84,8 @@ LOG_FILES = (METRICS, SCORES)
 LOCK = ".lock"
 MAX_ERROR = 2000
 """Characters of an error that are kept."""
+MAX_NESTING = 16
+"""Folders inside of each other in a run folder."""
 INVALID_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
 
@@ -239,11 +241,24 @@ def refuse_links(
             raise UserError(
                 f"{path / name} is not a regular file.\n  Fix: rm {path / name}"
             )
+        if (path / name).exists() and (path / name).stat().st_nlink > 1:
+            raise UserError(
+                f"{path / name} is a hard link: lines of this run would be added to "
+                "the same file in another folder.\n"
+                f"  Fix: cp {path / name} {path / name}.copy && "
+                f"mv {path / name}.copy {path / name}"
+            )
     for name in subfolders:
         for folder, names, _ in os.walk(path / name):
+            if len(Path(folder).relative_to(path).parts) > MAX_NESTING:
+                raise UserError(
+                    f"{path / name} has folders nested more than {MAX_NESTING} deep, "
+                    "which a run does not create.\n  Fix: move them to another place."
+                )
+            # those of incomplete checkpoints are deleted, not written to
+            names[:] = [inner for inner in names if not inner.startswith(PARTIAL)]
             for inner in names:
-                if not inner.startswith(PARTIAL):  # deleted, not written to
-                    refuse_link(Path(folder, inner))
+                refuse_link(Path(folder, inner))
 
 
 def read_config(logdir: Path, replaces_task: bool = False) -> Config:

@@ -334,3 +334,22 @@ def test_a_save_into_a_deleted_folder_is_an_error(tmp_path):
     with pytest.raises(UserError, match=r"could not be written(.|\n)*Fix: check that"):
         checkpoints.save(1, state(1))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_format_of_megabytes_is_a_short_message(tmp_path):
+    path = Checkpoints(tmp_path).save(10, state(1))
+    facts = json.loads((path / "manifest.json").read_text())
+    text = json.dumps({**facts, "format": "\x1b[31m" * 100_000})
+    (path / "manifest.json").write_text(text)
+    with pytest.raises(UserError, match="format") as raised:
+        checkpoint.read_manifest(path)
+    assert len(str(raised.value)) < 1000
+    assert "\x1b" not in str(raised.value)
+
+
+def test_an_infinite_number_of_a_checkpoint_is_one_message(tmp_path):
+    with (
+        pytest.raises(UserError, match="does not fit this run"),
+        checkpoint.explain_mismatch(tmp_path),
+    ):
+        int(json.loads("1e999"))

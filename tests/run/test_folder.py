@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import subprocess
 
 import pytest
 
 from reverie.api import UserError
 from reverie.run import folder
+from reverie.run.checkpoint import PARTIAL, Checkpoints
 from reverie.run.folder import check_lock, lock_folder, open_lock, refuse_links
 
 
@@ -86,3 +88,33 @@ def test_pipes_in_place_of_logs_are_refused(tmp_path):
     os.mkfifo(tmp_path / "metrics.jsonl")
     with pytest.raises(UserError, match=r"not a regular file(.|\n)*Fix: rm "):
         refuse_links(tmp_path)
+
+
+def test_logs_that_are_hard_links_are_refused(tmp_path):
+    """Lines would be added to a file in another folder."""
+    run, other = tmp_path / "run", tmp_path / "other.jsonl"
+    run.mkdir()
+    other.write_text("kept")
+    os.link(other, run / "metrics.jsonl")
+    with pytest.raises(UserError, match=r"hard link(\n|.)*Fix: cp "):
+        refuse_links(run)
+
+
+def test_folders_nested_a_thousand_deep_are_refused(tmp_path):
+    previous = os.getcwd()
+    top = tmp_path / "run" / "ckpt"
+    top.mkdir(parents=True)
+    try:
+        os.chdir(top)
+        for _ in range(1200):
+            os.mkdir("a")
+            os.chdir("a")
+        with pytest.raises(UserError, match="nested"):
+            refuse_links(tmp_path / "run")
+        os.chdir(previous)
+        (top / "a").rename(top / f"{PARTIAL}000000001")
+        refuse_links(tmp_path / "run")
+        Checkpoints(top).prune()
+    finally:
+        os.chdir(previous)
+        subprocess.run(["rm", "-r", str(top)], check=True)
