@@ -34,9 +34,11 @@ from reverie.api import UserError
 from reverie.patterns import select_names
 from reverie.storage.limits import (
     MAX_JSON_BYTES,
+    is_pipe_of_shell,
     parse_json,
     parse_yaml,
     read_bytes,
+    read_pipe,
 )
 
 PRESETS = Path(__file__).parent / "presets"
@@ -184,7 +186,8 @@ def get_block(name: str) -> dict[str, Any]:
 def read_config_file(path: Path) -> dict[str, Any]:
     """Read settings from a YAML or JSON file."""
     try:
-        content = read_bytes(path.expanduser(), MAX_JSON_BYTES)
+        read = read_pipe if is_pipe_of_shell(path) else read_bytes
+        content = read(path.expanduser(), MAX_JSON_BYTES)
         text = content.decode("utf-8-sig")  # skips a byte order mark
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or f"it {error}"

@@ -13,8 +13,10 @@ import errno
 import io
 import json
 import os
+import select
 import stat
 import struct
+import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -39,6 +41,9 @@ MAX_DEPTH = 64
 MAX_VALUES = 300_000
 """Values in nested containers, where one that is referred to twice counts twice."""
 MAX_NAME_BYTES = 255
+PIPE_SECONDS = 30
+SHELL_PIPES = ("/dev/fd", "/proc/self/fd")
+_pipe_contents: dict[int, bytes] = {}
 
 YamlLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The parser of libyaml where PyYAML was built with it: ten times as fast."""
@@ -137,6 +142,37 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
         if size > max_bytes:
             raise InvalidFile(f"is larger than {max_bytes >> 20} MiB")
         return file.read(size)
+
+
+def read_pipe(path: Path, max_bytes: int) -> bytes:
+    """Return what another program writes to a pipe of this process, as in the shell
+    (`<(command)`, `/dev/stdin`). A pipe can be read once, so the contents are kept.
+    """
+    pipe = os.open(path, os.O_RDONLY | open_flags("O_NONBLOCK", "O_BINARY"))
+    try:
+        status = os.fstat(pipe)
+        if not (stat.S_ISFIFO(status.st_mode) or stat.S_ISREG(status.st_mode)):
+            raise InvalidFile("is not a pipe or a regular file")
+        if status.st_ino in _pipe_contents:
+            return _pipe_contents[status.st_ino]
+        data, deadline = bytearray(), time.monotonic() + PIPE_SECONDS
+        while True:
+            seconds = max(deadline - time.monotonic(), 0)
+            if not select.select([pipe], [], [], seconds)[0]:
+                raise InvalidFile(f"was not closed within {PIPE_SECONDS} seconds")
+            part = os.read(pipe, PART_BYTES)
+            if not part:
+                return _pipe_contents.setdefault(status.st_ino, bytes(data))
+            data += part
+            if len(data) > max_bytes:
+                raise InvalidFile(f"is larger than {max_bytes >> 20} MiB")
+    finally:
+        os.close(pipe)
+
+
+def is_pipe_of_shell(path: Path) -> bool:
+    """True for a path that the shell makes of `<(command)`, and for standard input."""
+    return str(path.parent) in SHELL_PIPES or str(path) == "/dev/stdin"
 
 
 def open_regular(path: Path, follow_links: bool = True) -> BoundedReader:

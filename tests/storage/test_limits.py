@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from reverie.config import ConfigError, read_config_file
 from reverie.storage import limits
 from reverie.storage.limits import (
     InvalidFile,
@@ -230,3 +231,39 @@ def test_names_that_are_not_one_component_are_refused(name):
 @pytest.mark.parametrize("name", ["a", ".a", "a..b", "demo_1 (copy)", "é" * 127])
 def test_names_of_files_are_accepted(name):
     assert limits.check_name(name) == name
+
+
+def make_pipe(data: bytes) -> tuple[int, int]:
+    """A pipe with some data in it, as the shell makes of `<(command)`."""
+    reader, writer = os.pipe()
+    os.write(writer, data)
+    return reader, writer
+
+
+def test_a_config_can_come_from_a_pipe_of_the_shell():
+    reader, writer = make_pipe(b"task: catch\n")
+    os.close(writer)
+    path = Path(f"/dev/fd/{reader}")
+    assert read_config_file(path) == {"task": "catch"}
+    assert read_config_file(path) == {"task": "catch"}, "only the first read has data"
+    os.close(reader)
+
+
+def test_a_pipe_that_is_not_closed_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(limits, "PIPE_SECONDS", 0.1)
+    reader, writer = make_pipe(b"task: catch\n")
+    with pytest.raises(ConfigError, match=r"not closed(.|\n)*Fix:"):
+        read_config_file(Path(f"/proc/self/fd/{reader}"))
+    with pytest.raises(InvalidFile, match="larger"):
+        limits.read_pipe(Path(f"/dev/fd/{make_pipe(bytes(99))[0]}"), 10)
+    with pytest.raises(InvalidFile, match="not a pipe"):
+        limits.read_pipe(Path("/dev/null"), 10)
+    os.close(writer)
+    os.close(reader)
+
+
+def test_other_pipes_are_refused(tmp_path):
+    """A pipe in a run folder has no writer, or one that never ends."""
+    os.mkfifo(tmp_path / "config.yaml")
+    with pytest.raises(ConfigError, match="not a regular file"):
+        read_config_file(tmp_path / "config.yaml")
