@@ -59,7 +59,7 @@ def flush_output() -> OSError | None:
     """
     try:
         sys.stdout.flush()
-    except ValueError:  # closed
+    except (AttributeError, ValueError):  # replaced by None, or closed
         return None
     except OSError as error:
         with contextlib.suppress(OSError, ValueError):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import os
 import re
 import shutil
 import sys
@@ -48,6 +50,12 @@ class Epochs(NamedTuple):
         return f"epoch {max(1, self.current):,}{of_total}"
 
 
+@functools.cache
+def _null_stream() -> TextIO:
+    """Replaces a standard output that an environment has set to None."""
+    return open(os.devnull, "w")
+
+
 class TerminalSink(Sink):
     """Prints the metrics whose name matches the filter, and the progress of the run.
 
@@ -88,7 +96,7 @@ class TerminalSink(Sink):
 
     @property
     def stream(self) -> TextIO:
-        return self._stream or sys.stdout
+        return self._stream or sys.stdout or _null_stream()
 
     def write(self, record: Record) -> None:
         loss = _total_loss(record.scalars)

@@ -7,6 +7,7 @@ import io
 import pytest
 
 from reverie.api import UserError
+from reverie.cli.streams import flush_output
 from reverie.log import terminal
 from reverie.log.record import Record, Score
 from reverie.log.terminal import (
@@ -144,3 +145,13 @@ def test_columns_fit_the_width():
 def test_an_invalid_filter_raises():
     with pytest.raises(UserError, match=r"logger.filter is not a regular expression"):
         TerminalSink("score|(")
+
+
+def test_a_standard_output_that_is_none_is_no_error(monkeypatch):
+    """An environment in the process may have replaced it."""
+    sink = TerminalSink("score")
+    monkeypatch.setattr("sys.stdout", None)
+    sink.write(Record(5, scalars={"score": 1.0}))
+    sink.progress(6)
+    sink.close()
+    assert flush_output() is None
