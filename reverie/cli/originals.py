@@ -1,8 +1,8 @@
-"""Answers to command lines of other implementations, in the words of this package.
+"""Translates command lines of other implementations to those of Reverie.
 
-When a command is not valid, `explain` looks up its words in the tables of
-`reverie/convert/command_lines`. If some of them are known, the answer names what they
-are called here, and the whole command as it would be typed.
+If a command line is not valid, `explain` looks up its arguments in the tables of
+`reverie/convert/command_lines`. If some of them are found, it returns a message with
+their names in Reverie and the complete command to type.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from reverie import config as configs
 from reverie.api import UserError
 from reverie.cli.train import BASE_BLOCKS
 from reverie.config import UnknownSetting
-from reverie.convert.command_lines import Original, Word, originals
+from reverie.convert.command_lines import Original, Replacement, originals
 from reverie.envs import SUITES, split_task
 from reverie.plugins import settings_name
 from reverie.run.config import Config, resolve
@@ -33,7 +33,7 @@ TRANSLATED = (*BASE_BLOCKS, "config")
 
 
 class Change(NamedTuple):
-    """A part of a command line, and what it is called here."""
+    """A part of a command line, and what replaces it in Reverie."""
 
     old: str
     new: str
@@ -53,7 +53,7 @@ class Argument(NamedTuple):
 
 @dataclass
 class Translation:
-    """A command line in the words of this package."""
+    """A command line that was translated to Reverie."""
 
     original: Original
     command: list[str]
@@ -89,9 +89,9 @@ class Translation:
 def explain(
     words: Sequence[str], error: UserError, commands: Collection[str]
 ) -> str | None:
-    """Return an answer to a command line that failed; None if no word is known.
+    """Return a message for an invalid command line; None if no argument is in a table.
 
-    `commands` are the commands of this package.
+    `commands` are the commands of Reverie.
     """
     words = list(words)
     while words and words[0] in LAUNCHERS:
@@ -122,7 +122,7 @@ def _describe(translation: Translation) -> str:
         text = _sentence(change, original)
     else:
         rows = "\n".join(f"    {_row(change)}" for change in translation.changes)
-        text = f"These words of {original.name} have other names here:\n{rows}"
+        text = f"These arguments of {original.name} have other names here:\n{rows}"
     if translation.unknown:
         names = ", ".join(f"`{name}`" for name in translation.unknown)
         text += f"\n  Not known here, and left out: {names}."
@@ -144,13 +144,13 @@ def _row(change: Change) -> str:
 
 
 def _explain_key(error: UnknownSetting) -> str | None:
-    """Return an answer to a name in a file; None if it is not known."""
+    """Return a message for a name in a config file; None if it is not in a table."""
     for original in originals():
         for flag in original.flags:
             match = re.fullmatch(flag.pattern, error.name)
-            if match is None or (original.agent and not flag.here):
+            if match is None or (original.agent and not flag.new):
                 continue
-            new = _fill(flag.here, match, {"agent": "dreamer", "env": "env.atari"})
+            new = _fill(flag.new, match, {"agent": "dreamer", "env": "env.atari"})
             names = [word[2:] for word in new if word.startswith("--")]
             change = Change(error.name, " and ".join(names), flag.note)
             fix = f"write {names[0]!r}." if names else f"remove {error.name!r}."
@@ -167,7 +167,7 @@ def _explain_key(error: UnknownSetting) -> str | None:
 def _translate(
     words: Sequence[str], original: Original, commands: Collection[str]
 ) -> Translation | None:
-    """Return the command line with all words that the original has replaced."""
+    """Return the command line with all arguments of the original replaced."""
     if not words:
         return None
     translation = Translation(original, ["train"])
@@ -227,13 +227,13 @@ def _is_argument(word: str) -> bool:
     return word.startswith("--") or re.match(r"[+~]{0,2}[\w.]+=", word) is not None
 
 
-def _start(translation: Translation, program: Word, word: str) -> None:
-    here, translation.is_program = program.here.split(), True
-    translation.add_change(Change(word, f"reverie {program.here}", program.note))
-    if "--configs" in here and program.takes_arguments:
-        start = here.index("--configs")
-        translation.blocks, here = here[start + 1 :], here[:start]
-    translation.command = here
+def _start(translation: Translation, program: Replacement, word: str) -> None:
+    command, translation.is_program = program.new.split(), True
+    translation.add_change(Change(word, f"reverie {program.new}", program.note))
+    if "--configs" in command and program.takes_arguments:
+        start = command.index("--configs")
+        translation.blocks, command = command[start + 1 :], command[:start]
+    translation.command = command
 
 
 def _split(words: Sequence[str]) -> Iterator[Argument]:
@@ -259,12 +259,12 @@ def _add_blocks(translation: Translation, names: Sequence[str]) -> None:
         if block is None or (name in configs.blocks() and name not in own):
             translation.blocks.append(name)
         else:
-            translation.add_change(Change(name, block.here, block.note))
-            translation.blocks += block.here.split()
+            translation.add_change(Change(name, block.new, block.note))
+            translation.blocks += block.new.split()
 
 
 def _add(translation: Translation, argument: Argument, values: dict[str, str]) -> None:
-    """Add an argument, replaced if the original has it and this package does not."""
+    """Add an argument, replaced if it is one of the original and not of Reverie."""
     name, value = argument.name, " ".join(argument.values)
     is_setting = name.replace("-", "_") in _settings()
     for flag in translation.original.flags:
@@ -273,7 +273,7 @@ def _add(translation: Translation, argument: Argument, values: dict[str, str]) -
         match = re.fullmatch(flag.pattern, text, re.IGNORECASE if is_value else 0)
         if match is None or (is_setting and not is_value):
             continue
-        if not flag.here and not _concerns_agent(translation):
+        if not flag.new and not _concerns_agent(translation):
             continue
         new = _replace(translation, flag, match, {**values, "value": value})
         if new is not None:
@@ -281,7 +281,7 @@ def _add(translation: Translation, argument: Argument, values: dict[str, str]) -
             is_long = is_value or len(names) > 1
             old = " ".join(argument.words) if is_long else argument.words[0]
             shown = " ".join(new if is_long else names)
-            if flag.here and not shown:
+            if flag.new and not shown:
                 shown = f"reverie {translation.command[0]}"
             translation.add_change(Change(old, shown, flag.note))
             return
@@ -293,25 +293,28 @@ def _add(translation: Translation, argument: Argument, values: dict[str, str]) -
 
 
 def _concerns_agent(translation: Translation) -> bool:
-    """True if the command is one of the original's agent, as far as this is known."""
+    """True if the command trains the agent of the original."""
     agent = translation.original.agent
     return not agent or _config(translation, translation.command[0]).agent == agent
 
 
 def _replace(
-    translation: Translation, flag: Word, match: re.Match[str], values: dict[str, str]
+    translation: Translation,
+    flag: Replacement,
+    match: re.Match[str],
+    values: dict[str, str],
 ) -> list[str] | None:
     """Add the words that replace a flag, and return them; None if they are not valid.
 
     If another training command uses these settings, it replaces the command.
     """
     commands = [translation.command[0]]
-    if commands[0] in BASE_BLOCKS and "{agent}" not in flag.here:
+    if commands[0] in BASE_BLOCKS and "{agent}" not in flag.new:
         commands += [name for name in BASE_BLOCKS if name not in commands]
     for command in commands:
         config = _config(translation, command)
         fields = {"agent": settings_name(config.agent), "env": _env_group(config)}
-        new = _fill(flag.here, match, {**values, **fields})
+        new = _fill(flag.new, match, {**values, **fields})
         words = [word for word in new if not word.startswith("COMMAND:")]
         if len(words) < len(new):
             command = new[0].removeprefix("COMMAND:")
@@ -331,7 +334,7 @@ def _replace(
 
 
 def _fill(template: str, match: re.Match[str], values: dict[str, str]) -> list[str]:
-    """Return the words of a template; see `Word.here`."""
+    """Return the words of a template; see `Replacement.new`."""
 
     def value_of(name: re.Match[str]) -> str:
         if name[1].startswith("snake:"):

@@ -199,8 +199,8 @@ def test_every_block_has_valid_replacements_and_is_not_one_of_this_package():
         assert (ROOT / original.page).is_file(), original.page
         for name, block in original.blocks.items():
             assert name not in blocks()
-            assert set(block.here.split()) <= set(blocks())
-            assert block.here or block.note
+            assert set(block.new.split()) <= set(blocks())
+            assert block.new or block.note
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
-"""Words of other programs' command lines, and what they are called here.
+"""Tables that translate command lines of other implementations to those of Reverie.
 
 Each YAML file describes one implementation of an algorithm: its programs, preset blocks
-and flags. `reverie/cli/originals.py` translates command lines with these tables when a
-command is not valid here; the pages `docs/coming-from-*.md` explain the differences.
+and flags. `reverie/cli/originals.py` translates command lines with these tables if they
+are not valid in Reverie; the pages `docs/coming-from-*.md` explain the differences.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any, NamedTuple
 
 import yaml
 
-__all__ = ["Original", "Word", "originals"]
+__all__ = ["Original", "Replacement", "originals"]
 
 
-class Word(NamedTuple):
-    """A program, preset block or flag of another program, and what replaces it.
+class Replacement(NamedTuple):
+    """A program, preset block or flag of another implementation, and what replaces it.
 
-    In a file: `- PATTERN: HERE`, with the other fields below it.
+    In a file: `- PATTERN: NEW`, with the other fields below it.
     """
 
     pattern: str
     """Regular expression of the path or module of a program, or of the name of a flag,
     which may include a space and its value; the name of a block."""
-    here: str = ""
+    new: str = ""
     """The command, blocks or flags that replace it; empty if it has no equivalent.
     Flags may contain groups of the pattern (`\\1`), `{value}`, `{agent}` (the agent of
     the run), `{env}` (settings of the task's suite, such as `env.atari`) and the value
@@ -35,11 +35,11 @@ class Word(NamedTuple):
     note: str = ""
     """A sentence about differences, or why it has no equivalent."""
     takes_arguments: bool = True
-    """False if `here` is a complete example of a program, and the arguments are not
+    """False if `new` is a complete example of a program, and the arguments are not
     translated."""
     example: str = ""
-    """Arguments of a program that are also valid here; they are used if the command
-    line has none."""
+    """Arguments to show if the command line has none; given arguments are not changed,
+    because the command of Reverie has the same ones."""
 
 
 class Original(NamedTuple):
@@ -48,17 +48,18 @@ class Original(NamedTuple):
     name: str
     page: str
     """Documentation for its users, below the repository."""
-    programs: tuple[Word, ...]
-    blocks: dict[str, Word]
-    flags: tuple[Word, ...]
+    programs: tuple[Replacement, ...]
+    blocks: dict[str, Replacement]
+    flags: tuple[Replacement, ...]
     """The first one that matches is used."""
-    program_blocks: dict[str, Word]
-    """Blocks that also exist here, with another algorithm: what replaces them in a
-    command line that begins with a program."""
+    program_blocks: dict[str, Replacement]
+    """Replacements of blocks whose names also exist in Reverie, for another algorithm.
+    They are used if the command line begins with a program of the implementation."""
     hydra_block: str = ""
-    """Preset block of a command line with arguments `NAME=VALUE` that select none."""
+    """Preset block to use if a command line has arguments `NAME=VALUE` of which none
+    selects a block."""
     agent: str = ""
-    """The only agent for which flags without an equivalent are known; empty for all."""
+    """Agent for which flags without an equivalent are explained; empty for all."""
 
 
 @functools.cache
@@ -81,31 +82,31 @@ def _read(name: str, names: Mapping[str, str] | None = None) -> Original:
     The last ones to try are the flags under `other_flags`.
     """
     more_flags = tuple(
-        Word(re.escape(theirs).replace("_", "[-_]"), f"--{ours} {{value}}")
-        for theirs, ours in (names or {}).items()
-        if theirs != ours
+        Replacement(re.escape(key).replace("_", "[-_]"), f"--{setting} {{value}}")
+        for key, setting in (names or {}).items()
+        if key != setting
     )
     file = resources.files(__package__) / f"{name}.yaml"
     table = yaml.safe_load(file.read_text("utf-8"))
-    flags = _words(table["flags"])
+    flags = _replacements(table["flags"])
     if prefix := table.get("optional_prefix"):
         start = f"(?:{re.escape(prefix)})?"
         flags = tuple(f._replace(pattern=f"{start}(?:{f.pattern})") for f in flags)
     return Original(
         table["name"],
         table["page"],
-        _words(table["programs"]),
-        {word.pattern: word for word in _words(table.get("blocks", []))},
-        (*flags, *more_flags, *_words(table.get("other_flags", []))),
-        {word.pattern: word for word in _words(table.get("program_blocks", []))},
+        _replacements(table["programs"]),
+        {each.pattern: each for each in _replacements(table.get("blocks", []))},
+        (*flags, *more_flags, *_replacements(table.get("other_flags", []))),
+        {each.pattern: each for each in _replacements(table.get("program_blocks", []))},
         table.get("hydra_block", ""),
         table.get("agent", ""),
     )
 
 
-def _words(items: list[dict[str, Any]]) -> tuple[Word, ...]:
-    words = []
+def _replacements(items: list[dict[str, Any]]) -> tuple[Replacement, ...]:
+    replacements = []
     for item in items:
-        (pattern, here), *fields = item.items()
-        words.append(Word(pattern, here or "", **dict(fields)))
-    return tuple(words)
+        (pattern, new), *fields = item.items()
+        replacements.append(Replacement(pattern, new or "", **dict(fields)))
+    return tuple(replacements)
