@@ -1,7 +1,7 @@
 """`Importer`: how the checkpoints of one other implementation are read.
 
-The settings of an agent name its importers (`AgentConfig.importers`). All functions of
-an importer work on the file without running code in it.
+The settings of an agent name its importers (`AgentConfig.importers`). The functions of
+an importer read files without running code that the files contain.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class EncoderImporter:
     architecture: str
     """Name of the encoder in `nets/encoders.py`."""
     infer_config: Callable[[Any], Any]
-    """Return the config of the encoder from the contents of a file, as in `matches`."""
+    """Return the config of the encoder; the argument is that of `Importer.matches`."""
     read: Callable[[Path], StateDict]
-    """Return its weights."""
+    """Return the weights of the encoder."""
 
 
 @dataclass(frozen=True)
@@ -59,26 +59,27 @@ class Importer:
     file: str
     """Usual name of its checkpoint file, such as `last.pt`."""
     matches: Callable[[Any], bool]
-    """True for the contents of its files: nested containers, arrays without data."""
+    """True for the contents of its files: nested containers, and arrays that have a
+    shape but no data."""
     import_state: Callable[[Path, StateDict, str], StateDict]
     """`import_state(path, template, components)`: return the state of an agent with the
     weights of a file. `template` is the agent's current state. Components that do not
     match the regular expression `components` are returned unchanged. If the entry
     `continues_training` is True, the state has the optimizers of the file, too."""
     infer_settings: Callable[[Path, Any, Settings], dict[str, Settings]]
-    """`infer_settings(path, contents, given)`: return the settings that the arrays
-    determine, by component; those of the component `""` are needed in any case.
-    `given` has the values of `undetermined` that the user has set."""
+    """`infer_settings(path, contents, given)`: return the settings that follow from the
+    shapes of the arrays, by component; those under `""` are used also if only some
+    components are loaded. `given` has the values of `undetermined` that the user has
+    set."""
     undetermined: tuple[str, ...] = ()
-    """Settings that the arrays do not determine, but others depend on."""
+    """Settings that do not follow from the shapes, and on which others depend."""
     algorithm: tuple[str, ...] = ()
-    """Preset blocks with the algorithm of the file, under all other settings."""
+    """Preset blocks of the algorithm of the file, applied before all other settings."""
     presets: Callable[[str, Any], tuple[str, ...]] = no_presets
     """`presets(task, contents)`: return the preset blocks of an agent for a task. They
     are used if no other setting chooses the agent."""
     defaults: Callable[[Any], Settings] = no_defaults
-    """Return settings over `presets` that fit the contents of a file; used as they
-    are."""
+    """Return settings for the contents of a file, applied after `presets`."""
     task_hint: str = "--task TASK, such as --task crafter_reward"
     """Flags that set the task, which the file does not contain."""
     find: Callable[[Path], list[Path]] = no_files
@@ -96,7 +97,8 @@ class Importer:
 def find_files(folder: Path, *patterns: str) -> list[Path]:
     """Return the files that match the first pattern with a match, newest first.
 
-    Numbers in names and names with dates are in this order when sorted by length.
+    The newest file is the last by length and then alphabet: its name has the largest
+    number, or the latest date.
     """
     for pattern in patterns:
         paths = [path for path in folder.glob(pattern) if path.is_file()]

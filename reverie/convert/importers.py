@@ -33,7 +33,7 @@ class ImportedFile(NamedTuple):
     """The agent that imports it."""
     importer: Importer
     contents: Any
-    """Nested containers and arrays without data."""
+    """Nested containers, and arrays that have a shape but no data."""
 
     def describe(self) -> str:
         return f"{self.path} is a checkpoint of {self.importer.program}"
@@ -82,13 +82,13 @@ def find_file(path: Path, schema: type) -> Path | None:
 
 
 def open_file(path: Path, schema: type) -> ImportedFile:
-    """Recognize a checkpoint file; raise an error that names what it is instead."""
+    """Recognize a checkpoint file; raise an error that describes any other file."""
     outline = _read(path)
     for agent, importer in _all_importers(schema):
         if importer.matches(outline.contents):
             return ImportedFile(path, agent, importer, outline.contents)
     raise UserError(
-        f"{path} {_name_file(outline)}.\n  Fix: {_suggest(path, outline, schema)}"
+        f"{path} {_describe_file(outline)}.\n  Fix: {_suggest(path, outline, schema)}"
     )
 
 
@@ -98,7 +98,7 @@ def _read(path: Path) -> Outline:
 
 @functools.lru_cache(maxsize=16)
 def _read_version(path: Path, time: int) -> Outline:
-    """Read a file; the time of its last change is part of the cache's key."""
+    """Read a file; `time`, its last change, makes the cached result invalid."""
     return read_outline(path)
 
 
@@ -120,15 +120,15 @@ def _list_files(importers: list[Importer]) -> str:
     return " or ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
 
 
-def _name_file(outline: Outline) -> str:
-    """Say what a file is that is not a checkpoint: the end of a sentence."""
+def _describe_file(outline: Outline) -> str:
+    """Describe a file that is not a checkpoint, as the end of a sentence."""
     kind, contents = outline.kind, outline.contents
     if outline.problem:
         return f"is {kind} that {outline.problem}" if kind else outline.problem
     if kind not in (TORCH, PICKLE):
         return f"is {kind}, not a checkpoint"
     names = entry_names(contents)
-    if known := _name_other_program(contents):
+    if known := _describe_other_program(contents):
         return f"is {known}, which cannot be imported"
     if not isinstance(contents, Mapping):
         return f"is {kind} with a {type(contents).__name__}, not a checkpoint"
@@ -137,8 +137,8 @@ def _name_file(outline: Outline) -> str:
     return f"is {kind} with {entries}{more}, not a checkpoint of a known program"
 
 
-def _name_other_program(contents: Any) -> str:
-    """Name a checkpoint of a program that has no importer; empty if it is unknown."""
+def _describe_other_program(contents: Any) -> str:
+    """Describe a checkpoint of a program without importer; empty if not recognized."""
     names = set(map(str, contents)) if isinstance(contents, Mapping) else set()
     if "tokenizer.embedding.weight" in names:
         return "a checkpoint of IRIS, the predecessor of Δ-IRIS"
@@ -150,7 +150,7 @@ def _name_other_program(contents: Any) -> str:
 
 
 def _suggest(path: Path, outline: Outline, schema: type) -> str:
-    """Return what to give instead of a file that is not a checkpoint."""
+    """Return the fix for a path that is not a checkpoint."""
     if (path.parent / "manifest.json").is_file() or (path.parent / "ckpt").is_dir():
         return f"give its folder, {path.parent}"
     other = find_file(path.parent, schema)

@@ -65,6 +65,7 @@ class Target(NamedTuple):
 
     name: str
     third: int | None
+    """Index of the third of the rows; None for all rows."""
 
     def view(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return the part that corresponds to the original tensor, as a view."""

@@ -30,12 +30,14 @@ def infer_settings(
     `given` has the number of attention heads, if the user has set it.
     """
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    tokenizer = _tokenizer_settings(_below(shapes, "tokenizer."))
-    world_model = _below(shapes, "world_model.")
+    tokenizer = _tokenizer_settings(_with_prefix(shapes, "tokenizer."))
+    world_model = _with_prefix(shapes, "world_model.")
     parts = {
         "tokenizer": tokenizer,
         "world_model": _world_settings(world_model, tokenizer.get("tokens"), given),
-        "actor_critic": _actor_critic_settings(_below(shapes, "actor_critic.model.")),
+        "actor_critic": _actor_critic_settings(
+            _with_prefix(shapes, "actor_critic.model.")
+        ),
     }
     return {
         part: {f"iris.{part}.{name}": value for name, value in settings.items()}
@@ -64,7 +66,7 @@ def infer_training(tensors: Mapping[str, Tensor]) -> Settings:
 def _tokenizer_settings(shapes: Shapes) -> Settings:
     names = ("encoder_act_emb.weight", "quantizer.pre_quant_proj.weight")
     if any(name not in shapes for name in names):
-        return {}  # reported when the missing tensors are loaded
+        return {}  # loading the weights raises an error
     pixels, (_, patch) = shapes[names[0]][1], shapes[names[1]]
     encoder = _frame_settings(shapes, "encoder.encoder.")
     frame = _frame_settings(shapes, "frame_cnn.encoder.")
@@ -120,7 +122,7 @@ def _frame_settings(shapes: Shapes, net: str) -> Settings:
     Its layers are a convolution, residual blocks (`f`), each followed by downsampling
     (`conv`) or not, a norm and a convolution.
     """
-    layers = _below(shapes, net)
+    layers = _with_prefix(shapes, net)
     channels, units, halve = layers["0.weight"][0], [], []
     for index in range(1, _last(layers)):
         if f"{index}.f.2.weight" in layers:
@@ -138,7 +140,7 @@ def _frame_settings(shapes: Shapes, net: str) -> Settings:
 
 def _decoder_settings(shapes: Shapes, net: str) -> Settings:
     """Return the settings of a decoder, the mirror image of an encoder."""
-    layers = _below(shapes, net)
+    layers = _with_prefix(shapes, net)
     channels, units, halve = layers[f"{_last(layers)}.weight"][1], [], []
     doubles = 0
     for index in range(1, _last(layers)):
@@ -163,5 +165,5 @@ def _group(name: str, settings: Settings) -> Settings:
     return {f"{name}.{key}": value for key, value in settings.items()}
 
 
-def _below(shapes: Shapes, prefix: str) -> Shapes:
+def _with_prefix(shapes: Shapes, prefix: str) -> Shapes:
     return {k[len(prefix) :]: v for k, v in shapes.items() if k.startswith(prefix)}

@@ -34,7 +34,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
     tensors = read_tensors(path)
     if not any(key.startswith("tokenizer.") for key in tensors):
         raise UserError(
-            f"{path} has no agent of Δ-IRIS.\n"
+            f"{path} is not a checkpoint of Δ-IRIS.\n"
             "  Fix: use checkpoints/last.pt in a run folder of the original."
         )
     return tensors

@@ -20,7 +20,7 @@ IGNORED = (
     "(dyn|enc|dec)\\.typ|.*\\.winit|opt\\.momentum|policy\\.unimix|policy_dist_.*|"
     "report|logdir|seed|replicas?|.*\\.debug"
 )
-"""Options of the original that do not apply here, or have no effect there."""
+"""Options that Reverie does not need, or that have no effect in the original."""
 TOP_LEVEL = {
     "task": "task",
     "seed": "seed",
@@ -33,9 +33,9 @@ TOP_LEVEL = {
         for name in ("batch_size", "batch_length", "report_length", "replay_context")
     },
 }
-"""Options outside of the agent, and the settings here."""
+"""Options outside of the agent, and the settings of Reverie."""
 SUITES = {"atari100k": "atari"}
-"""Suites of the original whose settings have another name here."""
+"""Suites of the original whose settings have another name in Reverie."""
 
 
 def is_config(data: Mapping[str, Any]) -> bool:
@@ -49,12 +49,12 @@ def convert_options(
 ) -> dict[str, Any]:
     """Convert the options of `config.yaml` to settings by dotted name.
 
-    `known` are the settings that exist here; other options of environments are left
-    out. So are names of modules (`package.module:Class`), which the original does not
-    have: the file may be from another person.
+    `known` are the settings of Reverie; options of environments without such a setting
+    are left out. Names of modules (`package.module:Class`) are left out, too: the
+    original has none, and the file may be from another user.
     """
     flat = _flat({k: v for k, v in options.items() if k != "agent"})
-    settings = {ours: flat[name] for name, ours in TOP_LEVEL.items() if name in flat}
+    settings = {new: flat[name] for name, new in TOP_LEVEL.items() if name in flat}
     suite = str(flat.get("task", "")).partition("_")[0]
     group = SUITES.get(suite, suite)
     for name, value in flat.items():
@@ -62,7 +62,7 @@ def convert_options(
         if name.startswith(f"env.{suite}.") and setting in known:
             settings[setting] = value
     sticky = f"env.{group}.sticky"
-    if isinstance(settings.get(sticky), bool):  # there with a fixed probability
+    if isinstance(settings.get(sticky), bool):  # the probability is fixed
         settings[sticky] = 0.25 if settings[sticky] else 0.0
     agent = config_from_original(options["agent"])
     changed = differences(DreamerConfig(), agent)
@@ -106,8 +106,8 @@ def _change(config: Any, changes: dict[str, Any], prefix: str) -> Any:
     for name, value in changes.items():
         if name not in names:
             raise UserError(
-                f"The option {prefix + name!r} of the original is unknown.\n"
-                "  Fix: remove it."
+                f"The option {prefix + name!r} of DreamerV3 is not supported.\n"
+                "  Fix: remove it from `agent` in the config.yaml of the original."
             )
         old = getattr(config, name)
         if is_dataclass(old):

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from reverie.convert.dreamerv3.config import is_config
-from reverie.convert.dreamerv3.sizes import SIZES, infer_settings
+from reverie.convert.dreamerv3.sizes import STOCH_SETTINGS, infer_settings
 from reverie.convert.dreamerv3.weights import import_state
 from reverie.convert.importer import Importer, Settings, find_files, read_text
 from reverie.storage.limits import InvalidFile, parse_yaml
@@ -67,7 +67,7 @@ IMPORTER = Importer(
     matches=is_checkpoint,
     import_state=import_state,
     infer_settings=_infer,
-    undetermined=SIZES,
+    undetermined=STOCH_SETTINGS,
     find=find_checkpoints,
     find_config=find_config,
 )

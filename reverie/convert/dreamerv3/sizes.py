@@ -1,8 +1,9 @@
 """Infer the settings of a checkpoint of the original DreamerV3 from its shapes.
 
-Sizes of layers can be inferred. Number and classes of the categorical variables cannot
-be separated; without further settings, their number is that of all sizes of the paper.
-Activations, norms and other options keep the defaults of the original.
+Sizes of layers can be inferred. Of the categorical variables, only the product of their
+number and classes can be inferred; without a setting, their number is 32, as in all
+sizes of the paper. Activations, norms and other options keep the defaults of the
+original.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from reverie.nets.encoder import NO_KEYS
 
 STOCH = 32
 """Number of categorical variables in all sizes of the original."""
-SIZES = ("dreamer.rssm.stoch", "dreamer.rssm.classes")
+STOCH_SETTINGS = ("dreamer.rssm.stoch", "dreamer.rssm.classes")
+"""Settings of the number and classes of the categorical variables."""
 HEADS = {"rew": "rewhead", "con": "conhead", "pol": "policy", "val": "value"}
 """Components, and the groups of their settings."""
 
@@ -60,9 +62,11 @@ def infer_settings(arrays: Mapping[str, Any], given: Settings) -> dict[str, Sett
 def _dynamics_settings(shapes: Shapes, given: Settings) -> Settings:
     names = ("dyngru/kernel", "dynin0/bias", "obslogit/bias")
     if any(name not in shapes for name in names):
-        return {}  # reported when the missing arrays are loaded
+        return {}  # loading the weights raises an error
     gates, hidden, logits = (shapes[name] for name in names)
-    stoch, classes = _split_stochastic(logits[0], *(given.get(x, 0) for x in SIZES))
+    stoch, classes = _split_stochastic(
+        logits[0], *(given.get(x, 0) for x in STOCH_SETTINGS)
+    )
     return {
         "deter": gates[0] * gates[2] // 3,
         "hidden": hidden[0],
@@ -88,7 +92,7 @@ def _split_stochastic(width: int, stoch: int, classes: int) -> tuple[int, int]:
         raise UserError(
             f"The stochastic state of the checkpoint has {width} entries: the number "
             "of variables times their classes.\n  Fix: give dyn.rssm.stoch of its "
-            f"config, for example --{SIZES[0]} {next(divisors)}"
+            f"config, for example --{STOCH_SETTINGS[0]} {next(divisors)}"
         )
     return number, width // number
 
@@ -138,7 +142,7 @@ def _mlp_settings(shapes: Shapes, layer: str) -> Settings:
 
 
 def _vector_keys(decoder: Shapes) -> str:
-    """Return a pattern of the keys that the decoder predicts, which are its inputs."""
+    """Return a pattern of the vectors that encoder and decoder have in common."""
     heads = (re.fullmatch(r"vec/(.+)/(?:pred|logits)/kernel", name) for name in decoder)
     keys = [re.escape(head[1]) for head in heads if head]
     return "|".join(keys) or ".*"

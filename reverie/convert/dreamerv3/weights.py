@@ -133,7 +133,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """
     try:
         kind = file_kind(path)
-        if kind not in (PICKLE, UNKNOWN, TEXT):  # which protocols 0 and 1 may be
+        # pickles of protocols 0 and 1 have no signature, and may be text
+        if kind not in (PICKLE, UNKNOWN, TEXT):
             raise InvalidFile(f"is {kind}, not a pickle")
         data = parse_arrays(read_bytes(Path(path), MAX_PICKLE_BYTES))
         params = data.get("params") if isinstance(data, dict) else None
@@ -195,6 +196,7 @@ def _moments(arrays: Mapping[str, Any]) -> list[str]:
     if len(prefixes) != 2:
         raise UserError(
             f"The optimizer in the checkpoint has {len(prefixes)} moments, not 2.\n"
-            "  Fix: remove its `opt/` entries to import only the weights."
+            "  Fix: load only the networks, without the optimizer: "
+            f"--run.from_components '{'|'.join(NETWORKS)}'"
         )
     return sorted(prefixes)

@@ -45,7 +45,8 @@ OPTIMIZERS_BY_MODULE = {
     ("_expl_behavior", True, "actor"): "explore_actor",
     ("_expl_behavior", True, "value"): "explore_value",
 }
-"""Names of the optimizers by module, whether it is an inner behavior, and kind."""
+"""New names of the optimizers. A key is the module that has the optimizer, True if it
+is in the `_behavior` of that module, and the optimizer's name without `_opt`."""
 
 DYNAMICS = {
     "_img_in_layers": "input",
@@ -72,8 +73,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 def select_weights(contents: Any) -> dict[str, Tensor]:
     """Return the tensors of a file by their original names; empty for other files.
 
-    Older versions save a file without optimizers, whose tensors are not in a dict of
-    their own.
+    Files of older versions have no optimizers, and their tensors are at the top level.
     """
     data = contents if isinstance(contents, Mapping) else {}
     state = data.get(WEIGHTS, data)
@@ -100,7 +100,7 @@ def read_optimizers(path: str | Path) -> dict[str, Mapping[str, Any]]:
     """Return the states of the model, actor and value optimizers by these names.
 
     Those of Plan2Explore are `explore_ensemble`, `explore_actor` and `explore_value`.
-    Between the names of module and optimizer, compiled models have further parts.
+    In compiled models, names have further parts between the module and the optimizer.
     """
     data = read_torch_file(path, [OPTIMIZERS])
     states = data.get(OPTIMIZERS) if isinstance(data, Mapping) else None

@@ -18,7 +18,8 @@ from reverie.nets.blocks import ACTIVATIONS
 
 BLOCK = "dreamerv3_torch"
 """Preset with the defaults of the original."""
-WORLD, LOSSES = "dreamer.dreamerv3_torch", "dreamer.dreamerv3_torch_ac"
+WORLD, ACTOR_CRITIC = "dreamer.dreamerv3_torch", "dreamer.dreamerv3_torch_ac"
+"""Settings of the world model and of the actor-critic."""
 HEADS = ("rewhead", "conhead", "policy", "value")
 LAYER_NORM = "layer1em3"
 ENSEMBLE = "explore.ensemble"
@@ -75,10 +76,10 @@ NAMES = {
     "grad_clip": "dreamer.world_opt.clip",
     "critic.slow_target_update": "dreamer.slowvalue.every",
     "critic.slow_target_fraction": "dreamer.slowvalue.rate",
-    "discount": f"{LOSSES}.discount",
+    "discount": f"{ACTOR_CRITIC}.discount",
     "discount_lambda": "dreamer.imag_loss.lam",
-    "imag_gradient": f"{LOSSES}.imag_gradient",
-    "imag_gradient_mix": f"{LOSSES}.imag_gradient_mix",
+    "imag_gradient": f"{ACTOR_CRITIC}.imag_gradient",
+    "imag_gradient_mix": f"{ACTOR_CRITIC}.imag_gradient_mix",
     "batch_size": "dreamer.batch_size",
     "batch_length": "dreamer.batch_length",
     "train_ratio": "run.train_ratio",
@@ -133,10 +134,12 @@ OUTPUTS = {"symlog_disc": "symlog_twohot", "symlog_mse": "symlog_mse"}
 
 
 class ConvertedConfig(NamedTuple):
+    """Result of `convert_options`."""
+
     settings: dict[str, Any]
     """Settings of Reverie by dotted name."""
     unknown: list[str]
-    """Options that are not known."""
+    """Options that are neither converted nor ignored."""
 
 
 def is_config(data: Mapping[str, Any]) -> bool:
@@ -155,10 +158,8 @@ def merge_blocks(
     names = [k for k, v in data.items() if isinstance(v, Mapping) and k != "defaults"]
     for block in blocks:
         if block not in names:
-            raise UserError(
-                f"{source} has no block {block!r}.\n"
-                f"  Fix: choose from {', '.join(names) or 'none'}."
-            )
+            fix = f"choose from {', '.join(names)}." if names else f"--config {source}"
+            raise UserError(f"{source} has no block {block!r}.\n  Fix: {fix}")
         options |= flatten(data[block])
     return options
 
@@ -253,10 +254,10 @@ def _image_settings(given: Mapping[str, Any]) -> dict[str, Any]:
 def _actor_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     if given.get("actor.dist", "onehot") != "onehot":
-        settings[f"{LOSSES}.normal.dist"] = given["actor.dist"]
+        settings[f"{ACTOR_CRITIC}.normal.dist"] = given["actor.dist"]
     std = given.get("actor.std", "learned")
     if std not in ("learned", "none", "None"):
-        settings[f"{LOSSES}.normal.std"] = float(std)
+        settings[f"{ACTOR_CRITIC}.normal.std"] = float(std)
     return settings
 
 
@@ -265,6 +266,6 @@ def _reward_gradient(heads: Iterable[str]) -> bool:
     if not {"decoder", "cont"} <= heads:
         raise UserError(
             "grad_heads without decoder or cont is not supported.\n"
-            "  Fix: grad_heads: [decoder, reward, cont]"
+            "  Fix: write `grad_heads: [decoder, reward, cont]` in the config."
         )
     return "reward" in heads

@@ -14,11 +14,11 @@ from reverie.convert.dreamerv3_torch.sizes import infer_encoder, infer_settings
 from reverie.convert.dreamerv3_torch.weights import import_state
 from reverie.convert.importer import EncoderImporter, Importer, Settings, find_files
 
-SIZES = (f"{WORLD}.stoch", f"{WORLD}.classes")
+STOCH_SETTINGS = (f"{WORLD}.stoch", f"{WORLD}.classes")
 
 
 def _infer(path: Path, contents: Any, given: Settings) -> dict[str, Settings]:
-    sizes = (int(given.get(name, 0)) for name in SIZES)
+    sizes = (int(given.get(name, 0)) for name in STOCH_SETTINGS)
     return {"": infer_settings(select_weights(contents), *sizes)}
 
 
@@ -28,7 +28,7 @@ IMPORTER = Importer(
     matches=lambda contents: bool(select_weights(contents)),
     import_state=import_state,
     infer_settings=_infer,
-    undetermined=SIZES,
+    undetermined=STOCH_SETTINGS,
     algorithm=(BLOCK,),
     find=lambda folder: find_files(folder, "latest.pt", "latest_model.pt"),
     encoder=EncoderImporter(

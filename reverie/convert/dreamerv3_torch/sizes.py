@@ -1,8 +1,8 @@
 """Infer the settings of a checkpoint of dreamerv3-torch from the shapes of its tensors.
 
-Sizes of layers can be inferred. Number and classes of the categorical variables cannot
-be separated, and the values of other options leave no trace: those are taken from the
-defaults of the original, from its config, or from flags.
+Sizes of layers can be inferred. Of the categorical variables, only the product of their
+number and classes can be inferred. These and other options are taken from the defaults
+of the original, from its config, or from flags.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _dynamics_settings(
     )
     actions = weights.get("_task_behavior.actor.mean_layer.weight")
     if gates is None or inputs is None or statistics is None or actions is None:
-        return {}  # only parts of an agent: reported when missing tensors are loaded
+        return {}  # an incomplete agent: loading the weights raises an error
     width = inputs.shape[1] - actions.shape[0]  # of the flattened stochastic state
     settings = {
         f"{WORLD}.deter": gates.shape[0] // 3,

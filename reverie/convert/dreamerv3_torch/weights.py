@@ -95,7 +95,10 @@ def from_original(
 def new_names(
     weights: Mapping[str, Tensor], template: StateDict
 ) -> dict[str, tuple[str, str]]:
-    """Return component and parameter of each tensor, for the heads of the agent."""
+    """Return component and parameter name of each tensor, as in `template`.
+
+    The names of output layers depend on the distributions of the agent.
+    """
     key = next((n.split(".")[1] for n in template["pol"] if n.startswith("head.")), "")
     renamed = {}
     for old, (component, new) in rename(weights, key).items():
@@ -169,8 +172,8 @@ def _moment(saved: Mapping[Any, Any], index: int, entry: str, like: Tensor) -> T
     if not isinstance(value, Tensor) or value.shape != like.shape:
         raise UserError(
             f"The optimizer in the checkpoint does not fit its weights ({entry} of "
-            f"parameter {index}).\n  Fix: load only the weights, for example with "
-            "--run.from_components '[a-z]*'"
+            f"parameter {index}).\n  Fix: --run.from_components '[a-z_]*', to load all "
+            "weights and no optimizers."
         )
     return value
 

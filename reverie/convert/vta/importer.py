@@ -57,7 +57,7 @@ def find_config(path: Path) -> Path | None:
 def _infer(path: Path, contents: Any, given: Settings) -> dict[str, Settings]:
     weights = _rename(contents)
     if "abs_feat.weight" not in weights:
-        return {}  # reported when the weights are loaded
+        return {}  # loading the weights raises an error
     settings = dict(model_sizes(weights))
     if not action_width(weights):
         settings["sequences.actions"] = False

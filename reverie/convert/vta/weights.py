@@ -60,7 +60,7 @@ def import_state(
         width, current_width = action_width(loaded), action_width(current)
         if width != current_width:
             fixes.append(
-                f"sequences with actions of {width} numbers"
+                f"use a dataset whose actions have {width} entries"
                 if width
                 else "--sequences.actions False"
             )
@@ -75,11 +75,11 @@ def import_state(
 
 def model_sizes(weights: Mapping[str, Tensor]) -> dict[str, int | bool]:
     """Return the settings of a model with these weights."""
-    belief, both = weights["abs_feat.weight"].shape
+    belief, features = weights["abs_feat.weight"].shape
     layers = sum(bool(re.match(r"detector\.conv\d+\.weight", key)) for key in weights)
     sizes = {
         "belief": belief,
-        "state": both - belief,
+        "state": features - belief,
         "layers": layers,
         "bias": "enc.conv0.bias" in weights,
         "static_lower_belief": "obs_cell.weight_ih" not in weights,
@@ -91,8 +91,8 @@ def action_width(weights: Mapping[str, Tensor]) -> int:
     """Return the number of entries of an action in a model with these weights."""
     if "abs_cell.weight_ih" not in weights:
         return 0
-    belief, both = weights["abs_feat.weight"].shape
-    return int(weights["abs_cell.weight_ih"].shape[-1]) - (both - belief)
+    belief, features = weights["abs_feat.weight"].shape
+    return int(weights["abs_cell.weight_ih"].shape[-1]) - (features - belief)
 
 
 def _shape(shapes: Mapping[str, torch.Size], key: str) -> str:
