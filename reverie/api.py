@@ -1,6 +1,6 @@
 """The contract: environments, agents, world models and the data between them.
 
-`run/train.py` connects the parts and never asks which agent or environment it has:
+`run/train.py` connects the parts and is the same for all agents and environments:
 
     while clock.running:
         rows = collector.collect()            # act in the environments
@@ -48,8 +48,8 @@ Carry = Any
 Metrics = dict[str, Any]
 """Scalars, images (h w c uint8) and videos (t h w c uint8) by name."""
 Mode = Literal["train", "explore", "eval", "greedy"]
-"""`explore`: the exploration policy, if the agent has one; `eval`: as the agent is
-evaluated; `greedy`: the most probable action."""
+"""`train`: collect data with the task policy; `explore`: with the exploration policy;
+`eval`: act as in evaluations; `greedy`: take the most probable action."""
 PolicyOutput = tuple[Carry, Action, Extras]
 """Next carry, actions, and extras to store with the rows."""
 StateDict = dict[str, Any]
@@ -93,7 +93,7 @@ class VecEnv(Protocol):
 
     obs_space: Spaces
     act_space: Spaces
-    waiting: np.ndarray  # (n,) bool: ended and waits for the others, row repeated
+    waiting: np.ndarray  # (n,) bool: episode ended, repeats its last row until all end
     render_fps: float  # steps per second in real time, for videos; 0 if not known
 
     def __len__(self) -> int: ...  # number of environments

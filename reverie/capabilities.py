@@ -1,8 +1,7 @@
 """Optional protocols of agents, worlds and environments, and `AgentConfig`.
 
-Callers test for these protocols with `isinstance` and use them where they are present.
-No caller asks which agent, world or environment it has. `AgentConfig` declares what an
-agent needs of a run.
+Callers test for these protocols with `isinstance`, never for the class of an agent,
+world or environment. `AgentConfig` declares what an agent needs of a run.
 """
 
 from __future__ import annotations
@@ -100,12 +99,12 @@ class CountsEpochs(Protocol):
 
 @runtime_checkable
 class CanRepeatUpdate(Protocol):
-    """Can repeat an update that was given up before its optimizer step."""
+    """Can repeat an update that was aborted before its optimizer step."""
 
     def changed_by_losses(self) -> tuple[list[Tensor], list[Stateful]]:
         """Return tensors and generators that the next update changes before that step.
 
-        They are restored if the update is given up.
+        They are restored if the update is aborted.
         """
 
 
@@ -149,7 +148,7 @@ class HasEncoder(Protocol):
 
 
 @runtime_checkable
-class HasTargets(Protocol):
+class HasEnsembleTargets(Protocol):
     """A world whose states have parts that an ensemble can predict (Plan2Explore)."""
 
     def target_width(self, name: str) -> int:
@@ -402,7 +401,8 @@ class AgentConfig:
     `training_memory`), and the smallest on other devices."""
     batch_settings: ClassVar[tuple[tuple[str, ...], ...]] = ()
     """Settings of each kind of batch; their product is its number of rows, including
-    imagined ones. They are checked, and named if a run does not fit into memory."""
+    imagined ones. Runs that cannot fit into memory are refused by this number, with an
+    error that names the settings."""
 
     @property
     def trains_policy(self) -> bool:
@@ -452,8 +452,8 @@ class AgentConfig:
 
     @property
     def unused(self) -> tuple[UnusedSetting, ...]:
-        """Settings of a run, also of this agent, that have no effect with this config.
-        They are refused if the user typed them."""
+        """Settings that have no effect with this config, of the run and of this agent.
+        They are refused if they are given as flags."""
         return ()
 
 

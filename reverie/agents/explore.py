@@ -51,8 +51,8 @@ class ExploreConfig:
     offset: int = 1
     """Number of steps by which the target is ahead of the ensemble's input."""
     action_conditioned: bool = False
-    """Add the action to the input of the ensemble; the intrinsic reward is then that of
-    the action."""
+    """Add the action to the input of the ensemble; the intrinsic reward of a step is
+    then the disagreement for its state and action."""
     log: bool = True
     """Use the logarithm of the disagreement as intrinsic reward."""
     ensemble: EnsembleConfig = EnsembleConfig()
@@ -82,7 +82,7 @@ class ExploreConfig:
 
 
 def check_mode(mode: Mode, has_exploration_policy: bool) -> None:
-    """Raise if a policy without an exploration policy is called to explore."""
+    """Raise if the mode is `explore` and the agent has no exploration policy."""
     if mode == "explore" and not has_exploration_policy:
         raise UserError(
             "The agent has no exploration policy.\n  Fix: --configs plan2explore"

@@ -1,4 +1,4 @@
-"""An ensemble of MLPs with the same sizes, evaluated in one batched product per layer.
+"""An ensemble of MLPs with the same sizes, computed by one matrix product per layer.
 
 Hidden layers are linear without bias, layer norm and activation, as in dreamerv3-torch;
 the output layer is linear with bias. The members differ only in their weights, whose
@@ -27,7 +27,7 @@ EPS = 1e-3
 
 @dataclass(frozen=True)
 class EnsembleConfig:
-    """Ensemble of MLPs that predict a target with a Gaussian of fixed deviation."""
+    """Ensemble of MLPs that predict a Gaussian with a fixed standard deviation."""
 
     models: int = 10
     """Number of MLPs."""
@@ -85,9 +85,8 @@ class Ensemble(nn.Module):
 
     def forward(self, x: Float[Tensor, "*b I"]) -> Float[Tensor, "M *b O"]:
         """Return the outputs of all members, in float32."""
-        y: Tensor = x.reshape(
-            1, -1, x.shape[-1]
-        )  # (1, N, I): the same inputs for all members
+        # (1, N, I): the same inputs for all members
+        y: Tensor = x.reshape(1, -1, x.shape[-1])
         for layer in self.hidden:
             y = layer(y)
         y = self.out(y.float())  # (M, N, O)
@@ -140,7 +139,7 @@ class MemberOutput(nn.Module):
 def _product(
     x: Float[Tensor, "_ N I"], weight: Float[Tensor, "M U I"]
 ) -> Float[Tensor, "M N U"]:
-    """Multiply inputs by the weights of every member; one input row may be shared."""
+    """Multiply inputs by the weights of each member; `x[0]` if all share one input."""
     if len(x) == len(weight):
         return torch.bmm(x, weight.transpose(1, 2))
     models, units, _ = weight.shape

@@ -93,7 +93,7 @@ class ReconstructiveWorld(nn.Module):
         return self.rew(feat).pred(), self.con(feat).prob()
 
     def target_width(self, name: str) -> int:
-        """Return the size of a target of exploration; see `capabilities.HasTargets`."""
+        """Return the size of a target; see `capabilities.HasEnsembleTargets`."""
         deter, stoch = self.config.feature_widths
         widths = {"deter": deter, "stoch": stoch, "embed": self.enc.width}
         return int(widths.get(name, self.width))

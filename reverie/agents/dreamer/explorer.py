@@ -5,8 +5,8 @@ current one. Its disagreement rewards an actor-critic of the same kind as that o
 task, with its own weights, slow critic and normalizer of returns, which is trained in
 imagination only. World model and task policy are trained as without exploration.
 
-Explored states that follow an episode's end within a sequence are predicted like all
-others, as in dreamerv3-torch.
+A training sequence may contain the end of an episode. The ensemble is also trained to
+predict the first state of the next episode from the last one, as in dreamerv3-torch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from reverie.agents.explore import (
 )
 from reverie.agents.weights import trainable_parameters
 from reverie.api import Batch, Metrics, State, UserError
-from reverie.capabilities import HasTargets
+from reverie.capabilities import HasEnsembleTargets
 from reverie.nets.blocks import initialize
 from reverie.nets.ensemble import Ensemble
 from reverie.nets.inputs import Concat
@@ -58,7 +58,7 @@ class Explorer(nn.Module):
         super().__init__()
         self.settings = settings
         features = world.width
-        if not isinstance(world, HasTargets):
+        if not isinstance(world, HasEnsembleTargets):
             raise UserError(
                 f"Plan2Explore does not support the world {config.world!r}, which does "
                 "not define `target`.\n  Fix: --dreamer.world rssm"
@@ -80,7 +80,7 @@ class Explorer(nn.Module):
             sizes.units,
             sizes.act,
         )
-        # imagination is the only source of its returns, and it never trains the world
+        # trained on imagined returns only, without gradients into the world model
         config = replace(
             config, repval_loss=False, ac_grads=False, retnorm=settings.retnorm
         )
@@ -128,17 +128,17 @@ class Explorer(nn.Module):
     ) -> tuple[Float[Tensor, "N H1"], Float[Tensor, "N H1"]]:
         """Return the intrinsic reward of arriving in each state, and the disagreement.
 
-        It is the disagreement in that state; conditioned on actions, that of the state
-        and action before.
+        The reward is the disagreement in the state. If the ensemble is conditioned on
+        actions, it is the disagreement for the previous state and its action.
         """
-        disagreed = disagreement(self.predict(self._inputs(feat, actions)))
-        reward = disagreed
+        spread = disagreement(self.predict(self._inputs(feat, actions)))
+        reward = spread
         if self.settings.log:
-            reward = torch.log(disagreed.clamp(min=MINIMUM))
+            reward = torch.log(spread.clamp(min=MINIMUM))
         if self.settings.action_conditioned:
             first = torch.zeros_like(reward[:, :1])  # not used by the returns
             reward = torch.cat([first, reward[:, :-1]], 1)
-        return reward, disagreed
+        return reward, spread
 
     def outcome(self, world: Any, metrics: Metrics) -> Outcome:
         """Return the function that computes rewards and continue probabilities.
@@ -175,22 +175,22 @@ class Explorer(nn.Module):
 class ExplorerUpdate:
     """Trains an explorer after each update of the agent: ensemble, actor, critic.
 
-    With a joint optimizer of the agent, all three use its rule; with separate ones,
-    the ensemble uses that of the world model.
+    Each has its own optimizer. If the agent has a joint optimizer, all three have its
+    settings; if it has separate ones, the ensemble has those of the world model.
     """
 
     def __init__(self, agent: Dreamer, explorer: Explorer, make: MakeOptimizer):
         config, self.explorer = agent.config, explorer
-        rules: tuple[Any, ...] = (config.opt,) * 3
+        opt_configs: tuple[Any, ...] = (config.opt,) * 3
         if config.optimizers == "separate":
-            rules = (config.world_opt, config.actor_opt, config.critic_opt)
+            opt_configs = (config.world_opt, config.actor_opt, config.critic_opt)
         modules = explorer.components()
         names = (ENSEMBLE, f"{PREFIX}pol", f"{PREFIX}val")
         self.opt = OptimizerGroup(
             {
-                key: make(trainable_parameters({name: modules[name]}), rule)
-                for key, name, rule in zip(
-                    ("ensemble", "actor", "critic"), names, rules, strict=True
+                key: make(trainable_parameters({name: modules[name]}), opt_config)
+                for key, name, opt_config in zip(
+                    ("ensemble", "actor", "critic"), names, opt_configs, strict=True
                 )
             }
         )
@@ -198,7 +198,7 @@ class ExplorerUpdate:
     def __call__(
         self, agent: Dreamer, states: State, batch: Batch, rng: Rng, ok: Tensor
     ) -> Metrics:
-        """Run one update; it is skipped if that of the agent was (`ok` is False)."""
+        """Run one update; it is skipped if `ok` is False: the agent's was skipped."""
         explorer, world = self.explorer, agent.world
         actor_critic = explorer.actor_critic
         states = tree_map(lambda x: x.detach(), states)
@@ -206,7 +206,7 @@ class ExplorerUpdate:
         old_stats = [buffer.clone() for buffer in running_stats]
         loss = explorer.ensemble_loss(world, states, batch)
         total = torch.where(ok, loss.mean(), torch.nan)
-        taken, ensemble_metrics = self.opt["ensemble"].update(total)
+        has_stepped, ensemble_metrics = self.opt["ensemble"].update(total)
         metrics: Metrics = {}
         behaviour, ok, by_name = update_actor_critic(
             agent,
@@ -216,7 +216,7 @@ class ExplorerUpdate:
             states,
             batch,
             rng,
-            ok & taken,
+            ok & has_stepped,
             explorer.outcome(world, metrics),
         )
         for buffer, old in zip(running_stats, old_stats, strict=True):
@@ -232,7 +232,7 @@ class ExplorerUpdate:
 def explore_metrics(
     ensemble_loss: Tensor, behaviour: BehaviourLoss, rewards: Metrics
 ) -> Metrics:
-    """Name the metrics of an explorer."""
+    """Return losses and other metrics of an explorer by their names in the log."""
     losses = {"ensemble": ensemble_loss, **behaviour.losses}
     named = {f"explore/{k}": x for k, x in {**behaviour.metrics, **rewards}.items()}
     named |= {f"loss/{PREFIX}{k}": x.mean() for k, x in losses.items()}
@@ -240,7 +240,7 @@ def explore_metrics(
 
 
 def join_metrics(metrics: Metrics, explore: Metrics) -> Metrics:
-    """Return the metrics of an update and of the explorer's, with common totals."""
+    """Combine the metrics of the agent's and the explorer's update."""
     totals = {
         key: reduce(torch.stack([metrics[key], explore[key]]))
         for key, reduce in TOTALS.items()

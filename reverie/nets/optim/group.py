@@ -16,7 +16,7 @@ TOTALS: dict[str, Callable[..., Tensor]] = {
     "opt/skipped": torch.amax,
     "opt/nonfinite_in_row": torch.amax,
 }
-"""Metrics of all optimizers together."""
+"""Metrics that are reduced over all optimizers, and the function that reduces them."""
 
 
 class OptimizerGroup:
