@@ -1,4 +1,4 @@
-"""Gives up an update before its optimizer step if the run is asked to stop.
+"""Aborts an update before its optimizer step if the run is asked to stop.
 
 On a CPU, one update of a large model takes minutes. The training loop runs an update in
 an `AbortWindow`. The window is open from the time a batch is sampled until the
@@ -19,11 +19,11 @@ if TYPE_CHECKING:  # the `reverie` command imports this file before PyTorch
     from torch import Tensor
 
 SLOW_SECONDS = 2.0
-"""Duration of an update from which on the next backward pass has hooks."""
+"""If an update takes longer than this, the next backward pass has hooks."""
 
 
 class UpdateAborted(BaseException):
-    """Raised in an update that is given up; not an `Exception`, so that code of agents
+    """Raised in an update to abort it; not an `Exception`, so that code of agents
     does not catch it."""
 
 

@@ -40,7 +40,7 @@ from reverie.run.signals import Interrupted, Stopper
 
 SAVING = "saving a checkpoint"
 STOP_SECONDS = 10.0
-"""Time after a signal from which on the run prints what it waits for."""
+"""Seconds after a signal until a run that has not stopped prints its activity."""
 
 
 class BaseRun(Resources):
@@ -127,8 +127,8 @@ class BaseRun(Resources):
     def update(self) -> Metrics | None:
         """Run and time one update of the agent.
 
-        None if the run was asked to stop: an update that was running was given up, if
-        possible, and will be repeated when the run is resumed.
+        None if the run was asked to stop: a running update is aborted, if possible, and
+        repeated when the run is resumed.
         """
         if self.stopper.is_set():
             return None
@@ -161,9 +161,9 @@ class BaseRun(Resources):
         raise NotImplementedError
 
     def write_log(self) -> None:
-        """Write the metrics since the last call; at the last step, `finish` does.
+        """Write the metrics since the last call.
 
-        So the last step is written once, with the last report.
+        Those of the last step are written by `finish`, once, with the last report.
         """
         if self.is_complete:
             self._final_metrics = self._run_metrics()
@@ -207,7 +207,7 @@ class BaseRun(Resources):
         if time.monotonic() - self.stopper.time < STOP_SECONDS or self._has_notice:
             return ""
         self._has_notice = True
-        return f"The run is saved right after this: {self.status.line()}."
+        return f"The run will be saved after: {self.status.line()}."
 
     def _record_error(self) -> None:
         """Write the error that ended the run to its folder; a signal is none."""
@@ -239,7 +239,7 @@ class BaseRun(Resources):
         self.was_finished = self.is_complete and has_final_write
         if final and final["due"] and not has_final_write and not self.is_complete:
             self.logger.add(self._run_metrics())
-            self.logger.write(final["step"])  # it failed, for example on a full disk
+            self.logger.write(final["step"])  # was not written, e.g. to a full disk
         if self.was_finished:
             self.print_message("This run has already finished.")
 

@@ -169,9 +169,9 @@ def resolve(
     if unit := _changed_clock(flag_layer, without_flags):
         layers.append((f"run.clock {unit}", _intervals(unit)))
     layers.append(("the flags", flag_layer))
-    of_user = [*named, *(settings for _, settings in read), layers[-1]]
+    user_settings = [*named, *(settings for _, settings in read), layers[-1]]
     layers = [*_size_layers(schema, layers, saved), *layers]
-    if "replay.capacity" not in configs.names_in(schema, of_user):
+    if "replay.capacity" not in configs.names_in(schema, user_settings):
         replay = {"fit": True, **({"capacity": saved.replay.capacity} if saved else {})}
         layers.append(("the defaults", {"replay": replay}))
     config = configs.resolve(schema, layers)
@@ -180,9 +180,9 @@ def resolve(
 
 
 NamedLayers = list[tuple[str, Layer]]
-"""Layers with their origins, the last one wins."""
+"""Layers with their origins; later layers override earlier ones."""
 FileLayers = tuple[NamedLayers, tuple[str, Layer]]
-"""Layers of a config file: those under all blocks, and its settings."""
+"""Layers of a config file: layers that precede all blocks, and its settings."""
 
 
 class _Stack(NamedTuple):
@@ -223,8 +223,8 @@ def _with_checkpoint(
 ) -> _Stack:
     """Return the stack with the settings that a checkpoint file implies, if any.
 
-    It is the file of initial weights or of the base run. If no setting chooses the
-    agent, the file does, and the config that was saved with it is used.
+    It is the file of initial weights or of the base run. If no setting selects the
+    agent, that of the file is used, with the config that was saved with the file.
     """
     schema, flags = stack.schema, ("the flags", stack.flags)
     config = configs.resolve(schema, [*stack.layers, flags])
@@ -236,9 +236,9 @@ def _with_checkpoint(
     if not start:
         encoder_importer(imported)  # raises if the file cannot be a base run
     given = [*(settings for _, settings in read), flags]
-    of_user = configs.values_in(schema, [*named, *given])
+    user_settings = configs.values_in(schema, [*named, *given])
     importer, origin = imported.importer, f"the checkpoint {imported.path}"
-    if start and "agent" in of_user:
+    if start and "agent" in user_settings:
         check_agent(imported, settings_name(config.agent))
         given = [*named, *given]
     elif start:
@@ -248,12 +248,12 @@ def _with_checkpoint(
             own = {k: v for k, v in settings.items() if k != "logdir"}
             given = [(f"the file {saved}", own), *given]
             named = [*defaults, given[0], *named]
-            of_user |= own
-        if "task" not in of_user and (task := importer.find_task(imported.path)):
+            user_settings |= own
+        if "task" not in user_settings and (task := importer.find_task(imported.path)):
             named = [(origin, {"task": task}), *named]
-            of_user |= {"task": task}
+            user_settings |= {"task": task}
             config = dataclasses.replace(config, task=task)
-        if "task" not in of_user:
+        if "task" not in user_settings:
             raise missing_task(imported)
         if saved is None:
             with imported.explain_contents():
@@ -350,7 +350,7 @@ def _schema(agent: str, components: tuple[tuple[str, str], ...]) -> type[Config]
         if not issubclass(settings, AgentConfig):
             raise UserError(
                 f"--agent {agent}: its Config does not derive from "
-                "reverie.capabilities.AgentConfig.\n  Fix: derive it from there."
+                "reverie.capabilities.AgentConfig.\n  Fix: class Config(AgentConfig)"
             )
         key = settings_name(agent)
         if key in {each.name for each in dataclasses.fields(Config)}:

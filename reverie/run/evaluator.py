@@ -18,7 +18,7 @@ class Evaluator:
 
     def __init__(self, envs: VecEnv, feed: ReplayFeed, episodes: int):
         self.envs, self.feed, self.episodes = envs, feed, episodes
-        self._has_state = False  # the environments have run, and did not fail
+        self._has_state = False  # True if the environments ran without a failure
 
     def play(self, agent: Agent, stop: Callable[[], bool]) -> list[PlayedEpisode]:
         """Play the episodes; returns none if `stop` returns True before their end."""

@@ -233,7 +233,7 @@ def refuse_links(
     subfolders: Sequence[str] = SUBFOLDERS,
     files: Sequence[str] = LOG_FILES,
 ) -> None:
-    """Raise if these folders and files of a run lead to other places."""
+    """Raise if these folders or files of a run are or contain symbolic links."""
     for name in (*subfolders, *files):
         refuse_link(path / name)
     for name in files:

@@ -46,14 +46,14 @@ class Health:
 
 
 def restart_advice(checkpoints: Checkpoints) -> tuple[str, str]:
-    """Say which checkpoint is left after an error in training, and how to restart."""
+    """Return which checkpoint remains after an error in training, and the fix."""
     changes = "a lower learning rate or --precision float32"
     if not checkpoints.paths():
         fix = f"start it in a new --logdir with {changes}."
         return "The run has no checkpoint yet.", fix
     newest = checkpoints.paths()[-1]
     return (
-        f"The last checkpoint ({newest.name}) has the weights from before.",
+        f"The last checkpoint ({newest.name}) was saved before this error.",
         f"start a new run from it with {changes}: --logdir NEW "
         f"--run.from_checkpoint {newest}",
     )

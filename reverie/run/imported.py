@@ -27,7 +27,7 @@ def find_imported(path: str | Path, schema: type) -> ImportedFile | None:
 
 
 def check_agent(imported: ImportedFile, agent: str) -> None:
-    """Raise if another agent imports the file than that of the run."""
+    """Raise if `agent`, the agent of the run, does not import this file."""
     if imported.agent != agent:
         with imported.explain_contents():
             presets = imported.importer.presets("", imported.contents)
@@ -62,7 +62,7 @@ def encoder_importer(imported: ImportedFile) -> EncoderImporter:
 def settings_of_file(
     imported: ImportedFile, given: Settings, components: str
 ) -> dict[str, Any]:
-    """Return the settings that the components of a file to load determine."""
+    """Return the settings that follow from a file, for the components to load."""
     infer = imported.importer.infer_settings
     with imported.explain_contents():
         inferred = infer(imported.path, imported.contents, given)

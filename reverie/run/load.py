@@ -161,8 +161,8 @@ class PolicySource(NamedTuple):
     def adapt(self, agent: Agent) -> Agent:
         """Return the agent as a policy in the units and images of the environment.
 
-        An agent trained on recorded episodes gets images that are cropped as there, and
-        its actions are converted to the units of the environment.
+        For an agent trained on recorded episodes, images are cropped as in training,
+        and actions are converted to the units of the environment.
         """
         if self.crop is None:
             return agent

@@ -1,8 +1,8 @@
 """Runs that do not fit into memory: refused before they start, or explained.
 
 `check_memory` refuses settings that cannot fit, from lower bounds of what they need.
-`explain_out_of_memory` turns an error of an allocation into one sentence with what was
-asked for, and the settings that make it smaller.
+`explain_out_of_memory` raises a failed allocation as an error with the requested size
+and the settings that reduce it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MIN_WORKER_BYTES = 20_000_000
 """Lower bound of the memory of a worker process."""
 
 ESTIMATE_MARGIN = 16
-"""`AgentConfig.training_memory` is for images; runs without may need far less."""
+"""`AgentConfig.training_memory` is an estimate for images; without, less is needed."""
 
 _NO_MEMORY = re.compile(
     "out of memory|can't allocate memory|cannot allocate memory|_ALLOC_FAILED",
@@ -70,10 +70,10 @@ def _refuse(
     settings = " and ".join(f"--{name} {value}" for name, value in group.items())
     default = configs.flatten(type(config.agent_config)())
     prefix = settings_name(config.agent) + "."
-    usual = {name: int(default[name.removeprefix(prefix)]) for name in group}
-    largest = max(group, key=lambda name: group[name] / usual[name])
-    fix = f"--{largest} {usual[largest]}"
-    if group[largest] <= usual[largest]:  # the networks are too large
+    defaults = {name: int(default[name.removeprefix(prefix)]) for name in group}
+    largest = max(group, key=lambda name: group[name] / defaults[name])
+    fix = f"--{largest} {defaults[largest]}"
+    if group[largest] <= defaults[largest]:  # the networks are too large
         size = smaller_size(config) or "smaller networks"
         fix = f"{size}, and no other setting of the size of the networks."
     raise UserError(
@@ -121,7 +121,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def describe(error: BaseException, activity: str) -> str:
-    """Say which memory is full, and what was asked for."""
+    """Return which memory is full, and the requested size."""
     text = error_message(error)
     on_gpu = isinstance(error, torch.OutOfMemoryError) or re.search("CU[A-Z]", text)
     where = "The GPU" if on_gpu else "This machine"
@@ -129,7 +129,7 @@ def describe(error: BaseException, activity: str) -> str:
     if match := _AMOUNT.search(text):
         number, unit = match.groups()
         size = format_bytes(float(number)) if unit == "bytes" else f"{number} {unit}"
-        amount = f": {size} more were asked for"
+        amount = f": {size} could not be allocated"
     return f"{where} ran out of memory while {activity}{amount}."
 
 

@@ -74,8 +74,8 @@ class OnlineRun(BaseRun):
         counts_epochs = isinstance(self.agent.schedule, CountsEpochs)
         if config.run.clock == "epochs" and not counts_epochs:
             raise UserError(
-                f"The agent {config.agent!r} is not trained in epochs, so nothing "
-                "would ever be logged or saved.\n  Fix: --run.clock seconds"
+                f"run.clock is epochs, but the agent {config.agent!r} has no epochs, "
+                "so nothing would be logged or saved.\n  Fix: --run.clock seconds"
             )
         write_spaces(self.path, self.envs.obs_space, self.envs.act_space)
         self.replay = self._open_replay(

@@ -69,7 +69,7 @@ def _run(config: Config, make_env: MakeEnv | None = None) -> Path:
 
 
 def _flags(env: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings by dotted name; raise if they name a task next to an env."""
+    """Return settings by dotted name; raise if both an env and a task are given."""
     flags = {name.replace("__", "."): value for name, value in settings.items()}
     if env is not None and "task" in flags:
         raise UserError(

@@ -1,7 +1,7 @@
-"""Runs an update that can be given up before its optimizer step, and undoes it then.
+"""Runs an update that can be aborted before its optimizer step (`nets/abort.py`).
 
-See `nets/abort.py`. Everything the update has changed is restored: the position of the
-feed, and what the agent lists in `changed_by_losses`.
+If it is aborted, everything that it has changed is restored: the position of the feed,
+and what the agent lists in `changed_by_losses`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from reverie.rows import MAX_PUT_BACK
 
 
 def train_or_abort(agent: Agent, feed: Any, device: torch.device) -> Metrics | None:
-    """Run one update; None if it was given up and undone.
+    """Run one update; None if it was aborted and its changes were restored.
 
-    Updates on a GPU are short, and are never given up.
+    Updates on a GPU are short, and are never aborted.
     """
     if device.type != "cpu" or not isinstance(agent, CanRepeatUpdate):
         return agent.train(feed)
@@ -44,7 +44,7 @@ def train_or_abort(agent: Agent, feed: Any, device: torch.device) -> Metrics | N
 
 
 class _WindowFeed:
-    """A feed that closes the window while it samples a batch."""
+    """A feed during whose sampling the update cannot be aborted."""
 
     def __init__(self, feed: Any, window: AbortWindow):
         self.feed, self.window = feed, window

@@ -7,7 +7,7 @@ program has its own handler.
 
 The signals set a flag that the training loop reads after every update. It then saves
 and the process exits with 128 plus the signal number, such as 143 for SIGTERM. On a
-CPU, an update that is running is given up and repeated when the run is resumed
+CPU, a running update is aborted and repeated when the run is resumed
 (`nets/abort.py`). A second Ctrl-C stops immediately, without saving.
 """
 

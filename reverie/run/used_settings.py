@@ -139,8 +139,8 @@ def resolve_for_command(
         config = resolve(names, files, pairs, saved)
     except UnknownSetting as error:
         similar = _config_of_known_names(names, files, pairs)
-        is_of_other = _find(error.name, unused_settings(similar, command)) is not None
-        options = [] if is_of_other else used_names(similar, command)
+        is_unused = _find(error.name, unused_settings(similar, command)) is not None
+        options = [] if is_unused else used_names(similar, command)
         raise UnknownSetting(error.name, error.origin, options) from None
     check_used(config, command, pairs)
     return config
@@ -205,10 +205,13 @@ def used_names(config: Config, command: str) -> list[str]:
 def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
     """Return the settings that have no effect in a run, most specific first."""
     if command in ("eval", "bench"):
-        unused = [*(EVALUATION if command == "eval" else ()), *_of_other_agents(config)]
+        unused = [
+            *(EVALUATION if command == "eval" else ()),
+            *_unused_of_other_agents(config),
+        ]
         is_env = config.task != "recordings" and not is_sequence_task(config.task)
-        return [*unused, *(_of_other_suites(config) if is_env else ())]
-    unused = [*config.agent_config.unused, *_of_other_agents(config)]
+        return [*unused, *(_unused_of_other_suites(config) if is_env else ())]
+    unused = [*config.agent_config.unused, *_unused_of_other_agents(config)]
     on_sequences = config.agent_config.sequence_window is not None
     if on_sequences or command in OFFLINE_COMMANDS:
         unused += OFFLINE
@@ -216,7 +219,7 @@ def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
         if not is_env:
             unused += WITHOUT_TASK
         if on_sequences:
-            unused += _of_sequences(config)
+            unused += _unused_of_sequences(config)
         if is_sequence_task(config.task):
             unused += WITHOUT_RECORDINGS
         elif not on_sequences:
@@ -228,7 +231,7 @@ def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
             every = "--run.report_every sets the interval of evaluations."
             unused.append(UnusedSetting("offline.report_epochs", reason, every))
     else:
-        unused += [*ONLINE, *_of_recordings(config)]
+        unused += [*ONLINE, *_unused_of_recordings(config)]
         is_env = True
         if not config.agent_config.epochs:
             reason = f"the agent {config.agent!r} is not trained in epochs"
@@ -237,12 +240,12 @@ def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
         if command == "train":
             unused += WITHOUT_EVALUATION
     if is_env:
-        unused += _of_other_suites(config)
+        unused += _unused_of_other_suites(config)
         if not any(config.env.resize):
             reason = "images are not resized"
             fix = "add --env.resize 64 64, or remove --env.resample."
             unused.append(UnusedSetting("env.resample", reason, fix))
-    unused += _of_exploration(config, command)
+    unused += _unused_exploration(config, command)
     if config.run.from_checkpoint:
         reason = "the run starts from a checkpoint"
         unused.append(UnusedSetting("run.pretrain", reason))
@@ -253,7 +256,7 @@ def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
     return unused
 
 
-def _of_recordings(config: Config) -> Iterator[UnusedSetting]:
+def _unused_of_recordings(config: Config) -> Iterator[UnusedSetting]:
     """Yield the settings of recorded episodes that online training does not use."""
     for name in settings_of(config):
         if name.startswith("offline.") and not name.startswith("offline.read."):
@@ -263,7 +266,7 @@ def _of_recordings(config: Config) -> Iterator[UnusedSetting]:
         yield UnusedSetting("offline.read.", reason, fix)
 
 
-def _of_exploration(config: Config, command: str) -> list[UnusedSetting]:
+def _unused_exploration(config: Config, command: str) -> list[UnusedSetting]:
     """Return the settings of exploration that have no effect."""
     policy, acts = config.explore.policy, command not in OFFLINE_COMMANDS
     settings = config.agent_config
@@ -300,7 +303,7 @@ def _is_in(name: str, group: str) -> bool:
     return name == group or (group[-1] == "." and name.startswith(group))
 
 
-def _of_other_agents(config: Config) -> Iterator[UnusedSetting]:
+def _unused_of_other_agents(config: Config) -> Iterator[UnusedSetting]:
     own = settings_name(config.agent)
     names = settings_of(config)
     for field in dataclasses.fields(config):
@@ -315,7 +318,7 @@ def _of_other_agents(config: Config) -> Iterator[UnusedSetting]:
         yield UnusedSetting(f"{group}.", reason)
 
 
-def _of_other_suites(config: Config) -> Iterator[UnusedSetting]:
+def _unused_of_other_suites(config: Config) -> Iterator[UnusedSetting]:
     if is_sequence_task(config.task):
         return  # refused later, with the agents that train on it
     own_suite = SUITES.get(split_task(config.task)[0])
@@ -325,7 +328,7 @@ def _of_other_suites(config: Config) -> Iterator[UnusedSetting]:
         group = suite.config_name or suite.name
         if suite.config is None or group == own:
             continue
-        reason = f"the task is {config.task!r}, and not of the suite {group!r}"
+        reason = f"the task {config.task!r} is not in the suite {group!r}"
         for name in names:
             same = f"env.{own}.{name.rpartition('.')[2]}"
             if name.startswith(f"env.{group}.") and same in names:
@@ -333,7 +336,7 @@ def _of_other_suites(config: Config) -> Iterator[UnusedSetting]:
         yield UnusedSetting(f"env.{group}.", reason)
 
 
-def _of_sequences(config: Config) -> Iterator[UnusedSetting]:
+def _unused_of_sequences(config: Config) -> Iterator[UnusedSetting]:
     """Return settings that the sequence dataset of a run does not use."""
     dataset_class: type = EpisodeSequences
     if is_sequence_task(config.task):

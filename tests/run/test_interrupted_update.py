@@ -1,4 +1,4 @@
-"""An update that a signal interrupts is given up, and repeated when the run resumes."""
+"""An update that a signal interrupts is aborted, and repeated when the run resumes."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def interrupt(monkeypatch, calls: set[int], where: str) -> list[int]:
         sent.append(len(seen))
         if where == "forward":
             signal.raise_signal(signal.SIGTERM)
-            raise AssertionError("the update was not given up")
+            raise AssertionError("the update was not aborted")
         scaled = loss * 1.0
         scaled.register_hook(lambda grad: signal.raise_signal(signal.SIGTERM))
         return original(self, scaled)

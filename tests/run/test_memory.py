@@ -101,7 +101,7 @@ def fail_to_allocate(kind: str) -> None:
 
 
 MESSAGES = {
-    "gpu": "The GPU ran out of memory while training: 2.50 GiB more were asked for",
+    "gpu": "The GPU ran out of memory while training: 2.50 GiB could not be allocated",
     "cublas": r"The GPU ran out of memory while training\.",
     "torch": r"This machine ran out of memory while training: 288230.4 TB more",
     "numpy": "This machine ran out of memory while training: 256. PiB more",

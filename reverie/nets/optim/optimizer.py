@@ -179,7 +179,7 @@ class Optimizer:
         self, loss: Scalar, grads: list[Tensor]
     ) -> tuple[Bool[Tensor, ""], Metrics]:
         """Clip the gradients and update the parameters with them."""
-        commit()  # from here on, the update is not given up
+        commit()  # from here on, the update cannot be aborted
         norms, weight_norms = self._norms(grads)
         self.norms.copy_(norms)
         norm = torch.linalg.vector_norm(norms)

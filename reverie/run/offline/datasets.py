@@ -70,9 +70,9 @@ class OfflineConfig:
     read: ReaderConfig = field(default_factory=ReaderConfig)
     """How episodes are read; the same options as those of `reverie data convert`."""
     stats: str = ""
-    """Statistics for agents that standardize images or normalize actions by those of a
-    dataset: a file written by `reverie data stats`. If empty, those of the training
-    episodes are used."""
+    """Dataset statistics, for agents that standardize images or normalize actions: a
+    file written by `reverie data stats`. If empty, they are computed from the training
+    episodes."""
     split: float = 0.1
     """Fraction of the episodes of `data` that is held out for evaluation; 0 evaluates
     on the training data. If the data has masks `train` and `valid`, these are used."""

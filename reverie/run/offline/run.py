@@ -41,9 +41,9 @@ class OfflineRun(BaseRun):
         self._cleanup.callback(dataset.close)
         if config.run.clock == "epochs":
             raise UserError(
-                "Offline training does not collect data, so nothing would ever be "
-                "logged or saved.\n  Fix: --run.clock steps, and `run.*_every` in "
-                "updates."
+                "run.clock is epochs, but offline training has no epochs of collecting "
+                "data, so nothing would be logged or saved.\n"
+                "  Fix: --run.clock steps, with all `run.*_every` in updates."
             )
         super()._open()
         self.status.begin("building the agent")

@@ -63,7 +63,8 @@ def with_base_run(config: Config) -> Config:
     base = read_config(run_folder_of(path))
     if isinstance(base.agent_config, ConfiguresBase):
         inner = base.agent_config.base_run
-        fix = f"--{config.agent}.run {inner}" if inner else "remove it"
+        flag = f"--{config.agent}.run"
+        fix = f"{flag} {inner}" if inner else f"remove {flag}"
         raise UserError(
             f"{base_run} has no world model: its agent is {base.agent!r}, like that of "
             f"this run.\n  Fix: {fix}."
@@ -80,7 +81,7 @@ def with_base_run(config: Config) -> Config:
         raise UserError(
             f"{base_run} was trained on images of {base_images.crop}, but "
             f"offline.images.crop is {crop}.\n"
-            "  Fix: --offline.images.crop 0 0, to use that of the run."
+            "  Fix: --offline.images.crop 0 0, which uses the crop of that run."
         )
     offline = replace(
         config.offline,
