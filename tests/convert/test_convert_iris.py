@@ -220,5 +220,5 @@ def test_a_changed_byte_is_an_error(tmp_path):
 )
 def test_files_of_other_agents_are_errors(tmp_path, other):
     torch.save(other, tmp_path / "last.pt")
-    with pytest.raises(UserError, match="no agent of Δ-IRIS"):
+    with pytest.raises(UserError, match="not a checkpoint of Δ-IRIS"):
         read_checkpoint(tmp_path / "last.pt")

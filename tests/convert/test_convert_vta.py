@@ -88,7 +88,7 @@ def test_other_actions_are_an_error_with_matching_settings(tmp_path):
         (
             with_actions,
             without_actions,
-            f"actions of {with_actions.sizes['action_size']} numbers",
+            f"actions have {with_actions.sizes['action_size']} entries",
         ),
     ):
         torch.save(original(file), tmp_path / "x.pt")

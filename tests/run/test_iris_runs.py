@@ -324,7 +324,7 @@ def test_the_clock_in_epochs_needs_an_agent_with_epochs(tmp_path, agent):
             "logdir": str(tmp_path / "run"),
         },
     )
-    with pytest.raises(UserError, match="not trained in epochs"):
+    with pytest.raises(UserError, match="has no epochs"):
         train(config)
 
 

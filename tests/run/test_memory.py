@@ -103,8 +103,8 @@ def fail_to_allocate(kind: str) -> None:
 MESSAGES = {
     "gpu": "The GPU ran out of memory while training: 2.50 GiB could not be allocated",
     "cublas": r"The GPU ran out of memory while training\.",
-    "torch": r"This machine ran out of memory while training: 288230.4 TB more",
-    "numpy": "This machine ran out of memory while training: 256. PiB more",
+    "torch": r"This machine ran out of memory while training: 288230.4 TB could",
+    "numpy": "This machine ran out of memory while training: 256. PiB could",
     "mmap": r"This machine ran out of memory while training\.",
 }
 
@@ -149,4 +149,4 @@ def test_running_out_of_memory_while_building_is_explained(tmp_path):
     )
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
-    assert "ran out of memory while building the agent: 640 GB more" in done.stderr
+    assert "ran out of memory while building the agent: 640 GB could" in done.stderr

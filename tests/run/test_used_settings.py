@@ -19,7 +19,7 @@ from reverie.run.used_settings import check_used, unused_settings, used_names
 REFUSED = r"""
 train --bc.batch_size 16 | agent 'bc', not of 'dreamer'.*--dreamer\.batch_size 16
 train --agent iris --dreamer.opt.lr 1 | agent 'dreamer', not of 'iris'.*remove
-train --task catch --env.atari.sticky 0.9 | task is 'catch'.*remove --env\.atari\.sticky
+train --task catch --env.atari.sticky 0.9 | task 'catch'.*remove --env\.atari\.sticky
 train --task catch --env.atari.size 8 8 | --env\.catch\.size 8 8
 train --task gym_CartPole-v1 --env.dmc.repeat 2 | suite 'dmc'
 train --configs iris_tiny --run.train_ratio 999 | epochs.*--iris\.schedule\.steps

@@ -197,7 +197,7 @@ def test_epochs_of_collection_are_replaced_by_updates(tmp_path):
         assert (run.clock, run.log_every, run.save_every) == ("steps", 1000, 7)
     write_catch(tmp_path / "data")
     flags = {"logdir": str(tmp_path / "run"), "offline.data": str(tmp_path / "data")}
-    with pytest.raises(UserError, match=r"does not collect data(.|\n)*Fix"):
+    with pytest.raises(UserError, match=r"offline training has no epochs(.|\n)*Fix"):
         offline(resolve(["offline", "iris_tiny"], flags=flags))
 
 

@@ -81,7 +81,7 @@ def test_a_dataset_is_closed_once(tmp_path, monkeypatch):
     monkeypatch.setattr(BouncingBalls, "close", lambda self: closed.append(self))
     train(vta_settings(tmp_path / "run", **{"run.steps": 1}))
     assert len(closed) == 1
-    with pytest.raises(UserError, match="does not collect data"):
+    with pytest.raises(UserError, match="offline training has no epochs"):
         train(vta_settings(tmp_path / "other", **{"run.clock": "epochs"}))
 
 
