@@ -130,7 +130,7 @@ def test_options_that_are_not_known_are_returned():
         ({"actor": {"dist": "tanh"}}, "actor.dist: tanh"),
         ({"act": "Mish2"}, "act: Mish2 is not supported.\n  Fix: use one of .*silu"),
         ({"encoder.act": "Mish2"}, "encoder.act: Mish2"),
-        ({"grad_heads": ["reward"]}, r"Fix: write .grad_heads: \[decoder, reward, cont\]"),
+        ({"grad_heads": ["reward"]}, r"Fix: .*grad_heads: \[decoder, reward, cont\]"),
     ],
 )
 def test_unsupported_values_are_refused(options, message):
