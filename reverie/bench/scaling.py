@@ -1,4 +1,4 @@
-"""Scaling of the update time with the size of model, batch, sequences or images.
+"""Update time by algorithm, or by the size of model, batch, sequences or images.
 
 Configs are measured one after another, or prepared at the same time in several
 processes, because most of the time is spent on building kernels. A lock ensures that a
@@ -28,12 +28,14 @@ from reverie.run.factory import MakeEnv
 from reverie.run.folder import system_info
 from reverie.run.offline.datasets import trains_on_sequences
 
-Resolve = Callable[[list[str], dict[str, Any]], Config]
-"""Returns the config of the user with additional blocks and settings."""
+Resolve = Callable[..., Config]
+"""`resolve(blocks, settings, base=())` returns the config of the user with additional
+blocks and settings; the blocks `base` come before those of the user."""
 
 MAX_DEVIATION = 1.3
 """Deviations from the trend by more than this factor are marked in the table."""
 
+ALGORITHM = "algorithm"
 VARIANTS: dict[str, dict[int, tuple[list[str], dict[str, Any]]]] = {
     "size": {n: ([f"size{n}m"], {}) for n in (12, 25, 50, 100, 200, 400)},
     "batch": {n: ([], {r".*\.batch_size": n}) for n in (8, 16, 32, 64)},
@@ -42,31 +44,56 @@ VARIANTS: dict[str, dict[int, tuple[list[str], dict[str, Any]]]] = {
 }
 """For each quantity its values (million parameters, sequences, steps, pixels), with the
 blocks and settings that set them."""
+ALGORITHMS: dict[str, tuple[list[str], dict[str, Any], list[str]]] = {
+    "default": ([], {}, []),
+    "plan2explore": (["plan2explore"], {}, []),
+    "dreamerv3_torch": ([], {}, ["dreamerv3_torch"]),
+}
+"""Algorithms that `vary` compares, with the arguments of `Resolve`."""
 
 
 def bench_scaling(
     resolve: Resolve, options: BenchConfig, make_env: MakeEnv | None = None
 ) -> dict[str, Any]:
     """Measure updates of several configs, print a table, and write the results."""
-    name, variants = options.vary, VARIANTS[options.vary]
-    configs = [resolve(*variant) for variant in variants.values()]
-    if name != "batch" and trains_on_sequences(configs[0]):
+    name = options.vary
+    configs = (
+        algorithm_configs(resolve)
+        if name == ALGORITHM
+        else {value: resolve(*x) for value, x in VARIANTS[name].items()}
+    )
+    first = next(iter(configs.values()))
+    if name != "batch" and trains_on_sequences(first):
         raise UserError(
             f"{name} cannot be varied for agents that train on sequence datasets.\n"
             "  Fix: --bench.vary batch"
         )
     rows: list[dict[str, Any]] = []
-    results = _measure_all(configs, options, make_env)
-    for value, row in zip(variants, results, strict=True):
+    results = _measure_all(list(configs.values()), options, make_env)
+    for value, row in zip(configs, results, strict=True):
         rows.append({name: value, **row})
         print(f"  {name} {value:>5}: {row['update_ms']:9.3f} ms", flush=True)
+    if name == ALGORITHM:
+        print(algorithm_table(rows))
+        return write_results(first, options, {"about": system_info(), name: rows})
     # the names of the size blocks are not proportional to their parameters
     x = "parameters" if name == "size" else name
     factors = deviations([row[x] for row in rows], [row["update_ms"] for row in rows])
     for row, factor in zip(rows, factors, strict=True):
         row["deviation"] = factor
     print(scaling_table(name, rows))
-    return write_results(configs[0], options, {"about": system_info(), "scaling": rows})
+    return write_results(first, options, {"about": system_info(), "scaling": rows})
+
+
+def algorithm_configs(resolve: Resolve) -> dict[str, Config]:
+    """Return the configs by algorithm, without those that do not change the agent."""
+    configs: dict[str, Config] = {}
+    for name, variant in ALGORITHMS.items():
+        config = resolve(*variant)
+        parts = [(c.agent_config, c.explore.policy) for c in configs.values()]
+        if (config.agent_config, config.explore.policy) not in parts:
+            configs[name] = config
+    return configs
 
 
 def _measure_all(
@@ -110,6 +137,16 @@ def deviations(sizes: Sequence[float], times: Sequence[float]) -> list[float]:
         fraction = (x[i] - x[i - 1]) / (x[i + 1] - x[i - 1])
         logs[i] = y[i] - (y[i - 1] + fraction * (y[i + 1] - y[i - 1]))
     return [float(factor) for factor in np.exp(logs)]
+
+
+def algorithm_table(rows: Sequence[dict[str, Any]]) -> str:
+    """A text table of algorithms, with their times relative to the first one."""
+    lines = [f"{ALGORITHM:>16} {'params':>9} {'ms':>10} {'ratio':>7}"]
+    for row in rows:
+        ms, params = row["update_ms"], f"{row['parameters'] / 1e6:.1f}M"
+        ratio = f"{ms / rows[0]['update_ms']:.2f}x"
+        lines.append(f"{row[ALGORITHM]:>16} {params:>9} {ms:>10.3f} {ratio:>7}")
+    return "\n".join(lines)
 
 
 def scaling_table(name: str, rows: Sequence[dict[str, Any]]) -> str:

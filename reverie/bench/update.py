@@ -54,9 +54,10 @@ class BenchConfig:
     """Duration of each measurement."""
     steps: int = 100_000
     """Steps in the replay buffer, if its capacity allows."""
-    vary: Literal["", "size", "batch", "length", "image"] = ""
-    """Measure how the time of an update scales with model size, batch size, sequence
-    length or image size."""
+    vary: Literal["", "algorithm", "size", "batch", "length", "image"] = ""
+    """Measure the time of an update of the given config, with Plan2Explore and with the
+    algorithm of dreamerv3-torch (`algorithm`), or how it scales with model size, batch
+    size, sequence length or image size."""
     jobs: int = 1
     """Number of configs that `vary` prepares at the same time, in separate processes;
     measurements are never at the same time."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from reverie import config as configs
@@ -39,8 +39,10 @@ def parse_bench_arguments(words: list[str]) -> tuple[Any, Callable[..., Any]]:
     arguments = parse_arguments([names.get(word, word) for word in words])
     options = arguments.take_options(BenchFlags).bench
 
-    def resolve(blocks: list[str], settings: dict[str, Any]) -> Any:
-        all_blocks = [*arguments.blocks, *blocks]
+    def resolve(
+        blocks: list[str], settings: dict[str, Any], base: Sequence[str] = ()
+    ) -> Any:
+        all_blocks = [*base, *arguments.blocks, *blocks]
         flags = [*settings.items(), *arguments.flags]
         config = to_config(arguments._replace(blocks=all_blocks, flags=flags))
         check_used(config, "bench", arguments.flags)

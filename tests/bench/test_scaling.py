@@ -42,6 +42,31 @@ def test_scaling_is_printed_and_deviations_are_marked(monkeypatch, tmp_path, cap
     assert ["<--" in line for line in lines] == [False, False, True, False]
 
 
+def test_algorithms_are_compared_with_the_given_config(tmp_path, capsys):
+    options = BenchConfig(1, 0.0, 200, "algorithm", output=str(tmp_path / "x.json"))
+
+    def more(blocks, settings, base=()):
+        names = [*base, "debug", *blocks]
+        return resolve(names, flags={**FLAGS, **settings})
+
+    results = bench_scaling(more, options)
+    rows = {row["algorithm"]: row for row in results["algorithm"]}
+    assert list(rows) == ["default", "plan2explore", "dreamerv3_torch"]
+    assert rows["plan2explore"]["parameters"] > rows["default"]["parameters"]
+    assert all(row["update_ms"] > 0 for row in rows.values())
+    table = capsys.readouterr().out.split("ratio\n")[1].splitlines()
+    assert [line.split()[0] for line in table[:3]] == list(rows)
+    assert table[0].endswith("1.00x")
+
+
+def test_algorithms_that_do_not_change_the_agent_are_left_out():
+    def more(blocks, settings, base=()):
+        names = [*base, "debug", "iris_tiny", *blocks]
+        return resolve(names, flags={"task": "catch", **settings})
+
+    assert list(scaling.algorithm_configs(more)) == ["default", "plan2explore"]
+
+
 def test_every_variant_resolves():
     for name, variants in scaling.VARIANTS.items():
         for size, (blocks, settings) in variants.items():
