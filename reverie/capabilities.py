@@ -425,6 +425,12 @@ class AgentConfig:
         return ""
 
     @property
+    def uses_base_world(self) -> bool:
+        """False if the agent uses only the encoder of the base run. The settings of the
+        world model are then not needed."""
+        return True
+
+    @property
     def base_agent(self) -> str:
         """Name of the agent of the base run, which is built but not trained."""
         return ""

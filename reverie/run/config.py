@@ -263,10 +263,12 @@ def _with_checkpoint(
         stack = _combine(named, read, pairs)
     values = configs.values_in(stack.schema, given)
     known = {name: values[name] for name in importer.undetermined if name in values}
-    settings = settings_of_file(imported, known, config.run.from_components)
+    inferred: dict[str, Any] = {}
+    if start or config.agent_config.uses_base_world:
+        inferred = settings_of_file(imported, known, config.run.from_components)
     if not start or not config.agent_config.trains_policy:
-        settings.pop("explore.policy", None)  # nothing acts or explores
-    layers = [*_expand(importer.algorithm), *stack.layers, (origin, settings)]
+        inferred.pop("explore.policy", None)  # nothing acts or explores
+    layers = [*_expand(importer.algorithm), *stack.layers, (origin, inferred)]
     return stack._replace(layers=layers)
 
 

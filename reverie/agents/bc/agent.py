@@ -140,6 +140,10 @@ class BCConfig(AgentConfig):
         return self.run
 
     @property
+    def uses_base_world(self) -> bool:
+        return self.features == "state"
+
+    @property
     def base_agent(self) -> str:
         return self.run_agent
 
