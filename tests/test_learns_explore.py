@@ -19,8 +19,8 @@ from reverie.run.train import train
 from reverie.spaces import Space, flag_spaces, flags
 
 ACTIONS, POSITIONS, LENGTH = 3, 10, 16
-STEPS = 4000
-"""Agent steps of a run; both policies have 232 episodes."""
+STEPS = 5000
+"""Agent steps of a run, about 290 episodes."""
 LEARNING = {
     "run.steps": STEPS,
     "run.envs": 4,
