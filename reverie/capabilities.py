@@ -345,6 +345,43 @@ class HasSimulatorState(Protocol):
         """
 
 
+class ExportStep(NamedTuple):
+    """One pure step of an agent or world model, for `reverie export`."""
+
+    module: Any
+    """An `nn.Module` that maps `(inputs, state, rng)` to `(outputs, state)`. Inputs and
+    outputs are tensors `(B, ...)` by name, the state is a tree of tensors. All random
+    numbers come from `rng`, so that they become inputs. The state is reset where the
+    input `is_first` is True."""
+    inputs: Spaces
+    """Inputs in addition to the state."""
+    initial: Callable[[int], Any]
+    """Returns a state for a batch size."""
+
+
+@runtime_checkable
+class Exportable(SeedablePolicy, Protocol):
+    """Has a policy that `reverie export` can write to a file."""
+
+    def policy_step(self, greedy: bool) -> ExportStep:
+        """Return the step of `policy` in the mode `greedy` or `eval`.
+
+        Its inputs are observation keys and `is_first`, its outputs the actions by key.
+        """
+
+
+@runtime_checkable
+class HasWorldSteps(Protocol):
+    """Has a world model that `reverie export` can write to files."""
+
+    def world_steps(self) -> dict[str, ExportStep]:
+        """Return `observe`, `imagine` and `decode`, with the same state.
+
+        `observe` has the inputs of the policy and `prevact/KEY`; `imagine` maps actions
+        to `reward` and `cont`; `decode` has predicted observations and no next state.
+        """
+
+
 @runtime_checkable
 class HasBase(Protocol):
     """An agent that uses the world model or encoder of another run."""

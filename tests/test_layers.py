@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 LIBRARY = {*MAY_IMPORT}
 RUNS = {"run", "evaluation", "recordings"}
 MAY_IMPORT |= dict.fromkeys(RUNS, LIBRARY | RUNS)
-TOOLS = {"sweep", "bench", "play", "results"}
+TOOLS = {"sweep", "bench", "play", "results", "export"}
 MAY_IMPORT |= dict.fromkeys(TOOLS, LIBRARY | RUNS)
 MAY_IMPORT["cli"] = BASE | LEAVES | {"config", "convert", *RUNS, *TOOLS}
 

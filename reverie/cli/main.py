@@ -22,6 +22,7 @@ from reverie.cli.draw import draw
 from reverie.cli.envs import check_env, list_envs
 from reverie.cli.evaluate import evaluate
 from reverie.cli.explain import explain, explain_groups
+from reverie.cli.export import export
 from reverie.cli.play import PLAY_HELP, play, view
 from reverie.cli.plot import plot
 from reverie.cli.report import report
@@ -304,6 +305,11 @@ COMMANDS: dict[str, Command] = {
         push,
         "LOGDIR USER/NAME [--private True] [--dry-run DIR]",
         _options_help("reverie.cli.share:PushOptions"),
+    ),
+    "export": Command(
+        export,
+        "LOGDIR [--format onnx|torch] [--out DIR] [--sample] [--with-world]",
+        _options_help("reverie.cli.export:ExportOptions"),
     ),
     "envs": Command(list_envs, "[SUITE]"),
     "check-env": Command(check_env, "TASK [--SETTING VALUE ...]"),

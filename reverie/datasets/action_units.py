@@ -39,7 +39,7 @@ def convert_actions(
     pairs = {
         key: (space, target[key])
         for key, space in source.items()
-        if key in target and _differ(space, target[key])
+        if key in target and differ_in_units(space, target[key])
     }
     assumptions = []
     for key, (space, other) in pairs.items():
@@ -108,7 +108,7 @@ def _describe_action(key: str, space: Space) -> str:
 def check_same_units(run: str, act_space: Spaces, data: str, recorded: Spaces) -> None:
     """Raise if recorded actions are not in the units that a run was trained with."""
     for key, space in act_space.items():
-        if key in recorded and _differ(space, recorded[key]):
+        if key in recorded and differ_in_units(space, recorded[key]):
             low, high = (np.unique(bound) for bound in space.native_bounds)
             fix = f"--offline.read.action_bounds {low[0]:g} {high[0]:g}"
             if max(len(low), len(high)) > 1:
@@ -119,7 +119,7 @@ def check_same_units(run: str, act_space: Spaces, data: str, recorded: Spaces) -
             )
 
 
-def _differ(space: Space, other: Space) -> bool:
+def differ_in_units(space: Space, other: Space) -> bool:
     """True if the same action has different values in the two spaces."""
     if space.is_discrete or other.is_discrete or space.shape != other.shape:
         return False

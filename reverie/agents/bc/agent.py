@@ -13,7 +13,6 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -26,11 +25,13 @@ from reverie.agents.bc.feature_extractor import (
     make_feature_extractor,
 )
 from reverie.agents.bc.head import ActionNormalizer, CloneHead, CloneHeadConfig
+from reverie.agents.export_steps import IS_FIRST, StepModule
 from reverie.agents.options import BuildOptions
 from reverie.agents.trained import TrainedAgent
 from reverie.agents.weights import check_fit, matching_components
 from reverie.capabilities import (
     AgentConfig,
+    ExportStep,
     ImportedEncoder,
     Stateful,
     Statistics,
@@ -260,26 +261,41 @@ class BC(TrainedAgent):
                 "  Fix: reverie bc --offline.data PATH"
             )
         keys = (*self.obs_space, "is_first")
-        batch: api.Batch = {
-            key: torch.as_tensor(obs[key]).to(self.device)[:, None] for key in keys
-        }
-        batch["prevact"] = {key: x[:, None] for key, x in carry.prevact.items()}
+        inputs = {key: torch.as_tensor(obs[key]).to(self.device) for key in keys}
         self.feature_extractor.eval()
+        carry, action = self._act(carry, inputs, self.rng["eval"])
+        return carry, {key: value.cpu().numpy() for key, value in action.items()}, {}
+
+    def _act(
+        self, carry: BCCarry, inputs: api.Batch, rng: Rng
+    ) -> tuple[BCCarry, dict[str, Tensor]]:
+        """Choose actions in the dtype and range of their spaces."""
+        batch: api.Batch = {key: x[:, None] for key, x in inputs.items()}
+        batch["prevact"] = {key: x[:, None] for key, x in carry.prevact.items()}
         feat, extractor_carry = self.feature_extractor(
-            carry.feature_extractor, batch, self.rng["eval"]
+            carry.feature_extractor, batch, rng
         )
         predictions, head_carry = self.head(carry.head, feat, batch["is_first"])
-        prevact, action = {}, {}
+        action = {}
         for key, space in self.act_space.items():
             value = predictions[key].mode()[:, 0]
             if not space.is_discrete:
                 value = self.normalizer.denormalize(key, value)
-            array = value.cpu().numpy()
-            if not space.is_discrete:
-                array = np.clip(array, space.low, space.high)
-            action[key] = array.astype(space.dtype)
-            prevact[key] = torch.as_tensor(action[key], device=self.device)
-        return BCCarry(extractor_carry, head_carry, prevact), action, {}
+                low, high = (torch.as_tensor(x) for x in (space.low, space.high))
+                value = value.clamp(low.to(value.device), high.to(value.device))
+            action[key] = value.to(carry.prevact[key].dtype)
+        return BCCarry(extractor_carry, head_carry, action), action
+
+    def policy_step(self, greedy: bool) -> ExportStep:
+        """Return the step of the policy, which never samples actions."""
+
+        def step(inputs: api.Batch, carry: BCCarry, rng: Rng) -> Any:
+            carry, action = self._act(carry, inputs, rng)
+            return action, carry
+
+        inputs = {**self.obs_space, "is_first": IS_FIRST}
+        module = StepModule(step, *self.components().values())
+        return ExportStep(module, inputs, self.initial)
 
     def follow_action(self, carry: api.Carry, action: api.Action) -> api.Carry:
         """Return the carry as if the policy had chosen these actions."""

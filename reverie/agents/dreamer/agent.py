@@ -31,6 +31,7 @@ from reverie.agents.dreamer.explorer import Explorer, ExplorerUpdate, join_metri
 from reverie.agents.dreamer.factory import ACTOR_CRITICS, UPDATES, make_world
 from reverie.agents.dreamer.updates import DreamerLoss, join_losses
 from reverie.agents.explore import check_mode
+from reverie.agents.export_steps import IS_FIRST, StepModule, latent_world_steps
 from reverie.agents.open_loop import open_loop_videos
 from reverie.agents.options import BuildOptions
 from reverie.agents.trained import TrainedAgent
@@ -51,7 +52,7 @@ from reverie.api import (
     UserError,
     WorldLoss,
 )
-from reverie.capabilities import Stateful, Statistics, WorldModelEnv
+from reverie.capabilities import ExportStep, Stateful, Statistics, WorldModelEnv
 from reverie.kernels.accelerate import Accelerator
 from reverie.nets import standardize
 from reverie.nets.blocks import initialize
@@ -140,7 +141,7 @@ class Dreamer(TrainedAgent):
             policies["explore"] = self.explorer.actor_critic.pol
         self._run_policy = {
             purpose: self.fast.policy(
-                partial(self._policy_step, purpose),
+                partial(self._act, self._policy_rng(purpose), self._is_greedy(purpose)),
                 (self.world, pol),
                 self._policy_rng(purpose),
                 trains=purpose in ("policy", "explore"),
@@ -167,9 +168,13 @@ class Dreamer(TrainedAgent):
     def _policy_rng(self, purpose: str) -> Rng:
         return self.rng["policy" if purpose in ("policy", "explore") else "eval"]
 
-    def _policy_step(
+    def _is_greedy(self, purpose: str) -> bool:
+        return purpose == "greedy" or (self.config.greedy_eval and purpose == "eval")
+
+    def _act(
         self,
-        purpose: str,
+        rng: Rng,
+        greedy: bool,
         world: LatentWorld,
         pol: PolicyHead,
         carry: DreamerCarry,
@@ -178,9 +183,7 @@ class Dreamer(TrainedAgent):
         """Update the latent state from the observation and choose an action."""
         batch: Batch = {key: x.to(self.device)[:, None] for key, x in obs.items()}
         batch["prevact"] = {key: x[:, None] for key, x in carry.prevact.items()}
-        rng = self._policy_rng(purpose)
         state = tree_map(lambda x: x[:, 0], world.observe(carry.state, batch, rng))
-        greedy = purpose == "greedy" or (self.config.greedy_eval and purpose == "eval")
         action = self.actor_critic.act(world.features(state), rng, pol, greedy)
         extras = world.to_replay(state) if self.extras else {}
         return DreamerCarry(state, action), action, extras
@@ -188,6 +191,24 @@ class Dreamer(TrainedAgent):
     def follow_action(self, carry: Carry, action: Action) -> Carry:
         """Return the carry as if the policy had chosen these actions."""
         return carry._replace(prevact=to_tensors(action, carry.prevact))
+
+    # Export
+
+    def policy_step(self, greedy: bool) -> ExportStep:
+        parts = (self.world, self.actor_critic.pol)
+        greedy = self._is_greedy("greedy" if greedy else "eval")
+
+        def step(inputs: Batch, carry: DreamerCarry, rng: Rng) -> Any:
+            carry, action, _ = self._act(rng, greedy, *parts, carry, inputs)
+            return action, carry
+
+        inputs = {**self.obs_space, "is_first": IS_FIRST}
+        return ExportStep(
+            StepModule(step, self.world, self.actor_critic), inputs, self.initial
+        )
+
+    def world_steps(self) -> dict[str, ExportStep]:
+        return latent_world_steps(self.world, self.obs_space, self.act_space)
 
     # Training
 

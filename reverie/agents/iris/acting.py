@@ -8,6 +8,7 @@ episode of the exploration policy, or the reverse, its LSTM state is computed li
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import torch
 from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
+from reverie.agents.export_steps import StepModule
 from reverie.agents.iris.actor_critic import LSTMState, PixelActorCritic, PixelNet
 from reverie.agents.iris.config import ActingConfig
 from reverie.api import Batch, Extras
@@ -42,6 +44,13 @@ class DeviceCarry(NamedTuple):
 
     lstm: LSTMState
     frames: UInt8[Tensor, "N T h w c"]
+
+
+class EvaluationState(NamedTuple):
+    """Recurrent state of the exported policy."""
+
+    lstm: LSTMState
+    started: Bool[Tensor, " N"]  # False before the first step, which burns in
 
 
 class PixelPolicy:
@@ -129,8 +138,35 @@ class PixelPolicy:
         image = inputs["image"].to(self.device)
         lstm, frames = _reset(carry, inputs["is_first"])
         lstm, logits = net.policy_step(lstm, image)
-        index = self._sample(logits, purpose)
+        index = self._sample(logits, purpose, self._rng(purpose))
         return DeviceCarry(lstm, _append_frame(frames, image)), {"index": index}, {}
+
+    def exported_step(self, purpose: str) -> tuple[StepModule, Callable[[int], Any]]:
+        """Return the step of the purpose `eval` or `greedy`, and its initial state.
+
+        It has no frames: in evaluation, the burn-in runs once, before the first frame,
+        so its frames are black and its result depends on the weights only.
+        """
+        net = self.actor_critic.online
+        black = torch.zeros(1, self.actor_critic.config.burn_in, *self.shape)
+        burned_in = self.actor_critic.burn_in(black.to(self.device, torch.uint8))
+
+        def initial(batch: int) -> EvaluationState:
+            return EvaluationState(
+                net.initial(batch), torch.zeros(batch, dtype=torch.bool)
+            )
+
+        def step(inputs: Batch, state: EvaluationState, rng: Rng) -> Any:
+            lstm = tree_where(
+                inputs["is_first"], tree_map(lambda _: 0, state.lstm), state.lstm
+            )
+            lstm = tree_where(~state.started, burned_in, lstm)
+            lstm, logits = net.policy_step(lstm, inputs["image"])
+            index = self._sample(logits, purpose, rng)
+            started = torch.ones_like(state.started)
+            return {"index": index}, EvaluationState(lstm, started)
+
+        return StepModule(step, net), initial
 
     def _random_step(
         self, carry: DeviceCarry, inputs: Batch
@@ -152,11 +188,11 @@ class PixelPolicy:
         new = actor_critic.burn_in(frames)
         return DeviceCarry(tree_where(outdated, new, lstm), frames)
 
-    def _sample(self, logits: Tensor, purpose: str) -> Int[Tensor, " N"]:
+    def _sample(self, logits: Tensor, purpose: str, rng: Rng) -> Int[Tensor, " N"]:
         """Choose actions: epsilon-greedy around samples or the most probable action."""
         if purpose == "greedy":
             return logits.argmax(-1)
-        config, rng, training = self.config, self._rng(purpose), purpose in TRAINING
+        config, training = self.config, purpose in TRAINING
         epsilon = config.epsilon if training else config.eval_epsilon
         temperature = config.temperature if training else config.eval_temperature
         sample = config.sample if training else config.eval_sample
@@ -165,9 +201,9 @@ class PixelPolicy:
         else:
             index = logits.argmax(-1)
         if epsilon > 0:
-            draws = 1 if config.epsilon_draw == "shared" else len(logits)
+            draws = 1 if config.epsilon_draw == "shared" else logits.shape[0]
             explore = rng.uniform(torch.zeros(draws, device=self.device)) < epsilon
-            index = torch.where(explore, self._uniform(len(logits), rng), index)
+            index = torch.where(explore, self._uniform(logits.shape[0], rng), index)
         return index
 
     def _rng(self, purpose: str) -> Rng:

@@ -263,7 +263,7 @@ class PixelActorCritic(nn.Module):
     ) -> LSTMState:
         """Return the LSTM state after some frames, of `online` or another network."""
         net = net or self.online
-        start = net.initial(len(image))
+        start = net.initial(image.shape[0])
         if not image.shape[1]:
             return start
         state, _ = net.run_lstm(start, net.features(image))

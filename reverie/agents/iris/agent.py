@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from reverie import api
 from reverie.agents.explore import check_mode
+from reverie.agents.export_steps import IS_FIRST, StepModule
 from reverie.agents.iris.acting import PixelPolicy
 from reverie.agents.iris.actor_critic import PixelActorCritic
 from reverie.agents.iris.batches import (
@@ -46,7 +47,7 @@ from reverie.agents.options import BuildOptions
 from reverie.agents.trained import TrainedAgent
 from reverie.agents.weights import init_generator
 from reverie.agents.world_model_env import IrisWorldModelEnv
-from reverie.capabilities import Stateful, WorldModelEnv
+from reverie.capabilities import ExportStep, Stateful, WorldModelEnv
 from reverie.kernels.accelerate import Accelerator
 from reverie.nets.blocks import initialize
 from reverie.nets.optim.group import OptimizerGroup
@@ -186,6 +187,21 @@ class Iris(TrainedAgent):
         )
         dtype = self.act_space[self.action].dtype
         return carry, {self.action: (index + self.low).astype(dtype)}, {}
+
+    # Export
+
+    def policy_step(self, greedy: bool) -> ExportStep:
+        inner, initial = self._policy.exported_step("greedy" if greedy else "eval")
+        low, space = self.low, self.act_space[self.action]
+        dtype = torch.as_tensor(space.zeros()).dtype
+
+        def step(inputs: api.Batch, state: Any, rng: Rng) -> Any:
+            frames = {"image": inputs[self.image], "is_first": inputs["is_first"]}
+            output, state = inner(frames, state, rng)
+            return {self.action: (output["index"] + low).to(dtype)}, state
+
+        inputs = {self.image: self.obs_space[self.image], "is_first": IS_FIRST}
+        return ExportStep(StepModule(step, inner), inputs, initial)
 
     # Training
 

@@ -60,7 +60,7 @@ class DreamerV3TorchDynamics(RSSMDynamics):
         return RSSMState(deter.expand(batch, -1), stoch.expand(batch, -1, -1))
 
     def _start(self, tokens: Float[Tensor, "B T E"]) -> RSSMState:
-        return self.initial(len(tokens), tokens.dtype)
+        return self.initial(tokens.shape[0], tokens.dtype)
 
     def embed_action(
         self, action: dict[str, Tensor], reset: Bool[Tensor, "*b"] | None, like: Tensor

@@ -82,7 +82,7 @@ class Tokenizer(nn.Module):
         before, steps = image[:, :-1].flatten(0, 1), image.shape[1] - 1
         after, act = image[:, 1:].flatten(0, 1), action[:, :steps].flatten()
         tokens: Tensor = self.quantizer(self.encode(before, act, after)).tokens
-        return tokens.view(len(image), steps, -1)
+        return tokens.view(image.shape[0], steps, -1)
 
     def frame_features(
         self, image: UInt8[Tensor, "R h w c"]

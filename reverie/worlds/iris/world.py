@@ -155,7 +155,7 @@ class IrisWorld(nn.Module):
         steps, tokens = image.shape[1] - 1, self.tokenizer.tokenize(image, action)
         before, acts = image[:, :-1].flatten(0, 1), action[:, :steps].flatten()
         decoded = self.tokenizer.decode_tokens(before, acts, tokens.flatten(0, 1))
-        decoded = decoded.view(len(image), steps, *self.shape)
+        decoded = decoded.view(image.shape[0], steps, *self.shape)
         return torch.cat([image[:, :1], decoded], 1)
 
     # Imagination
@@ -168,7 +168,7 @@ class IrisWorld(nn.Module):
 
         Frames before the beginning of an episode are black, with action 0.
         """
-        rows, steps = len(image), image.shape[1] - 1
+        rows, steps = image.shape[0], image.shape[1] - 1
         assert action.shape[1] == steps, (action.shape, image.shape)
         dynamics, dtype = self.dynamics, self.dtype
         cache = dynamics.transformer.cache(rows, dtype)

@@ -128,11 +128,11 @@ class RSSMDynamics(nn.Module):
         in1 = self._layer("dynin1", state.stoch.flatten(-2))
         # every block reads its slice of `deter` and the same other inputs
         shared = torch.cat([in0, in1, action], -1)[:, None].expand(-1, blocks, -1)
-        slices = deter.reshape(len(deter), blocks, -1)
+        slices = deter.reshape(deter.shape[0], blocks, -1)
         x = torch.cat([slices, shared], -1).flatten(-2)
         for i in range(self.config.dynlayers):
             x = self._layer(f"dynhid{i}", x)
-        gates = self.dyngru(x).reshape(len(deter), blocks, 3, -1)
+        gates = self.dyngru(x).reshape(deter.shape[0], blocks, 3, -1)
         reset, candidate, update = (gate.flatten(-2) for gate in gates.unbind(-2))
         return update_deter(deter, reset, candidate, update)
 

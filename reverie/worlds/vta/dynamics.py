@@ -118,7 +118,7 @@ class RecurrentVTADynamics(nn.Module):
         noise = None
         if self.training:
             noise = self._uniform(tokens[..., :2].float(), rng)
-        initial = self.initial(len(tokens), dtype)
+        initial = self.initial(tokens.shape[0], dtype)
         states, dists = [], []
         for t in range(tokens.shape[1]):
             token, action = tokens[:, t], actions[:, t]

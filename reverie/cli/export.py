@@ -1,0 +1,50 @@
+"""`reverie export`: the policy of a run as a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from reverie.api import UserError
+from reverie.cli.arguments import parse_arguments, path_errors
+
+PLAIN = {"device": "cpu", "precision": "float32", "compile": "none"}
+"""Settings with which the agent is loaded: exported steps are plain float32 graphs."""
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    format: Literal["onnx", "torch"] = "onnx"
+    """`onnx` for ONNX Runtime, or `torch` for `torch.export.load` (a .pt2 file)."""
+    out: str = ""
+    """Folder for the files; empty for `export` in the run folder."""
+    sample: bool = False
+    """Sample actions as `reverie eval` does, instead of the most probable ones."""
+    with_world: bool = False
+    """Export the steps `observe`, `imagine` and `decode` of the world model, too."""
+
+
+def export(words: list[str]) -> int:
+    """Export the policy of a run for ONNX Runtime or torch.export, and verify it."""
+    from reverie.export.export import export_policy, format_report
+    from reverie.run.python import load
+
+    arguments = parse_arguments(words, max_positional=1)
+    if not arguments.positional:
+        raise UserError(
+            "`reverie export` needs the folder of a run, or a checkpoint.\n"
+            "  Fix: reverie export LOGDIR"
+        )
+    options = arguments.take_options(ExportOptions)
+    logdir = Path(arguments.positional[0]).expanduser()
+    settings = {**dict(arguments.flags), **PLAIN}
+    with path_errors():
+        player = load(logdir, configs=arguments.blocks, **settings)
+        parent = logdir if logdir.is_dir() else logdir.parent
+        folder = Path(options.out).expanduser() if options.out else parent / "export"
+        exported = export_policy(
+            player, folder, options.format, not options.sample, options.with_world
+        )
+    print(format_report(exported))
+    return 0

@@ -1,0 +1,1 @@
+"""Trained policies as files for ONNX Runtime and `torch.export`."""

@@ -1,0 +1,232 @@
+"""`reverie export`: writes the policy of a run as a file, and verifies it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from reverie.api import UserError
+from reverie.capabilities import Exportable, HasWorldSteps
+from reverie.export import runner
+from reverie.export.env_step import own_space, to_env_step
+from reverie.export.steps import FlatStep
+from reverie.export.verify import (
+    TOLERANCE,
+    Comparison,
+    compare_policy,
+    compare_world,
+    measure_latency,
+)
+from reverie.plugins import import_optional
+from reverie.run.player import Player
+from reverie.spaces import Space, agent_obs_space
+from reverie.storage.atomic import make_folder, write_file, write_json
+
+Format = Literal["onnx", "torch"]
+SUFFIX = {"onnx": ".onnx", "torch": ".pt2"}
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+"""Packages that the format onnx needs."""
+RUNNER = "run_policy.py"
+"""Name of the copy of `runner.py` next to the policy."""
+
+
+class Exported(NamedTuple):
+    """Files of an exported policy, and how it compares with the agent."""
+
+    files: list[Path]
+    comparisons: dict[str, Comparison]
+    """By step: `policy`, and those of the world model."""
+    latency: dict[str, float]
+    """Milliseconds per step with batch size 1: `exported` and `agent`."""
+
+
+def export_policy(
+    player: Player,
+    folder: Path,
+    format: Format = "onnx",
+    greedy: bool = True,
+    with_world: bool = False,
+) -> Exported:
+    """Write the policy of a player to a folder, and compare it with the player.
+
+    The player must be on the CPU, in float32. With `with_world`, the steps of its world
+    model are written, too. Raises if the agent declares no such step.
+    """
+    agent, name = player.agent, player.source.config.agent
+    if not isinstance(agent, Exportable):
+        raise UserError(
+            f"The agent {name!r} cannot be exported.\n  Fix: export a run of dreamer, "
+            "iris or bc, or add `policy_step` to the agent (capabilities.Exportable)."
+        )
+    if with_world and not isinstance(agent, HasWorldSteps):
+        raise UserError(
+            f"The agent {name!r} has no world model to export.\n"
+            "  Fix: leave out --with-world."
+        )
+    if format == "onnx":
+        for package in PACKAGES:
+            import_optional(package, "export", "`reverie export --format onnx`")
+    step = FlatStep(
+        to_env_step(agent.policy_step(greedy), player.source), "obs.", "action."
+    )
+    world = {}
+    if with_world and isinstance(agent, HasWorldSteps):
+        steps = agent.world_steps()
+        world = {key: FlatStep(value, "", "") for key, value in steps.items()}
+    make_folder(folder, parents=True)
+    info: dict[str, Any] = {
+        "agent": name,
+        "task": player.source.config.task,
+        "format": format,
+        "greedy": greedy,
+        **write_step(step, folder, "policy", format),
+        **describe_policy(player, step),
+    }
+    if world:
+        info["world"] = {
+            key: {
+                **write_step(flat, folder, key, format),
+                "inputs": [x.to_json() for x in flat.inputs],
+                "state": [x.to_json() for x in flat.state],
+                "noise": [x.to_json() for x in flat.noise],
+                "outputs": [x.to_json() for x in flat.outputs],
+            }
+            for key, flat in world.items()
+        }
+    description, program = folder / "policy.json", folder / RUNNER
+    write_json(description, info)
+    write_file(program, Path(runner.__file__).read_bytes())
+    comparisons = {"policy": compare_policy(player, step, folder)}
+    if world:
+        run = {
+            key: runner.load(folder / info["world"][key]["file"], info["world"][key])
+            for key in world
+        }
+        spaces = {key: steps[key].inputs for key in world}
+        comparisons |= compare_world(world, run, spaces)
+    for key, comparison in comparisons.items():
+        if not comparison.error <= TOLERANCE:
+            other = "torch" if format == "onnx" else "onnx"
+            raise UserError(
+                f"The exported step {key!r} differs from the agent by "
+                f"{comparison.error:.1e} in {comparison.steps} steps; {TOLERANCE:g} is "
+                f"allowed.\n  Fix: --format {other}"
+            )
+    latency = measure_latency(player, folder)
+    info["verified"] = {key: value.to_json() for key, value in comparisons.items()}
+    write_json(description, info)
+    names = [f"{key}{SUFFIX[format]}" for key in ("policy", *world)]
+    files = [*(folder / name for name in names), description, program]
+    return Exported(files, comparisons, latency)
+
+
+def write_step(step: FlatStep, folder: Path, name: str, format: Format) -> Any:
+    """Write one step; return its file and the names of its inputs and outputs."""
+    batch = torch.export.Dim("batch")
+    infos = (*step.inputs, *step.state, *step.noise)
+    shapes = tuple({0: batch} if info.has_batch else {} for info in infos)
+    path = folder / f"{name}{SUFFIX[format]}"
+    with torch.no_grad(), _quiet():
+        program = torch.export.export(
+            step, tuple(step.examples), dynamic_shapes=(shapes,)
+        )
+        names: Any = {
+            "input_names": step.input_names,
+            "output_names": step.output_names,
+        }
+        if format == "torch":
+            buffer = io.BytesIO()
+            torch.export.save(program, buffer)
+            write_file(path, buffer.getvalue())
+        else:
+            converted: Any = torch.onnx.export(
+                program, dynamo=True, verbose=False, **names
+            )
+            write_file(path, converted.model_proto.SerializeToString())
+    return {"file": path.name, **names}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide messages of the exporters that users cannot act on."""
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # that torchvision is not installed
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def describe_policy(player: Player, step: FlatStep) -> dict[str, Any]:
+    """Return the part of `policy.json` about inputs, outputs and state."""
+    obs_space, act_space = agent_obs_space(player.obs_space), player.act_space
+    inputs = [x for x in step.inputs if x.name != "is_first"]
+    keys = [info.name.removeprefix("obs.") for info in inputs]
+    return {
+        "observations": [
+            {**info.to_json(), **_describe(key, obs_space[key], len(obs_space))}
+            for info, key in zip(inputs, keys, strict=True)
+        ],
+        "actions": [
+            {**info.to_json(), **_describe(key, act_space[key], len(act_space))}
+            for info, key in zip(step.outputs, act_space, strict=True)
+        ],
+        "state": [info.to_json() for info in step.state],
+        "noise": [info.to_json() for info in step.noise],
+        "about": ABOUT,
+    }
+
+
+ABOUT = {
+    "observations": "as the environment returns them, in its own units; the step "
+    "resizes, crops and normalizes them",
+    "actions": "as the environment's `step` takes them, in its own units",
+    "is_first": "bool; True for the first observation of an episode, resets the state",
+    "state": "zeros before the first step, then the outputs named `next.*`",
+    "noise": "new random numbers for every step: `uniform` in [0, 1), or standard "
+    "`normal`",
+    "shape": "without the batch axis at the front",
+}
+
+
+def _describe(key: str, space: Space, count: int) -> dict[str, Any]:
+    """Return where a value is in the environment's form, and its bounds."""
+    own = own_space(space)
+    path: list[str | int] = [key]
+    if space.source is not None:
+        path = list(space.source.path)
+    elif count == 1 and key == "action":
+        path = []
+    data = own.to_json()
+    return {"path": path, "low": data["low"], "high": data["high"]}
+
+
+def format_report(exported: Exported) -> str:
+    """Return the files and numbers as lines of text."""
+    lines = [f"{path} ({_size(path)})" for path in exported.files]
+    for name, comparison in exported.comparisons.items():
+        lines.append(
+            f"{name}: {comparison.steps} recurrent steps, largest difference "
+            f"{comparison.error:.1e} (allowed: {TOLERANCE:g}), {comparison.ties} ties"
+        )
+    own, agent = exported.latency["exported"], exported.latency["agent"]
+    lines.append(
+        f"latency on this CPU with batch size 1 and {torch.get_num_threads()} threads: "
+        f"{own:.2f} ms exported, {agent:.2f} ms agent.act"
+    )
+    return "\n".join(lines)
+
+
+def _size(path: Path) -> str:
+    size = path.stat().st_size
+    return f"{size / 2**20:.1f} MB" if size > 2**20 else f"{size / 2**10:.1f} kB"

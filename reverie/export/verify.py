@@ -1,0 +1,241 @@
+"""Compares exported steps with the agent, over recurrent steps with the same noise.
+
+A sampled or most probable class can differ if two classes are within rounding errors of
+a tie. Such a difference changes the state by much more than rounding does, so it is
+counted separately, and the exported step continues from the state of the agent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from reverie.export.env_step import own_space
+from reverie.export.runner import Policy
+from reverie.export.steps import NEXT, FlatStep, GivenNoise, RecordedNoise
+from reverie.run.player import Player
+from reverie.spaces import Spaces, agent_obs_space, get_leaf, to_nested
+
+STEPS = 100
+"""Recurrent steps of the comparison."""
+BATCH = 4
+"""Batch size of the comparison."""
+TOLERANCE = 1e-4
+"""Largest allowed difference; relative for values above 1."""
+TIE = 1e-5
+"""Largest gap between two candidates of a choice that counts as a tie."""
+RESET_RATE = 0.05
+"""Probability that an episode starts in a step."""
+
+aten = torch.ops.aten
+Arrays = dict[str, np.ndarray]
+Run = Callable[[Arrays], Arrays]
+"""An exported step, on arrays by name."""
+
+
+class Comparison(NamedTuple):
+    """Differences of an exported step to the agent."""
+
+    error: float = 0.0
+    """Largest difference, except for ties; relative for values above 1."""
+    ties: int = 0
+    """Rows with another class within `TIE` of a tie."""
+    steps: int = 0
+
+    def add(self, error: float, ties: int) -> Comparison:
+        return Comparison(max(self.error, error), self.ties + ties, self.steps + 1)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"error": self.error, "ties": self.ties, "steps": self.steps}
+
+
+class ChoiceGaps(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records how close each row was to another result of a comparison or argmax."""
+
+    def __init__(self, rows: int):
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.gaps = np.full(rows, np.inf)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is aten.argmax.default and len(args) > 1 and args[0].shape[args[1]] > 1:
+            top = args[0].float().topk(2, args[1]).values.unbind(args[1])
+            self._record(top[0] - top[1])
+        elif func in COMPARISONS and all(isinstance(x, Tensor) for x in args[:2]):
+            if args[0].is_floating_point():
+                self._record((args[0] - args[1]).abs())
+        elif func is aten.round.default:
+            self._record(0.5 - (args[0] - result).abs())
+        return result
+
+    def _record(self, gap: Tensor) -> None:
+        if gap.ndim and gap.shape[0] == len(self.gaps):
+            rows = gap.reshape(len(self.gaps), -1).amin(1).cpu().numpy()
+            self.gaps = np.minimum(self.gaps, rows)
+
+
+COMPARISONS = (aten.le.Tensor, aten.lt.Tensor, aten.ge.Tensor, aten.gt.Tensor)
+
+
+def compare_policy(player: Player, step: FlatStep, folder: Path) -> Comparison:
+    """Compare the runner of an exported policy with `player.act`.
+
+    All get the same random observations and the same noise: the player, the step in
+    PyTorch (whose state can be compared), and the runner.
+    """
+    policy, rng = Policy(folder, BATCH), np.random.default_rng(0)
+    obs_space, info = agent_obs_space(player.obs_space), policy.info
+    state, result = dict(policy.state), Comparison()
+    player.reset()
+    for seed in range(STEPS):
+        obs = to_nested(obs_space, sample_values(obs_space, rng, BATCH))
+        policy.reset(rng.random(BATCH) < RESET_RATE)
+        feed = {x["name"]: policy.observe(x, obs) for x in info["observations"]}
+        feed |= {"is_first": policy.is_first, **state}
+        noise = RecordedNoise(seed)
+        reference = run_step(step, feed, noise)
+        player.agent.seed_policy(seed)  # type: ignore[attr-defined]
+        action = player.act(obs, info["greedy"], is_first=policy.is_first)
+        _check_actions(_by_name(info, action), reference)
+        action = policy.act(obs, name_noise(step, noise) or None)
+        exported = {**_by_name(info, action), **_next(policy.state)}
+        error, tied = compare(step, feed, noise, reference, exported)
+        state = {name: reference[f"{NEXT}{name}"] for name in state}
+        for name, value in state.items():  # a class that differs changes the state
+            policy.state[name][tied] = value[tied]
+        result = result.add(error, int(tied.sum()))
+    return result
+
+
+def compare_world(
+    steps: dict[str, FlatStep], run: dict[str, Run], spaces: dict[str, Spaces]
+) -> dict[str, Comparison]:
+    """Compare the exported steps of a world model with those in PyTorch.
+
+    `observe` is recurrent; `imagine` and `decode` start from the states that it infers.
+    """
+    rng, observe = np.random.default_rng(0), steps["observe"]
+    shapes = {x.name: (BATCH, *x.shape) for x in observe.state}
+    dtypes = {x.name: x.dtype for x in observe.state}
+    state = {name: np.zeros(shape, dtypes[name]) for name, shape in shapes.items()}
+    own, results = state, {name: Comparison() for name in steps}
+    for seed in range(STEPS):
+        for name, step in steps.items():
+            inputs = {k: x.sample(rng, BATCH) for k, x in spaces[name].items()}
+            if "is_first" in inputs:
+                inputs["is_first"] = (rng.random(BATCH) < RESET_RATE) | (seed == 0)
+            noise = RecordedNoise(seed)
+            feed = {**inputs, **state}
+            reference = run_step(step, feed, noise)
+            start = own if name == "observe" else state
+            exported = run[name]({**inputs, **start, **name_noise(step, noise)})
+            error, tied = compare(step, feed, noise, reference, exported)
+            results[name] = results[name].add(error, int(tied.sum()))
+            if name == "observe":
+                state = {key: reference[f"{NEXT}{key}"] for key in state}
+                mask = {
+                    k: tied.reshape(-1, *[1] * (x.ndim - 1)) for k, x in state.items()
+                }
+                own = {
+                    k: np.where(mask[k], x, exported[f"{NEXT}{k}"])
+                    for k, x in state.items()
+                }
+    return results
+
+
+def compare(
+    step: FlatStep,
+    feed: Arrays,
+    noise: RecordedNoise,
+    reference: Arrays,
+    exported: Arrays,
+) -> tuple[float, np.ndarray]:
+    """Return the largest difference of all rows that are not ties, and the ties."""
+    errors = np.zeros(BATCH)
+    for name, expected in reference.items():
+        value = exported[name].astype(float).reshape(BATCH, -1)
+        expected = expected.astype(float).reshape(BATCH, -1)
+        error = np.abs(value - expected) / np.maximum(1, np.abs(expected))
+        errors = np.maximum(errors, error.max(1, initial=0))
+    tied = errors > TOLERANCE
+    if tied.any():
+        with ChoiceGaps(BATCH) as choices:
+            run_step(step, feed, GivenNoise(noise.noise))
+        tied &= choices.gaps < TIE
+    return float(errors[~tied].max(initial=0)), tied
+
+
+def run_step(step: FlatStep, feed: Arrays, rng: GivenNoise) -> Arrays:
+    """Run a step in PyTorch, on arrays by name."""
+    names = [x.name for x in (*step.inputs, *step.state)]
+    with torch.no_grad():
+        outputs = step.run([torch.tensor(feed[name]) for name in names], rng)
+    arrays = [x.numpy() for x in outputs]
+    return dict(zip(step.output_names, arrays, strict=True))
+
+
+def name_noise(step: FlatStep, noise: RecordedNoise) -> Arrays:
+    pairs = zip(step.noise, noise.noise, strict=True)
+    return {info.name: tensor.contiguous().numpy() for info, tensor in pairs}
+
+
+def sample_values(spaces: Spaces, rng: np.random.Generator, batch: int) -> Arrays:
+    """Return random values in the environment's own dtypes and shapes."""
+    return {key: own_space(space).sample(rng, batch) for key, space in spaces.items()}
+
+
+def measure_latency(
+    player: Player, folder: Path, repeats: int = 50
+) -> dict[str, float]:
+    """Return the median milliseconds of one step with batch size 1."""
+    policy, rng = Policy(folder), np.random.default_rng(0)
+    obs_space = agent_obs_space(player.obs_space)
+    values = sample_values(obs_space, rng, 1)
+    obs = to_nested(obs_space, {key: value[0] for key, value in values.items()})
+    greedy = policy.info["greedy"]
+    player.reset()
+    functions: dict[str, Callable[[], Any]] = {
+        "exported": lambda: policy.act(obs),
+        "agent": lambda: player.act(obs, greedy),
+    }
+    return {name: _median_ms(run, repeats) for name, run in functions.items()}
+
+
+def _median_ms(run: Callable[[], Any], repeats: int) -> float:
+    for _ in range(min(10, repeats)):
+        run()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return 1000 * float(np.median(times))
+
+
+def _check_actions(action: Arrays, reference: Arrays) -> None:
+    """Raise unless the step in PyTorch is the policy of the agent."""
+    for name, value in action.items():
+        if not np.allclose(value, reference[name], TOLERANCE, TOLERANCE):
+            raise RuntimeError(
+                f"`policy_step` of the agent returns another {name} than its `policy`."
+            )
+
+
+def _by_name(info: dict[str, Any], action: Any) -> Arrays:
+    return {
+        x["name"]: np.asarray(get_leaf(action, tuple(x["path"])))
+        for x in info["actions"]
+    }
+
+
+def _next(state: Arrays) -> Arrays:
+    return {f"{NEXT}{name}": value for name, value in state.items()}
