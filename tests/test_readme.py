@@ -22,6 +22,7 @@ from reverie.cli.bench import parse_bench_arguments, parse_bench_envs_arguments
 from reverie.cli.data import data_commands, parse_data_arguments
 from reverie.cli.draw import FIGURES, DrawOptions
 from reverie.cli.evaluate import EvalOptions
+from reverie.cli.export import ExportOptions
 from reverie.cli.main import COMMANDS, main
 from reverie.cli.play import PlayOptions, ViewOptions, take_short_flags
 from reverie.cli.plot import PlotOptions
@@ -53,6 +54,7 @@ FLAGS_OF_COMMANDS = (
     *("--baseline", "--budget", "--by", "--window", "--x"),  # of `report`
     *("--bins", "--dry-run", "--private", "--video", "--y"),  # of `plot` and `push`
     *FLAGS_OF_SERVERS,
+    *("--format", "--out", "--sample", "--with-world"),  # of `export`
     "--model",
     "--recorded_settings",
     "--states",
@@ -174,6 +176,11 @@ def check_command(words: list[str]) -> None:
         parsed = parse_arguments(take_short_flags(arguments)[2], max_positional=1)
         assert parsed.positional or not arguments
         parsed.take_options(PlayOptions if name == "play" else ViewOptions)
+        to_config(parsed)
+    elif name == "export":
+        parsed = parse_arguments(arguments, max_positional=1)
+        assert parsed.positional or not arguments
+        parsed.take_options(ExportOptions)
         to_config(parsed)
     elif name in ("report", "plot", "push", "pack"):
         parsed = parse_arguments(arguments, max_positional=len(arguments))

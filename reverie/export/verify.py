@@ -31,6 +31,8 @@ TOLERANCE = 1e-4
 """Largest allowed difference; relative for values above 1."""
 TIE = 1e-5
 """Largest gap between two candidates of a choice that counts as a tie."""
+REPEATS = 50
+"""Timed steps of each policy."""
 RESET_RATE = 0.05
 """Probability that an episode starts in a step."""
 
@@ -193,9 +195,7 @@ def sample_values(spaces: Spaces, rng: np.random.Generator, batch: int) -> Array
     return {key: own_space(space).sample(rng, batch) for key, space in spaces.items()}
 
 
-def measure_latency(
-    player: Player, folder: Path, repeats: int = 50
-) -> dict[str, float]:
+def measure_latency(player: Player, folder: Path) -> dict[str, float]:
     """Return the median milliseconds of one step with batch size 1."""
     policy, rng = Policy(folder), np.random.default_rng(0)
     obs_space = agent_obs_space(player.obs_space)
@@ -207,14 +207,14 @@ def measure_latency(
         "exported": lambda: policy.act(obs),
         "agent": lambda: player.act(obs, greedy),
     }
-    return {name: _median_ms(run, repeats) for name, run in functions.items()}
+    return {name: _median_ms(run) for name, run in functions.items()}
 
 
-def _median_ms(run: Callable[[], Any], repeats: int) -> float:
-    for _ in range(min(10, repeats)):
+def _median_ms(run: Callable[[], Any]) -> float:
+    for _ in range(REPEATS // 5):
         run()
     times = []
-    for _ in range(repeats):
+    for _ in range(REPEATS):
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)
