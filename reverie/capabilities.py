@@ -349,10 +349,8 @@ class ExportStep(NamedTuple):
     """One pure step of an agent or world model, for `reverie export`."""
 
     module: Any
-    """An `nn.Module` that maps `(inputs, state, rng)` to `(outputs, state)`. Inputs and
-    outputs are tensors `(B, ...)` by name, the state is a tree of tensors. All random
-    numbers come from `rng`, so that they become inputs. The state is reset where the
-    input `is_first` is True."""
+    """An `nn.Module` that maps `(inputs, state, rng)` to `(outputs, state)`: tensors
+    `(B, ...)` by name, a tree of tensors, and the only source of random numbers."""
     inputs: Spaces
     """Inputs in addition to the state."""
     initial: Callable[[int], Any]
