@@ -348,13 +348,9 @@ class HasSimulatorState(Protocol):
 class ExportStep(NamedTuple):
     """One pure step of an agent or world model, for `reverie export`."""
 
-    module: Any
-    """An `nn.Module` that maps `(inputs, state, rng)` to `(outputs, state)`: tensors
-    `(B, ...)` by name, a tree of tensors, and the only source of random numbers."""
-    inputs: Spaces
-    """Inputs in addition to the state."""
-    initial: Callable[[int], Any]
-    """Returns a state for a batch size."""
+    module: Any  # nn.Module: (inputs by name, state, rng) -> (outputs by name, state)
+    inputs: Spaces  # in addition to the state
+    initial: Callable[[int], Any]  # a state for a batch size
 
 
 @runtime_checkable
@@ -362,10 +358,8 @@ class Exportable(SeedablePolicy, Protocol):
     """Has a policy that `reverie export` can write to a file."""
 
     def policy_step(self, greedy: bool) -> ExportStep:
-        """Return the step of `policy` in the mode `greedy` or `eval`.
-
-        Its inputs are observation keys and `is_first`, its outputs the actions by key.
-        """
+        """Return `policy` in mode `greedy` or `eval`, from observations and `is_first`
+        to actions. All random numbers come from `rng`; `is_first` resets the state."""
 
 
 @runtime_checkable
@@ -373,11 +367,7 @@ class HasWorldSteps(Protocol):
     """Has a world model that `reverie export` can write to files."""
 
     def world_steps(self) -> dict[str, ExportStep]:
-        """Return `observe`, `imagine` and `decode`, with the same state.
-
-        `observe` has the inputs of the policy and `prevact/KEY`; `imagine` maps actions
-        to `reward` and `cont`; `decode` has predicted observations and no next state.
-        """
+        """Return `observe`, `imagine` and `decode`; see `agents/export_steps.py`."""
 
 
 @runtime_checkable

@@ -37,7 +37,12 @@ class StepModule(nn.Module):
 def latent_world_steps(
     world: LatentWorld, obs_space: Spaces, act_space: Spaces
 ) -> dict[str, ExportStep]:
-    """Return the steps `observe`, `imagine` and `decode` of a latent world."""
+    """Return the steps `observe`, `imagine` and `decode`, with the same state.
+
+    `observe` maps an observation, `prevact/KEY` and `is_first` to the next state;
+    `imagine` maps actions to the next state, `reward` and `cont`; `decode` returns the
+    observation predicted in a state, and an empty state.
+    """
     prevact = {f"prevact/{key}": space for key, space in act_space.items()}
 
     def observe(inputs: Batch, state: State, rng: Rng) -> tuple[dict[str, Any], State]:
