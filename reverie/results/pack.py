@@ -25,6 +25,7 @@ from reverie.run.load import ImportedRun, SavedRun, open_run
 from reverie.run.package import CONFIG, RESULTS, SPACES, SUFFIX
 from reverie.storage.atomic import atomic_write
 from reverie.storage.limits import read_json
+from reverie.storage.run_spaces import read_spaces
 
 SHARE = 0.05
 """Share of the training, at its end, whose episodes count for the score."""
@@ -136,7 +137,7 @@ def _agent_state(run: SavedRun) -> StateDict:
     Arrays of optimizers, random generators and recurrent states are left out.
     """
     state = checkpoint.read_part(run.checkpoint, "agent")
-    agent = run.load_agent(run.policy_source(run.spaces()).trained)
+    agent = run.load_agent(read_spaces(run.folder))
     weights = {*agent.load_weights(state)}
     return {
         name: value if name in weights else _without_arrays(value)

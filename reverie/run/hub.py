@@ -95,7 +95,8 @@ def explain(error: Exception, name: str) -> Exception:
     repository = parse_name(name).repository
     if isinstance(error, UserError):
         return error
-    if isinstance(error, errors.EntryNotFoundError):
+    is_offline = isinstance(error, errors.LocalEntryNotFoundError)
+    if isinstance(error, errors.EntryNotFoundError) and not is_offline:
         return not_a_package(name, InvalidFile("has not all files of one"))
     if isinstance(error, errors.RevisionNotFoundError):
         return UserError(
@@ -114,7 +115,8 @@ def explain(error: Exception, name: str) -> Exception:
             f"The Hub refused the request for {repository}: {reason}\n"
             "  Fix: log in with `hf auth login`, or try again later."
         )
-    if isinstance(error, OSError) or type(error).__module__.startswith("http"):
+    from_client = type(error).__module__.startswith("http")
+    if is_offline or from_client or isinstance(error, OSError):
         reason = " ".join(str(error).split())[:200]
         return UserError(
             f"The Hub cannot be reached for {repository}: {reason}\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 import zipfile
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fuzz_files import mutate
 from score_files import PACKAGE_FILES
 
 import reverie
@@ -178,6 +180,22 @@ def test_changed_weights_are_refused(packed, tmp_path):
     with pytest.raises(UserError, match="does not match its checksum"):
         package.run_path(changed)
     assert not cached(tmp_path)
+
+
+def test_damaged_files_are_refused_with_a_message(packed, tmp_path):
+    rng = random.Random(0)
+    whole, path = packed.read_bytes(), tmp_path / "damaged.reverie"
+    refused = 0
+    for _ in range(40):
+        path.write_bytes(mutate(whole, rng))
+        try:
+            package.run_path(path)
+        except UserError as error:
+            refused += 1
+            assert "Fix:" in str(error)
+    assert refused > 20
+    # what is not refused has the contents of the whole file
+    assert len(cached(tmp_path)) <= 1
 
 
 def test_sizes_are_limited(packed, monkeypatch):
