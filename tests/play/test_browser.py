@@ -339,6 +339,9 @@ def test_runs_are_viewed_while_one_is_written(run_folder, tmp_path, serve, new_p
     with (folder / "dreamer" / "scores.jsonl").open("a") as file:
         file.write(json.dumps({"step": 98765, "episode/score": 1.0}) + "\n")
     page.locator("#runs td", has_text="98,765").wait_for()
+    (folder / "dreamer" / "about.json").write_text('[{"error": "it ended early"}]')
+    page.locator("#failure", has_text="it ended early").wait_for()
+    assert page.locator("#compare option:checked").inner_text() == "iris"
     page.locator("#open-play").click()
     header(page, "h.step >= 1")
 

@@ -58,7 +58,8 @@ export class Traces {
     const all = steps.flatMap((step) => keys.map((key) => this.points.get(step)[key]).filter((value) => value !== undefined));
     if (!all.length) return;
     let low = Math.min(0, ...all);
-    let high = Math.max(...all, low + 1e-6);
+    let high = Math.max(...all);
+    if (high - low < 0.02) [low, high] = [low - 0.01, high + 0.01]; // small errors are not magnified
     if (name === "continue" || name === "boundary") [low, high] = [0, 1];
     const first = steps[0];
     const last = Math.max(steps[steps.length - 1], first + 30);

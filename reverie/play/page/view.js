@@ -19,7 +19,7 @@ export class ServerSource {
   details(id) { return this.get(`/api/runs/${id}`); }
   series(id, key) { return this.get(`/api/runs/${id}/series`, { key }); }
   difference(a, b) { return this.get("/api/difference", { a, b }); }
-  media(id, number) { return `/api/runs/${id}/media/${number}?token=${encodeURIComponent(this.token)}`; }
+  media(id, number, name) { return `/api/runs/${id}/media/${number}?${new URLSearchParams({ token: this.token, name })}`; }
   play(id) { location.search = new URLSearchParams({ token: this.token, play: id }); }
 }
 
@@ -42,6 +42,7 @@ export class ViewPage {
     this.selected = null;
     this.shown = new Set();
     this.rows = new Map();
+    this.colors = new Map();
     byId("view").hidden = false;
     byId("open-play").hidden = !source.isLive;
     byId("filter").oninput = () => this.draw();
@@ -69,13 +70,20 @@ export class ViewPage {
       return;
     }
     if (first) this.runs.slice(0, 8).forEach((run) => this.shown.add(run.id));
+    this.chooseColors();
     this.draw();
     this.fillMetrics();
     await this.updateChart();
+    if (!first && this.selected) await this.updateDetails();
     if (first && this.runs.length) await this.select(this.runs[0].id);
   }
 
-  colorOf(id) { return PALETTE[this.runs.findIndex((run) => run.id === id) % PALETTE.length]; }
+  // Runs keep their colors while the order of the list changes.
+  chooseColors() {
+    for (const { id } of [...this.runs].sort((a, b) => (a.name < b.name ? -1 : 1))) {
+      if (!this.colors.has(id)) this.colors.set(id, PALETTE[this.colors.size % PALETTE.length]);
+    }
+  }
 
   draw() {
     const words = byId("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -116,7 +124,7 @@ export class ViewPage {
     if (!key) return this.drawChart();
     const chosen = this.runs.filter((run) => this.shown.has(run.id) && run.metrics.includes(key));
     const series = await Promise.all(chosen.map((run) => this.source.series(run.id, key).catch(() => ({ step: [], value: [] }))));
-    this.lines = chosen.map((run, index) => ({ name: run.name, color: this.colorOf(run.id), x: series[index][axis] || series[index].step, y: series[index].value })).filter((line) => line.x.length);
+    this.lines = chosen.map((run, index) => ({ name: run.name, color: this.colors.get(run.id), x: series[index][axis] || series[index].step, y: series[index].value })).filter((line) => line.x.length);
     this.drawChart();
     byId("legend").replaceChildren(...this.lines.map((line) => {
       const mark = element("span");
@@ -130,19 +138,30 @@ export class ViewPage {
   async select(id) {
     this.selected = id;
     this.draw();
+    const others = this.runs.filter((entry) => entry.id !== id);
+    byId("compare").replaceChildren(element("option", { value: "", textContent: "no run" }), ...others.map((entry) => element("option", { value: entry.id, textContent: entry.name })));
+    this.detailsText = "";
+    await this.updateDetails();
+  }
+
+  // Shows error, videos and config of the selected run, if they have changed.
+  async updateDetails() {
+    const id = this.selected;
+    const details = await this.source.details(id).catch(() => null);
+    const text = JSON.stringify(details);
+    if (!details || id !== this.selected || text === this.detailsText) return;
+    this.details = details;
+    this.detailsText = text;
     const run = this.runs.find((entry) => entry.id === id);
-    this.details = await this.source.details(id);
     byId("details").hidden = false;
     setText(byId("details-title"), run.name);
     byId("failure").hidden = !this.details.error;
     setText(byId("failure"), this.details.error || "");
     byId("media").replaceChildren(...this.details.media.map((entry, number) => {
-      const source = this.source.media(id, number);
+      const source = this.source.media(id, number, entry.name);
       const content = entry.kind === "mp4" ? element("video", { src: source, controls: true, loop: true, muted: true }) : element("img", { src: source, alt: entry.name, loading: "lazy" });
       return element("figure", {}, content, element("figcaption", { textContent: entry.name }));
     }));
-    const others = this.runs.filter((entry) => entry.id !== id);
-    byId("compare").replaceChildren(element("option", { value: "", textContent: "no run" }), ...others.map((entry) => element("option", { value: entry.id, textContent: entry.name })));
     byId("sessions").replaceChildren(...(this.details.sessions || []).map((session) => new Recording(session).node));
     await this.showConfig();
   }
