@@ -19,7 +19,7 @@ from reverie.api import UserError
 from reverie.envs import action_repeat
 from reverie.log.jsonl import METRICS, SCORES
 from reverie.run.config import Config
-from reverie.run.folder import SUBFOLDERS, last_error, read_config
+from reverie.run.folder import SUBFOLDERS, last_end, read_config
 from reverie.storage.system import lock_file
 
 MAX_DEPTH = 4
@@ -256,9 +256,7 @@ def _status(run: Run) -> str:
         return "running"
     if _error_of(run):
         return "failed"
-    if run.config is not None and 0 < run.config.run.steps <= _steps_of(run):
-        return "finished"
-    return "stopped"
+    return "finished" if last_end(run.path).finished else "stopped"
 
 
 def _is_locked(path: Path) -> bool:
@@ -275,7 +273,7 @@ def _is_locked(path: Path) -> bool:
 
 def _error_of(run: Run) -> str:
     """Return why a run failed, or why its config cannot be read."""
-    return last_error(run.path) or run.problem
+    return last_end(run.path).error or run.problem
 
 
 def _list_media(run: Run) -> list[Path]:

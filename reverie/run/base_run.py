@@ -29,7 +29,7 @@ from reverie.run.folder import (
     NewFiles,
     check_lock,
     open_run_folder,
-    record_error,
+    record_end,
     resolve_logdir,
 )
 from reverie.run.health import Health, restart_advice
@@ -90,7 +90,7 @@ class BaseRun(Resources):
         files = NewFiles(self.path)
         lock = open_run_folder(self.path, self.saved_config)
         self._lock = self._cleanup.enter_context(lock)
-        self._cleanup.callback(self._record_error)
+        self._cleanup.callback(self._record_end)
         self._cleanup.callback(self._delete_if_refused, files)
         self._cleanup.enter_context(self.stopper)
         self.status.notice = self._stop_notice
@@ -209,11 +209,13 @@ class BaseRun(Resources):
         self._has_notice = True
         return f"The run will be saved after: {self.status.line()}."
 
-    def _record_error(self) -> None:
-        """Write the error that ended the run to its folder; a signal is none."""
+    def _record_end(self) -> None:
+        """Write to the folder that the run has finished, or the error that ended it."""
         error = self._error
-        if isinstance(error, Exception) and not isinstance(error, Interrupted):
-            record_error(self.path, error)
+        if error is None and self.is_complete:
+            record_end(self.path, None)
+        elif isinstance(error, Exception) and not isinstance(error, Interrupted):
+            record_end(self.path, error)
 
     def _delete_if_refused(self, files: NewFiles) -> None:
         """Delete the files of a new run that failed before its first step."""

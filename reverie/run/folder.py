@@ -2,8 +2,7 @@
 
 logdir/
   config.yaml        all settings, resolved
-  about.json         commit, versions and command of each start, and the error that
-                     ended it
+  about.json         commit, versions and command of each start, and how it ended
   run_id             id in the list of the user's runs, if the config names modules
   spaces.json        observation and action spaces of the agent
   metrics.jsonl      all scalars
@@ -30,7 +29,7 @@ import time
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import torch
 
@@ -117,25 +116,37 @@ def _read_starts(path: Path) -> list[Any]:
         return []
 
 
-def record_error(path: Path, error: Exception) -> None:
-    """Add the error that ended a run to its last start in `about.json`."""
+def record_end(path: Path, error: Exception | None) -> None:
+    """Add how the run ended to its last start in `about.json`.
+
+    Without an error it has finished. A run that is stopped by a signal records nothing.
+    """
     starts = _read_starts(path)
     if not starts or not isinstance(starts[-1], dict):
         return
-    message = str(error)
-    if not isinstance(error, UserError):
-        message = f"{type(error).__name__}: {message}"
-    starts[-1]["error"] = message[:MAX_ERROR]
+    if error is None:
+        starts[-1]["finished"] = True
+    else:
+        name = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        starts[-1]["error"] = f"{name}{error}"[:MAX_ERROR]
     with contextlib.suppress(OSError, UserError):  # such as a full disk
         write_json(path / ABOUT_FILE, starts)
 
 
-def last_error(path: Path) -> str:
-    """Return the error that ended the last start of a run; empty if there is none."""
+class RunEnd(NamedTuple):
+    """How the last start of a run ended."""
+
+    finished: bool = False
+    error: str = ""
+
+
+def last_end(path: Path) -> RunEnd:
+    """Return how the last start of a run ended, as far as it was recorded."""
     starts = _read_starts(path)
     if not starts or not isinstance(starts[-1], dict):
-        return ""
-    return str(starts[-1].get("error", ""))
+        return RunEnd()
+    last = starts[-1]
+    return RunEnd(bool(last.get("finished")), str(last.get("error", "")))
 
 
 class NewFiles:

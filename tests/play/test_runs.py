@@ -46,6 +46,7 @@ def test_runs_are_listed_with_task_agent_and_steps(folder):
     one = runs["one"]
     assert (one["task"], one["agent"]) == ("catch", "dreamer")
     assert one["status"] == "finished"
+    assert runs["group/two"]["status"] == "finished"  # after its epochs
     assert one["steps"] >= 40
     assert one["metrics"][0] == "score"
     assert -1 <= one["score"] <= 1
@@ -160,7 +161,6 @@ def test_logs_count_frames_of_repeated_actions(folder):
     before = _run_named_one(folder)
     config.write_text(text.replace("\n  repeat: 1\n", "\n  repeat: 4\n"))
     after = _run_named_one(folder)
-    assert (before["status"], after["status"]) == ("finished", "stopped")
     assert after["steps"] == before["steps"] // 4
     series = RunIndex(folder)
     series.summaries()
