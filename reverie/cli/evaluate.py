@@ -93,19 +93,21 @@ def _choose_evaluation(
     """Return the evaluation that fits a run, and the function that describes it."""
     from reverie.evaluation import boundaries, recordings
     from reverie.evaluation import episodes as env_episodes
-    from reverie.run.config import with_flags
     from reverie.run.load import is_imported, open_run
-    from reverie.run.used_settings import check_used
+    from reverie.run.used_settings import IN_ENVIRONMENT, check_used, with_used_flags
 
     flags, blocks, files = arguments.flags, arguments.blocks, arguments.files
     if is_imported(logdir, flags):  # a checkpoint without settings
         config = open_run(logdir, flags, blocks=blocks, files=files).config
-        check_used(config, "eval", flags)
     else:
         config = open_run(logdir, replaces_task="task" in dict(flags)).config
-        check_used(with_flags(config, flags), "eval", flags)
     on_sequences = config.agent_config.sequence_window is not None
     on_recordings = bool(config.offline.data) and "task" not in dict(flags)
+    unused = () if on_sequences or on_recordings else IN_ENVIRONMENT
+    if is_imported(logdir, flags):
+        check_used(config, "eval", flags, unused)
+    else:
+        with_used_flags(config, "eval", flags, unused)
     if (on_sequences or on_recordings) and options.records:
         raise UserError(
             f"{logdir} is evaluated on recorded data, not in an environment, so there "

@@ -69,8 +69,7 @@ def training_config(arguments: Arguments, command: str = "train") -> Any:
     saved values or only affect the loop (logging, intervals, number of steps).
     """
     from reverie.run import folder
-    from reverie.run.config import with_flags
-    from reverie.run.used_settings import check_used, resolve_for_command
+    from reverie.run.used_settings import resolve_for_command, with_used_flags
 
     base_blocks = BASE_BLOCKS[command]
     logdir = dict(arguments.flags).get("logdir")
@@ -83,16 +82,15 @@ def training_config(arguments: Arguments, command: str = "train") -> Any:
         )
         if may_differ or (path / "ckpt").exists():
             saved = folder.read_config(path)
-            config = with_flags(saved, arguments.flags)
-            if not may_differ:
-                folder.check_unchanged(saved, config, path)
             if bool(saved.offline.data) != bool(base_blocks):
                 other = "offline" if saved.offline.data else "train"
                 raise UserError(
                     f"The run in {logdir} was started by another command.\n"
                     f"  Fix: reverie {other} --logdir {logdir}"
                 )
-            check_used(config, command, arguments.flags)
+            config = with_used_flags(saved, command, arguments.flags)
+            if not may_differ:
+                folder.check_unchanged(saved, config, path)
             return config
     is_resumed = exists and (path / "ckpt").exists()
     run_to_resume = folder.read_config(path) if is_resumed else None

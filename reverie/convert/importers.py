@@ -70,8 +70,7 @@ def find_file(path: Path, schema: type) -> Path | None:
         return path
     if not path.is_dir():
         return None
-    found = [files[0] for _, i in _all_importers(schema) if (files := i.find(path))]
-    unique = list(dict.fromkeys(found))
+    unique = _find_files(path, schema)
     if len(unique) > 1:
         names = ", ".join(str(file.relative_to(path)) for file in unique)
         raise UserError(
@@ -79,6 +78,13 @@ def find_file(path: Path, schema: type) -> Path | None:
             f"  Fix: give one of them, such as {unique[0]}"
         )
     return unique[0] if unique else None
+
+
+def _find_files(folder: Path, schema: type) -> list[Path]:
+    """Return the checkpoint files of all programs in a folder, one of each."""
+    importers = _all_importers(schema)
+    found = [files[0] for _, importer in importers if (files := importer.find(folder))]
+    return list(dict.fromkeys(found))
 
 
 def open_file(path: Path, schema: type) -> ImportedFile:
@@ -153,9 +159,11 @@ def _suggest(path: Path, outline: Outline, schema: type) -> str:
     """Return the fix for a path that is not a checkpoint."""
     if (path.parent / "manifest.json").is_file() or (path.parent / "ckpt").is_dir():
         return f"give its folder, {path.parent}"
-    other = find_file(path.parent, schema)
-    if other is not None and other != path:
-        return f"give {other}"
+    importers = [importer for _, importer in _all_importers(schema)]
+    for other in _find_files(path.parent, schema):
+        contents = _read(other).contents
+        if any(importer.matches(contents) for importer in importers):
+            return f"give {other}"
     if outline.kind == OLD_TORCH:
         return "save it again with a current version of PyTorch."
     if outline.problem or "damaged" in outline.kind:
@@ -163,7 +171,7 @@ def _suggest(path: Path, outline: Outline, schema: type) -> str:
             "copy it again, or save a file that has only tensors and plain containers, "
             "such as a state_dict()."
         )
-    files = _list_files([importer for _, importer in _all_importers(schema)])
+    files = _list_files(importers)
     fix = f"give the folder of a run, or {files}."
     if outline.kind in RECORDINGS:
         fix += " Recorded episodes are given with --offline.data."

@@ -22,7 +22,7 @@ from reverie.datasets.sequences import find_sequence_class, is_sequence_task
 from reverie.datasets.sequences.episodes import EpisodeSequences
 from reverie.envs import SUITES, split_task
 from reverie.plugins import settings_name
-from reverie.run.config import Config, resolve
+from reverie.run.config import Config, resolve, with_flags
 
 Flags = Sequence[tuple[str, Any]] | Mapping[str, Any]
 
@@ -75,6 +75,12 @@ EVALUATION = (
     ),
 )
 """Settings that `reverie eval` does not use."""
+
+IN_ENVIRONMENT = tuple(
+    UnusedSetting(name, "the agent is evaluated in an environment")
+    for name in ("offline.", "sequences.", "explore.")
+)
+"""Settings that `reverie eval` does not use in an environment."""
 
 OFFLINE = (
     UnusedSetting("run.episodes", NO_ENVS, "--offline.data {value}"),
@@ -146,12 +152,40 @@ def resolve_for_command(
     return config
 
 
-def check_used(config: Config, command: str, flags: Flags) -> None:
+def with_used_flags(
+    config: Config,
+    command: str,
+    flags: Sequence[tuple[str, Any]],
+    more_unused: Sequence[UnusedSetting] = (),
+) -> Config:
+    """Return a saved config with some settings changed; refuse unused ones.
+
+    For an unknown name, only settings that the command uses are suggested: for an
+    evaluation, none of the agent, because most of them are settings of its training.
+    """
+    try:
+        changed = with_flags(config, flags)
+    except UnknownSetting as error:
+        names = used_names(config, command)
+        if command == "eval":
+            agent = f"{settings_name(config.agent)}."
+            names = [name for name in names if not name.startswith(agent)]
+        raise UnknownSetting(error.name, error.origin, names) from None
+    check_used(changed, command, flags, more_unused)
+    return changed
+
+
+def check_used(
+    config: Config,
+    command: str,
+    flags: Flags,
+    more_unused: Sequence[UnusedSetting] = (),
+) -> None:
     """Raise if a flag has no effect in a run of a command with this config."""
     check_exploration(config)
     pairs = flags.items() if isinstance(flags, Mapping) else flags
     names = list(settings_of(config))
-    unused = unused_settings(config, command)
+    unused = [*more_unused, *unused_settings(config, command)]
     for flag, value in pairs:
         matches = configs.matching_names(flag.rstrip("+"), names, f"the flag --{flag}")
         found = [_find(name, unused) for name in matches]

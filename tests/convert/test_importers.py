@@ -174,6 +174,15 @@ def test_a_folder_with_files_of_two_programs_is_an_error(tmp_path):
         find_file(tmp_path, Config)
 
 
+def test_wrong_files_of_two_programs_are_named(tmp_path):
+    torch.save({"a": 1}, tmp_path / "last.pt")
+    save_pickle({"x": 1}, tmp_path / "agent.pkl")
+    (tmp_path / "a.txt").write_text("hello")
+    for name, kind in (("a.txt", "text file"), ("agent.pkl", "pickle with the")):
+        with pytest.raises(UserError, match=f"{kind}.*\n  Fix: give the folder of"):
+            open_file(tmp_path / name, Config)
+
+
 def test_files_next_to_a_checkpoint_lead_to_it(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     torch.save(IRIS, tmp_path / "checkpoints" / "last.pt")

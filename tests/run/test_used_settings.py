@@ -14,7 +14,13 @@ from reverie.cli.train import BASE_BLOCKS, command_config
 from reverie.config import settings_of
 from reverie.run.clock import INTERVALS
 from reverie.run.config import Config, resolve
-from reverie.run.used_settings import check_used, unused_settings, used_names
+from reverie.run.used_settings import (
+    IN_ENVIRONMENT,
+    check_used,
+    unused_settings,
+    used_names,
+    with_used_flags,
+)
 
 REFUSED = r"""
 train --bc.batch_size 16 | agent 'bc', not of 'dreamer'.*--dreamer\.batch_size 16
@@ -218,6 +224,24 @@ def test_a_flag_for_the_clock_brings_intervals_in_its_unit():
     run = resolve(["iris_tiny"], flags=steps).run
     assert intervals(run) == INTERVALS["steps"]
     assert min(INTERVALS["steps"].values()) >= 1000
+
+
+def test_suggestions_for_a_saved_run_are_settings_that_its_command_uses():
+    config = resolve(["debug"], flags={"task": "catch"})
+    for command in ("eval", "train"):
+        with pytest.raises(UserError) as error:
+            with_used_flags(config, command, [("batch_size", "4")])
+        assert "bc.batch_size" not in str(error.value)
+    with pytest.raises(UserError, match=r"Did you mean 'run\.eval_envs'"):
+        with_used_flags(config, "eval", [("run.eval_env", "4")])
+
+
+def test_an_evaluation_in_an_environment_reads_no_recordings():
+    config = resolve(["debug"], flags={"task": "catch"})
+    for name in ("offline.data", "sequences.folder", "explore.policy"):
+        with_used_flags(config, "eval", [(name, "random")])
+        with pytest.raises(UserError, match="evaluated in an environment"):
+            with_used_flags(config, "eval", [(name, "random")], IN_ENVIRONMENT)
 
 
 RUNS = """
