@@ -41,8 +41,17 @@ TINY = DreamerConfig(
 )
 
 
-def make(config=TINY, obs=OBS, act=ACT, seed=0, precision="float32") -> Dreamer:
-    return Dreamer(obs, act, config, BuildOptions(CPU, precision=precision, seed=seed))
+def make(
+    config=TINY, obs=OBS, act=ACT, seed=0, precision="float32", random_heads=False
+) -> Dreamer:
+    """With `random_heads`, the heads do not have their zero initial weights."""
+    options = BuildOptions(CPU, precision=precision, seed=seed)
+    agent = Dreamer(obs, act, config, options)
+    if random_heads:
+        ac = agent.actor_critic
+        for part in (agent.world.rew, ac.val, ac.slowval):
+            part.head["logits"].weight.data.normal_(generator=torch.manual_seed(0))
+    return agent
 
 
 class RandomFeed:
@@ -103,10 +112,3 @@ def observations(count=2, obs=OBS, seed=0):
     rng = np.random.default_rng(seed)
     batch = {k: s.sample(rng, count) for k, s in obs.items()}
     return batch | {"is_first": np.zeros(count, bool), "is_last": np.zeros(count, bool)}
-
-
-def with_random_heads(agent):
-    """Replace the zero initial weights of heads by random ones."""
-    for part in (agent.world.rew, agent.actor_critic.val, agent.actor_critic.slowval):
-        part.head["logits"].weight.data.normal_(generator=torch.manual_seed(0))
-    return agent

@@ -22,7 +22,6 @@ from dreamer_helpers import (
     flatten,
     make,
     observations,
-    with_random_heads,
 )
 
 from reverie import agents
@@ -177,8 +176,8 @@ def test_evaluation_samples_with_its_own_generator():
 
 
 def test_extra_observation_keys_are_ignored():
-    plain = with_random_heads(make())
-    agent = with_random_heads(make(obs={**OBS, "log/score": Space(F32)}))
+    plain = make(random_heads=True)
+    agent = make(obs={**OBS, "log/score": Space(F32)}, random_heads=True)
     seen = observations(count=64)
     extra = {**seen, "log/score": np.arange(64, dtype=np.float32)}
     np.testing.assert_array_equal(

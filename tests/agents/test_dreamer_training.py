@@ -13,9 +13,9 @@ from dreamer_helpers import (
     flatten,
     make,
     observations,
-    with_random_heads,
 )
 
+from reverie.agents.dreamer.actor_critic import ImaginedBatch
 from reverie.agents.dreamer.config import ImagLossConfig
 from reverie.api import UserError
 from reverie.nets.heads import HeadConfig
@@ -41,7 +41,7 @@ def loss_of(agent, seed=0, **flags):
 
 
 def test_an_update_changes_all_components():
-    agent = with_random_heads(make())
+    agent = make(random_heads=True)
     before = flatten(agent.state_dict())
     feed = RandomFeed(agent)
     agent.train(feed)
@@ -190,7 +190,7 @@ def test_the_replay_value_loss_needs_two_steps():
 
 
 def test_imagined_losses_train_only_actor_and_critic():
-    agent = with_random_heads(make())
+    agent = make(random_heads=True)
     parts = agent.components()
     world = [parts[name] for name in ("enc", "dyn", "dec", "rew", "con")]
     losses = loss_of(agent).losses
@@ -198,12 +198,12 @@ def test_imagined_losses_train_only_actor_and_critic():
     assert has_gradient(losses["value"], [parts["val"]])
     assert not has_gradient(losses["policy"], [*world, parts["val"]])
     assert not has_gradient(losses["value"], [*world, parts["pol"]])
-    losses = loss_of(with_random_heads(make(replace(TINY, ac_grads=True)))).losses
+    losses = loss_of(make(replace(TINY, ac_grads=True), random_heads=True)).losses
     assert losses["value"].requires_grad
 
 
 def test_ac_grads_reach_the_start_states():
-    agent = with_random_heads(make(replace(TINY, ac_grads=True)))
+    agent = make(replace(TINY, ac_grads=True), random_heads=True)
     losses = loss_of(agent).losses
     assert has_gradient(losses["value"], [agent.world.enc])
     assert not has_gradient(losses["value"], [agent.world.rew])
@@ -211,7 +211,7 @@ def test_ac_grads_reach_the_start_states():
 
 @pytest.mark.parametrize("repval_grad", [True, False])
 def test_repval_grad_trains_the_encoder(repval_grad):
-    agent = with_random_heads(make(replace(TINY, repval_grad=repval_grad)))
+    agent = make(replace(TINY, repval_grad=repval_grad), random_heads=True)
     loss = loss_of(agent).losses["repval"]
     assert has_gradient(loss, [agent.world.enc]) == repval_grad
     assert has_gradient(loss, [agent.components()["val"]])
@@ -227,7 +227,7 @@ def test_returns_bootstrap_from_the_slow_critic_only_with_slowtar(slowtar):
     config = replace(TINY, imag_loss=ImagLossConfig(slowtar=slowtar))
     values = []
     for bias in (0.0, 5.0):
-        agent = with_random_heads(make(config))
+        agent = make(config, random_heads=True)
         agent.actor_critic.slowval.head["logits"].bias.data[0] = bias
         values.append(loss_of(agent).metrics["tar"])
     assert torch.equal(*values) != slowtar
@@ -239,7 +239,8 @@ def imagine(agent, con, reward=0.0, steps=4):
     actions = {"action": torch.zeros(2, steps, dtype=torch.int32)}
     shape = (2, steps)
     rewards = torch.zeros(shape) + torch.as_tensor(reward)
-    return ac.imag_loss(feat, actions, rewards, torch.full(shape, con), True)
+    imagined = ImaginedBatch(actions, feat, rewards, torch.full(shape, con))
+    return ac.imag_loss(imagined, True)
 
 
 def test_imagined_weights_include_the_first_continue_probability():

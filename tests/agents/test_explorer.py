@@ -179,12 +179,12 @@ def test_the_explorer_is_trained_on_intrinsic_rewards(name):
     agent = make(CONFIGS[name], log=False)
     seen = []
     losses = agent.explorer.actor_critic.imag_loss
-    agent.explorer.actor_critic.imag_loss = lambda feat, actions, reward, *rest: (
-        seen.append((feat, reward)) or losses(feat, actions, reward, *rest)
+    agent.explorer.actor_critic.imag_loss = lambda imagined, update: (
+        seen.append(imagined) or losses(imagined, update)
     )
     ensemble = {k: v.clone() for k, v in agent.explorer.ensemble.state_dict().items()}
     agent.train(RandomFeed(agent))
-    ((feat, reward),) = seen
+    ((_, feat, reward, _),) = seen
     assert any(
         not torch.equal(value, ensemble[key])
         for key, value in agent.explorer.ensemble.state_dict().items()

@@ -67,6 +67,15 @@ class ReplLoss(NamedTuple):
     ret: Float[Tensor, "B T"]
 
 
+class ImaginedBatch(NamedTuple):
+    """Imagined trajectories; reward and continue probability of arriving in a state."""
+
+    actions: dict[str, Tensor]
+    feat: Float[Tensor, "N H1 F"]
+    reward: Float[Tensor, "N H1"]
+    cont: Float[Tensor, "N H1"]
+
+
 class ActorCritic(nn.Module):
     """Actor `pol`, critic `val`, slow critic `slowval` and three normalizers."""
 
@@ -141,16 +150,15 @@ class ActorCritic(nn.Module):
         """
         config = self.config
         last, start_states, start = self.start_states(states)
-        with torch.no_grad():
-            rollout = self.imagine(world, start, rng)
+        rollout = self.imagine(world, start, rng)
         feat = world.features(rollout.states)  # (N, H + 1, F)
         replay_feat = world.features(start_states)  # (B, last, F)
         if config.ac_grads:
             feat = torch.cat([replay_feat.flatten(0, 1)[:, None], feat[:, 1:]], 1)
-        actions = rollout.actions
-        with torch.no_grad():
-            reward, cont = outcome(feat, actions) if outcome else world.outcome(feat)
-        imag = self.imag_loss(feat, actions, reward, cont, training)
+        outcome = outcome or (lambda feat, actions: world.outcome(feat))
+        reward, cont = self._predict(outcome, feat, rollout.actions)
+        imagined = ImaginedBatch(rollout.actions, feat, reward, cont)
+        imag = self.imag_loss(imagined, training)
         losses = imag.per_start(last)
         if config.repval_loss:
             feat = replay_feat if config.repval_grad else replay_feat.detach()
@@ -169,6 +177,7 @@ class ActorCritic(nn.Module):
         start = tree_map(lambda x: x.detach().flatten(0, 1), start_states)
         return last, start_states, start
 
+    @torch.no_grad()
     def imagine(self, world: Any, start: State, rng: Rng) -> Rollout:
         """Imagine rollouts with actions of the policy."""
 
@@ -177,6 +186,13 @@ class ActorCritic(nn.Module):
 
         rollout: Rollout = world.imagine(start, policy, self.config.imag_length, rng)
         return rollout
+
+    @torch.no_grad()
+    def _predict(
+        self, outcome: Outcome, feat: Tensor, actions: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return reward and continue probability of imagined states."""
+        return outcome(feat, actions)
 
     def _repl_loss(
         self, feat: Tensor, batch: Batch, imag: ImagLoss, last: int, training: bool
@@ -188,16 +204,10 @@ class ActorCritic(nn.Module):
         bootstrap = imag.ret[:, 0].reshape(-1, last)
         return self.repl_loss(feat, reward, is_last, is_terminal, bootstrap, training)
 
-    def imag_loss(
-        self,
-        feat: Float[Tensor, "N H1 F"],
-        actions: dict[str, Tensor],
-        reward: Float[Tensor, "N H1"],
-        cont: Float[Tensor, "N H1"],
-        update: bool,
-    ) -> ImagLoss:
+    def imag_loss(self, imagined: ImaginedBatch, update: bool) -> ImagLoss:
         """Return the losses; with `update`, the normalizers are updated."""
         config = self.config.imag_loss
+        actions, feat, reward, cont = imagined
         policy, value = self.pol(feat), self.val(feat)
         with torch.no_grad():
             offset, scale = self.valnorm.stats()
@@ -226,15 +236,10 @@ class ActorCritic(nn.Module):
             "policy": -weight[:, :-1] * (logp * adv_normed + bonus),
             "value": weight[:, :-1] * value_loss,
         }
-        metrics = {
-            **self._metrics(policy, entropy, (ret - ret_offset) / ret_scale, adv),
-            "rew": reward.mean(),
-            "con": cont.mean(),
-            "val": val.mean(),
-            "tar": target.mean(),
-            "weight": weight.mean(),
-            "slowval": slowval.mean(),
-        }
+        means = {"rew": reward, "con": cont, "val": val, "tar": target}
+        means |= {"weight": weight, "slowval": slowval}
+        ret_normed = (ret - ret_offset) / ret_scale
+        metrics = self._metrics(policy, entropy, ret_normed, adv, means)
         return ImagLoss(losses, ret, adv, weight, logp, entropy, metrics)
 
     def repl_loss(
@@ -269,22 +274,19 @@ class ActorCritic(nn.Module):
         last, _, start = self.start_states(states)
         replay_feat = world.features(states).detach().clone().requires_grad_()
 
-        @torch.no_grad()
-        def imagine() -> Rollout:
-            return self.imagine(world, start, rng)
-
-        rollout = imagine()
+        rollout = self.imagine(world, start, rng)
         feat = world.features(rollout.states).detach().clone()
 
         def actor_critic_losses() -> list[Tensor]:
             with torch.no_grad():
                 reward, cont = world.outcome(feat)
-            imag = self.imag_loss(feat, rollout.actions, reward, cont, False)
+            imagined = ImaginedBatch(rollout.actions, feat, reward, cont)
+            imag = self.imag_loss(imagined, False)
             repl = self._repl_loss(replay_feat[:, -last:], batch, imag, last, False)
             return [x.mean() for x in (*imag.losses.values(), repl.loss)]
 
         def imagination() -> list[Tensor]:
-            imagine()
+            self.imagine(world, start, rng)
             return []
 
         return {
@@ -316,8 +318,9 @@ class ActorCritic(nn.Module):
         entropy: dict[str, Tensor],
         ret_normed: Tensor,
         adv: Tensor,
+        means: dict[str, Tensor],
     ) -> Metrics:
-        """Return metrics of advantages, normalized returns and the policy."""
+        """Return metrics of advantages, returns and policy, and the other `means`."""
         metrics: Metrics = {
             "adv": adv.mean(),
             "adv_std": adv.std(correction=0),
@@ -331,7 +334,7 @@ class ActorCritic(nn.Module):
             metrics[f"ent/{key}"] = entropy[key].mean()
             if dist.maxent is not None:
                 metrics[f"rand/{key}"] = entropy[key].mean() / dist.maxent
-        return metrics
+        return metrics | {name: values.mean() for name, values in means.items()}
 
     def _make_policy(self, inputs: int) -> PolicyHead:
         return PolicyHead(inputs, self.act_space, self.config.policy)

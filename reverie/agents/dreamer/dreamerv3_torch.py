@@ -12,12 +12,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from reverie.agents.dreamer.actor_critic import (
     ActorCritic,
-    BehaviourLoss,
+    ImaginedBatch,
     ImagLoss,
     Outcome,
 )
@@ -42,27 +41,15 @@ class DreamerV3TorchActorCritic(ActorCritic):
         discrete = any(space.is_discrete for space in self.act_space.values())
         return "reinforce" if discrete else "dynamics"
 
-    def losses(
-        self,
-        world: Any,
-        states: State,
-        batch: Batch,
-        rng: Rng,
-        training: bool,
-        outcome: Outcome | None = None,
-    ) -> BehaviourLoss:
-        """Imagine rollouts from replay states; compute actor and critic losses."""
-        last, _, start = self.start_states(states)
-        rollout = self.imagine(world, start, rng)
-        feat = world.features(rollout.states)  # (N, H + 1, F)
-        # REINFORCE needs no gradients of the returns
-        actions, inputs = rollout.actions, feat
+    def _predict(
+        self, outcome: Outcome, feat: Tensor, actions: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return reward and continue probability, differentiable except in REINFORCE,
+        which needs no gradients of the returns."""
         if self.imag_gradient == "reinforce":
-            inputs = feat.detach()
+            feat = feat.detach()
             actions = {key: action.detach() for key, action in actions.items()}
-        reward, cont = outcome(inputs, actions) if outcome else world.outcome(inputs)
-        imag = self.imag_loss(feat, rollout.actions, reward, cont, training)
-        return BehaviourLoss(imag.per_start(last), rollout, imag.metrics)
+        return outcome(feat, actions)
 
     def imagine(self, world: Any, start: State, rng: Rng) -> Rollout:
         """Imagine rollouts with differentiable actions; discrete ones are one-hot."""
@@ -79,15 +66,9 @@ class DreamerV3TorchActorCritic(ActorCritic):
         rollout: Rollout = world.imagine(start, policy, self.config.imag_length, rng)
         return rollout
 
-    def imag_loss(
-        self,
-        feat: Float[Tensor, "N H1 F"],
-        actions: dict[str, Tensor],
-        reward: Float[Tensor, "N H1"],
-        cont: Float[Tensor, "N H1"],
-        update: bool,
-    ) -> ImagLoss:
+    def imag_loss(self, imagined: ImaginedBatch, update: bool) -> ImagLoss:
         """Return the losses; with `update`, the normalizer of returns is updated."""
+        actions, feat, reward, cont = imagined
         config, gradient = self.config.imag_loss, self.imag_gradient
         settings, fixed_feat = self.config.dreamerv3_torch_ac, feat.detach()
         value = self.val(fixed_feat)
@@ -118,15 +99,9 @@ class DreamerV3TorchActorCritic(ActorCritic):
             "policy": -weight[:, :-1] * objective - bonus,
             "value": weight[:, :-1] * value_loss,
         }
-        metrics = {
-            **self._metrics(policy, entropy, (ret - offset) / scale, adv),
-            "rew": reward.mean(),
-            "con": cont.mean(),
-            "val": val.mean(),
-            "tar": ret.mean(),
-            "weight": weight.mean(),
-            "slowval": slow.mean(),
-        }
+        means = {"rew": reward, "con": cont, "val": val, "tar": ret, "weight": weight}
+        means["slowval"] = slow
+        metrics = self._metrics(policy, entropy, (ret - offset) / scale, adv, means)
         return ImagLoss(losses, ret, adv, weight, logp, entropy, metrics)
 
     def sections(
