@@ -215,10 +215,10 @@ def test_the_loss_uses_the_whole_rollout(monkeypatch):
     agent.losses(
         "actor_critic", agent._to_segment(collected_feed(agent)("actor_critic"))
     )
-    (rollout,), (_, image, action, *outcome, _) = rollouts, loss_args
+    (rollout,), (_, frames, action, _) = rollouts, loss_args
     assert action.shape[1] == agent.config.actor_critic.horizon > 1
     assert torch.equal(action, rollout.actions["action"][:, :-1])
-    for used, imagined in zip((image, *outcome), rollout.states, strict=True):
+    for used, imagined in zip(frames, rollout.states, strict=True):
         assert torch.equal(used, imagined)
 
 

@@ -36,7 +36,7 @@ from reverie.rows import Window
 from reverie.spaces import Space
 from reverie.storage.episode_windows import episode_probabilities, window_start
 from reverie.worlds.iris.segment import EpisodeSegment
-from reverie.worlds.iris.world import IrisWorld
+from reverie.worlds.iris.world import IrisFrames, IrisWorld
 
 FORMS = [form for form in ("two_hot", "mse") if has(f"actor_critic_{form}_io")]
 CONSTANTS = {"discount": 0.997, "lam": 0.95, "entropy_scale": 0.001}
@@ -73,13 +73,13 @@ def loss_of(form: str, nets: PixelActorCritic):
     r = recording(form)
     context, frames = as_bytes(r["in/observations"]), as_bytes(r["frames"])
     none = torch.zeros(len(context), 1)
-    return nets.loss(
-        context[:, :-1],
+    imagined = IrisFrames(
         torch.cat([context[:, -1:], frames], 1),
-        torch.tensor(r["imagine/actions"]),
         torch.cat([none, torch.tensor(r["imagine/rewards"])], 1),
         torch.cat([none, torch.tensor(r["imagine/ends"])], 1).bool(),
     )
+    actions = torch.tensor(r["imagine/actions"])
+    return nets.loss(context[:, :-1], imagined, actions)
 
 
 def close(ours, theirs, tolerance=2e-4, name=""):

@@ -15,6 +15,7 @@ from reverie.convert.delta_iris.names import copy_weights, find_targets
 from reverie.convert.delta_iris.weights import ACTOR_CRITIC
 from reverie.nets.optim.optimizer import Optimizer
 from reverie.run.config import resolve
+from reverie.worlds.iris.world import IrisFrames
 
 SIZES = [size for size in ("crafter", "atari") if has(f"fullsize_{size}")]
 
@@ -80,13 +81,13 @@ def test_losses_of_imagined_rollouts(case):
     context = as_bytes(data["in/observations_uint8"])[:, low:high]
     frames = as_bytes(data["imagine/frames_uint8"])
     none = torch.zeros(len(context), 1)
-    loss = nets.loss(
-        context[:, :-1],
+    imagined = IrisFrames(
         torch.cat([context[:, -1:], frames], 1),
-        torch.tensor(data["imagine/actions"]),
         torch.cat([none, torch.tensor(data["imagine/rewards"])], 1),
         torch.cat([none, torch.tensor(data["imagine/ends"])], 1).bool(),
     )
+    actions = torch.tensor(data["imagine/actions"])
+    loss = nets.loss(context[:, :-1], imagined, actions)
     close(loss.output.policy, data["imagine/logits_actions"], name="policy")
     wanted = data["imagine/logits_values"]
     close(loss.output.value.reshape(wanted.shape), wanted, name="value")

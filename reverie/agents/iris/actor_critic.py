@@ -35,7 +35,7 @@ from reverie.nets.normalize import Normalize, NormalizeConfig
 from reverie.nets.residual import FrameConfig, FrameEncoder
 from reverie.nets.rng import Rng
 from reverie.nets.streams import SideStream, on_stream, wait_for
-from reverie.worlds.iris.world import IrisWorld, StepReward
+from reverie.worlds.iris.world import IrisFrames, IrisWorld, StepReward
 
 BINS = 255
 """Bins of two-hot values."""
@@ -272,10 +272,8 @@ class PixelActorCritic(nn.Module):
     def loss(
         self,
         context: UInt8[Tensor, "N L h w c"],
-        image: UInt8[Tensor, "N H1 h w c"],
+        frames: IrisFrames,
         action: Int[Tensor, "N H"],
-        reward: Float[Tensor, "N H1"],
-        end: Bool[Tensor, "N H1"],
         lstm: LSTMState | None = None,
         update: bool = True,
     ) -> ActorCriticLoss:
@@ -286,7 +284,7 @@ class PixelActorCritic(nn.Module):
         frames; `reward` and `end` belong to *arriving* at a frame. `update` includes
         the returns in the running statistics of `retnorm`.
         """
-        config = self.config
+        config, (image, reward, end) = self.config, frames
         with torch.no_grad(), on_stream(image, TARGET):
             _, target = self.target(self.burn_in(context, self.target), image)
             values = self.value(target.value).pred()

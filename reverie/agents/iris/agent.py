@@ -344,9 +344,7 @@ class Iris(TrainedAgent):
             reward=reward,
         )
         frames, action = rollout.states, rollout.actions["action"][:, :-1]
-        loss = actor_critic.loss(
-            context, frames.image, action, frames.reward, frames.end, lstm
-        )
+        loss = actor_critic.loss(context, frames, action, lstm)
         actor_critic.update_target()
         return ComponentLoss(loss.losses, loss.metrics)
 
