@@ -101,7 +101,12 @@ class Accelerator:
         from reverie.kernels.optim.optimizer import FusedOptimizer
 
         return FusedOptimizer(
-            parameters, config, decayed, scaling, self._low_precision, accumulates
+            parameters,
+            config,
+            decayed,
+            scaling,
+            low_precision=self._low_precision,
+            float32_grads=accumulates,
         )
 
     def graph(

@@ -56,16 +56,13 @@ class PointPrediction:
         return (error.square() if self.loss_kind == "mse" else error.abs()).mean(-1)
 
 
+@dataclass(frozen=True, eq=False)
 class GaussianMixture:
     """Mixture of Gaussians; its mode is the mean of the most probable Gaussian."""
 
-    def __init__(
-        self,
-        logits: Float[Tensor, "*b M"],
-        mean: Float[Tensor, "*b M A"],
-        std: Float[Tensor, "*b M A"],
-    ):
-        self.logits, self.mean, self.std = logits, mean, std
+    logits: Float[Tensor, "*b M"]
+    mean: Float[Tensor, "*b M A"]
+    std: Float[Tensor, "*b M A"]
 
     def mode(self) -> Float[Tensor, "*b A"]:
         index = self.logits.argmax(-1)[..., None, None]

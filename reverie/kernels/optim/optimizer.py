@@ -11,7 +11,6 @@ this update.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from reverie.kernels.launch import jit
 from reverie.kernels.optim.low_precision_weights import LowPrecisionWeights
-from reverie.nets.optim.optimizer import Optimizer, OptimizerConfig, Scalar
+from reverie.nets.optim.optimizer import Optimizer, Scalar
 
 CHUNK = 4096
 """Elements per program."""
@@ -293,7 +292,7 @@ def _update(
 
 
 class FusedOptimizer(Optimizer):
-    """`Optimizer` with the two kernels.
+    """`Optimizer` with the two kernels; other arguments are those of `Optimizer`.
 
     Gradients have the dtype of the weights that the layers compute with. With
     `float32_grads` they are converted to float32, in order to be accumulated.
@@ -301,17 +300,15 @@ class FusedOptimizer(Optimizer):
 
     def __init__(
         self,
-        parameters: dict[str, Tensor],
-        config: OptimizerConfig,
-        decayed: Iterable[str] | None = None,
-        scaling: bool = False,
+        *args: Any,
         low_precision: LowPrecisionWeights | None = None,
         float32_grads: bool = False,
+        **options: Any,
     ):
-        super().__init__(parameters, config, decayed, scaling)
+        super().__init__(*args, **options)
         if low_precision:
             self.leaves = [low_precision.leaf(tensor) for tensor in self.tensors]
-        self.float32_grads = scaling or float32_grads
+        self.float32_grads = self.scaling or float32_grads
         moments = list(self.moments.values())
         self._tables = Tables(self.tensors, self.leaves, moments, self.float32_grads)
         decay = self.rule.weight_decay()
