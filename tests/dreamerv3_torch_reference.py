@@ -39,23 +39,11 @@ class FixedDraws(Rng):
 
 
 def make_state(
-    *,
-    actions: int,
-    discrete: bool,
-    image: int = 12,
-    channels: int = 1,
-    vector: int = 3,
-    vector_key: str = "vector",
-    deter: int = 16,
-    hidden: int = 8,
-    stoch: int = 4,
-    classes: int = 3,
-    depth: int = 4,
-    units: int = 8,
-    layers: int = 2,
-    seed: int = 0,
-) -> dict[str, torch.Tensor]:
-    """Random tensors of a whole agent for an image and a vector (if any)."""
+    actions, discrete, image=12, channels=1, vector=3, key="vector", classes=3, seed=0
+):
+    """Random tensors of an agent for an image and a vector `key`, if it has a size."""
+    deter, hidden, stoch = 16, 8, 4
+    depth, units, layers = 4, 8, 2
     g = torch.Generator().manual_seed(seed)
     state: dict[str, torch.Tensor] = {}
 
@@ -111,7 +99,7 @@ def make_state(
     add(f"{cnn}.layers.3.bias", channels)
     if vector:
         mlp("_wm.heads.decoder._mlp.", "Decoder", feat)
-        output(f"_wm.heads.decoder._mlp.mean_layer.{vector_key}", units, vector)
+        output(f"_wm.heads.decoder._mlp.mean_layer.{key}", units, vector)
     for prefix, label, width in (
         ("_wm.heads.reward.", "Reward", 255),
         ("_wm.heads.cont.", "Cont", 1),

@@ -31,7 +31,7 @@ def state(data):
         image=SIDE,
         channels=3,
         vector=proprio,
-        vector_key="proprio",
+        key="proprio",
     )
 
 
