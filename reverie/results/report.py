@@ -236,7 +236,8 @@ def describe_windows(report: Report) -> str:
             f"which ends at {ends[0]:,.6g} to {ends[-1]:,.6g} {next(iter(windows)).x}"
         )
     else:
-        text = "; ".join(sorted(map(str, windows)))
+        texts = [f"episodes at {w.start:,.6g} to {w.end:,.6g} {w.x}" for w in windows]
+        text = "; ".join(sorted(texts))
     text = f"Score: mean of {text}."
     if report.early:
         runs = "1 run has" if report.early == 1 else f"{report.early} runs have"

@@ -12,11 +12,11 @@ class Window(NamedTuple):
     """The part of a run whose episodes count for its final score."""
 
     start: float
+    """First position, which is not part of the window."""
     end: float
+    """Last position, which is part of the window."""
     x: str
-
-    def __str__(self) -> str:
-        return f"episodes at {self.start:,.6g} to {self.end:,.6g} {self.x}"
+    """Unit of the positions: `frames`, `step` or `hours`."""
 
 
 def final_window(
