@@ -68,7 +68,7 @@ Modes (they can be changed in the page)
 def play(words: list[str]) -> int:
     """Play with a trained agent and its world model in the browser."""
     _check_installed()
-    from reverie.play.load import load_playable
+    from reverie.play.load import load_run
     from reverie.play.server import Sessions, serve
     from reverie.play.session import Session
     from reverie.run.package import run_path
@@ -83,8 +83,8 @@ def play(words: list[str]) -> int:
     logdir = run_path(arguments.positional[0])
     if not logdir.expanduser().is_file():
         arguments.refuse_blocks("A session uses the settings saved with the run.")
-    parts = load_playable(logdir, arguments.flags, arguments.blocks, arguments.files)
-    reasons = parts.modes()
+    loaded = load_run(logdir, arguments.flags, arguments.blocks, arguments.files)
+    reasons = loaded.modes()
     if mode and reasons[mode]:
         raise UserError(
             f"This mode is not available: {reasons[mode]}.\n"
@@ -97,7 +97,7 @@ def play(words: list[str]) -> int:
             f"{logdir} cannot be played: {problems}.\n"
             "  Fix: install the simulator of the task, or continue the training."
         )
-    session = Session(parts, mode, options.seed, save, options.header)
+    session = Session(loaded, mode, options.seed, save, options.header)
 
     def sessions() -> Sessions:
         collection = Sessions()
@@ -111,7 +111,7 @@ def play(words: list[str]) -> int:
 def view(words: list[str]) -> int:
     """Show all runs below a folder in the browser: status, curves, videos, configs."""
     _check_installed()
-    from reverie.play.load import load_playable
+    from reverie.play.load import load_run
     from reverie.play.runs import RunIndex
     from reverie.play.server import Sessions, serve
     from reverie.play.session import Session
@@ -132,10 +132,10 @@ def view(words: list[str]) -> int:
         return 0
 
     def open_run(name: str) -> Session:
-        parts = load_playable(runs.folder_of(name))
-        modes = parts.modes()
+        loaded = load_run(runs.folder_of(name))
+        modes = loaded.modes()
         mode = next((key for key, reason in modes.items() if not reason), "recorded")
-        return Session(parts, mode)
+        return Session(loaded, mode)
 
     _serve(serve, lambda: Sessions(open_run), options, runs=runs)
     return 0

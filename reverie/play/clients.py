@@ -15,9 +15,9 @@ from reverie.play.messages import encode_view, parse_command, parse_message
 from reverie.play.session import Session, View
 
 MAX_CLIENTS = 16
-IN_FLIGHT = 2
+MAX_UNACKNOWLEDGED = 2
 """Views that were sent and not acknowledged."""
-RATE, BURST = 200.0, 400.0
+MESSAGE_RATE, MESSAGE_BURST = 200.0, 400.0
 """Messages per second of one client, and how many at once."""
 MAX_EPISODES = 600
 """Episodes in one list."""
@@ -41,20 +41,22 @@ class Client:
         self.number, self.connection = number, connection
         self.newest: View | None = None
         self.changed = asyncio.Event()
-        self.in_flight: list[int] = []
-        self._tokens, self._time = BURST, time.monotonic()
+        self.unacknowledged: list[int] = []
+        self._tokens, self._time = MESSAGE_BURST, time.monotonic()
 
-    def count_message(self) -> None:
+    def check_rate(self) -> None:
         """Raise if messages come too fast."""
         now = time.monotonic()
-        self._tokens = min(BURST, self._tokens + RATE * (now - self._time))
+        self._tokens = min(
+            MESSAGE_BURST, self._tokens + MESSAGE_RATE * (now - self._time)
+        )
         self._time = now
         self._tokens -= 1
         if self._tokens < 0:
             raise TooManyMessages
 
     def acknowledge(self, number: int) -> None:
-        self.in_flight = [sent for sent in self.in_flight if sent > number]
+        self.unacknowledged = [sent for sent in self.unacknowledged if sent > number]
         self.changed.set()
 
     async def send_views(self, hub: Hub) -> None:
@@ -63,10 +65,10 @@ class Client:
             await self.changed.wait()
             self.changed.clear()
             view = self.newest
-            if view is None or len(self.in_flight) >= IN_FLIGHT:
+            if view is None or len(self.unacknowledged) >= MAX_UNACKNOWLEDGED:
                 continue
             self.newest = None
-            self.in_flight.append(view.number)
+            self.unacknowledged.append(view.number)
             await self.connection.send_bytes(hub.encode(view))
             if self.newest is not None:
                 self.changed.set()
@@ -141,7 +143,7 @@ class Hub:
 
     async def handle(self, client: Client, text: str) -> None:
         """Handle a message of a client; invalid ones are ignored."""
-        client.count_message()
+        client.check_rate()
         message = parse_message(text)
         if message is None:
             return
@@ -154,7 +156,7 @@ class Hub:
             self.controller = client.number
             await self.announce()
         elif kind == "episodes":
-            table = await asyncio.to_thread(self.session.parts.library.table)
+            table = await asyncio.to_thread(self.session.loaded.episodes.table)
             episodes = table[:MAX_EPISODES]
             await client.connection.send_json({"type": "episodes", "list": episodes})
         elif client.number == self.controller:

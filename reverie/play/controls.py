@@ -40,7 +40,7 @@ WORD_KEYS = {
 }
 """Keys of the words that names of actions consist of."""
 
-IDLE = ("noop", "stay", "none", "idle")
+NOOP_NAMES = ("noop", "stay", "none", "idle")
 """Names of actions without effect; they have no keys."""
 
 DIGITS = tuple(f"Digit{n}" for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 0))
@@ -66,16 +66,16 @@ _WORDS = re.compile("|".join(("left", "right", "up", "down", "fire")))
 class Control:
     """One entry of the action space."""
 
-    key: str
+    action_key: str
     """Key of the action space."""
     index: int
     """Entry within this action, counted in the flattened array."""
     label: str
-    names: tuple[str, ...] = ()
+    value_names: tuple[str, ...] = ()
     """Names of the values of a discrete entry; empty for a continuous one."""
-    keys: tuple[tuple[str, ...], ...] = ()
+    key_combinations: tuple[tuple[str, ...], ...] = ()
     """Keys that together select each value; empty if it has none."""
-    idle: int = 0
+    noop: int = 0
     """Value while no key is held, counted from the lowest."""
     low: float = -1.0
     high: float = 1.0
@@ -103,7 +103,7 @@ def make_controls(act_space: Spaces, names: Sequence[str] = ()) -> list[Control]
                 continue
             values = int(high - low)
             own = tuple(names) if discrete == 1 and len(names) == values else ()
-            group = sum(1 for control in controls if control.names)
+            group = sum(1 for control in controls if control.value_names)
             controls.append(
                 Control(
                     key,
@@ -111,7 +111,7 @@ def make_controls(act_space: Spaces, names: Sequence[str] = ()) -> list[Control]
                     label,
                     own or tuple(str(int(low) + n) for n in range(values)),
                     named_keys(own) if own else _row_keys(group, values),
-                    _idle_value(own),
+                    _noop_value(own),
                     low,
                     high,
                 )
@@ -129,7 +129,7 @@ def named_keys(names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     result = []
     for name in names:
         keys = combinations[name]
-        if name not in IDLE and (not keys or keys in taken):
+        if name not in NOOP_NAMES and (not keys or keys in taken):
             first = next(free, None)
             keys = () if first is None else (first,)
         taken.add(keys)
@@ -151,8 +151,8 @@ def _row_keys(group: int, values: int) -> tuple[tuple[str, ...], ...]:
     return tuple((row[n],) if n < len(row) else () for n in range(values))
 
 
-def _idle_value(names: Sequence[str]) -> int:
-    for name in (*IDLE, "done"):
+def _noop_value(names: Sequence[str]) -> int:
+    for name in (*NOOP_NAMES, "done"):
         if name in names:
             return list(names).index(name)
     return 0
@@ -171,10 +171,10 @@ def human_action(
     """
     action = {key: np.array(space.zeros()) for key, space in act_space.items()}
     for number, control in enumerate(controls):
-        entries = action[control.key].reshape(-1)
-        if control.names:
-            chosen = int(sliders.get(number, control.idle))
-            chosen = min(max(chosen, 0), len(control.names) - 1)
+        entries = action[control.action_key].reshape(-1)
+        if control.value_names:
+            chosen = int(sliders.get(number, control.noop))
+            chosen = min(max(chosen, 0), len(control.value_names) - 1)
             entries[control.index] = int(control.low) + _selected(control, held, chosen)
         else:
             value = float(sliders.get(number, 0.0))
@@ -186,10 +186,10 @@ def human_action(
     return action
 
 
-def _selected(control: Control, held: Sequence[str], idle: int) -> int:
+def _selected(control: Control, held: Sequence[str], noop: int) -> int:
     """Return the value with most keys that are all held; the newest key decides."""
-    best, rank = idle, (0, -1)
-    for value, keys in enumerate(control.keys):
+    best, rank = noop, (0, -1)
+    for value, keys in enumerate(control.key_combinations):
         if keys and all(key in held for key in keys):
             newest = max(held.index(key) for key in keys)
             if (len(keys), newest) > rank:
@@ -200,9 +200,12 @@ def _selected(control: Control, held: Sequence[str], idle: int) -> int:
 def chosen_values(controls: Sequence[Control], action: Action) -> list[int]:
     """Return the value of every discrete entry of an action, from the lowest."""
     return [
-        int(np.asarray(action[control.key]).reshape(-1)[control.index] - control.low)
+        int(
+            np.asarray(action[control.action_key]).reshape(-1)[control.index]
+            - control.low
+        )
         for control in controls
-        if control.names
+        if control.value_names
     ]
 
 
@@ -215,14 +218,14 @@ def probabilities(
     """
     result: list[list[float]] = []
     for control in controls:
-        if not control.names:
+        if not control.value_names:
             continue
-        table = probs.get(control.key)
+        table = probs.get(control.action_key)
         if table is None:
             result.append([])
             continue
         row = table.reshape(-1, table.shape[-1])[control.index]
-        result.append(np.round(row[: len(control.names)], 4).tolist())
+        result.append(np.round(row[: len(control.value_names)], 4).tolist())
     return result
 
 
@@ -230,9 +233,9 @@ def describe_action(controls: Sequence[Control], action: Action) -> str:
     """Return the names or numbers of an action, for display."""
     words = []
     for control in controls:
-        value = np.asarray(action[control.key]).reshape(-1)[control.index]
-        if control.names:
-            words.append(control.names[int(value) - int(control.low)])
+        value = np.asarray(action[control.action_key]).reshape(-1)[control.index]
+        if control.value_names:
+            words.append(control.value_names[int(value) - int(control.low)])
         else:
             words.append(f"{float(value):.2f}")
     return " ".join(words[:8]) + (" ..." if len(words) > 8 else "")

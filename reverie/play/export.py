@@ -19,8 +19,8 @@ import numpy as np
 from reverie.api import Action, UserError
 from reverie.log.messages import print_message
 from reverie.play.controls import describe_action
-from reverie.play.load import AGENT_ENV, AGENT_MODEL, MODES, Playable, load_playable
-from reverie.play.pictures import Painter
+from reverie.play.load import AGENT_ENV, AGENT_MODEL, MODES, LoadedRun, load_run
+from reverie.play.pane_images import PaneRenderer
 from reverie.play.runs import RunIndex
 from reverie.play.server import page_files
 from reverie.play.session import DEFAULT_FPS
@@ -97,45 +97,45 @@ def _without_imports(code: str) -> str:
 
 def _record_sessions(folder: Path) -> list[dict[str, Any]]:
     try:
-        parts = load_playable(folder, [("device", "cpu")])
+        loaded = load_run(folder, [("device", "cpu")])
     except UserError as error:
         print_message(f"{folder.name} is exported without sessions: {error}")
         return []
-    modes = parts.modes()
+    modes = loaded.modes()
     try:
         return [
-            record_session(parts, mode)
+            record_session(loaded, mode)
             for mode in (AGENT_ENV, AGENT_MODEL)
             if not modes[mode]
         ]
     finally:
-        parts.close()
+        loaded.close()
 
 
 def record_session(
-    parts: Playable, mode: str, steps: int = SESSION_STEPS
+    loaded: LoadedRun, mode: str, steps: int = SESSION_STEPS
 ) -> dict[str, Any]:
     """Return a session of the agent, over several episodes if they are short."""
-    simulation = Simulation(parts)
-    predicted = list(parts.model.predicted_keys) if parts.model else []
-    painter = Painter(parts.obs_space, predicted, parts.crop)
+    simulation = Simulation(loaded)
+    predicted = list(loaded.model.predicted_keys) if loaded.model else []
+    renderer = PaneRenderer(loaded.obs_space, predicted, loaded.crop)
     simulation.start(mode)
     table: list[dict[str, Any]] = []
     frames: list[dict[str, np.ndarray]] = []
     while len(table) < steps:
-        moment = simulation.moment()
-        pictures = {p.pane: p.image for p in reversed(painter.pictures(moment))}
+        snapshot = simulation.snapshot()
+        frame = {p.pane: p.image for p in reversed(renderer.render(snapshot))}
         action = ""
-        if moment.action is not None:
-            action = describe_action(parts.controls, moment.action)
-        scalars = {key: round(value, 4) for key, value in moment.scalars.items()}
-        table.append({"step": moment.step, "action": action, "scalars": scalars})
-        frames.append(pictures)
+        if snapshot.action is not None:
+            action = describe_action(loaded.controls, snapshot.action)
+        scalars = {key: round(value, 4) for key, value in snapshot.scalars.items()}
+        table.append({"step": snapshot.step, "action": action, "scalars": scalars})
+        frames.append(frame)
         if simulation.ended:
             simulation.start(mode)
         else:
             simulation.step(_no_human)
-    panes, sheets = [], []
+    panes, sprite_sheets = [], []
     for kind, label in (("real", "real"), ("model", "dream"), ("difference", "error")):
         images = [frame[kind] for frame in frames if kind in frame]
         if not images:
@@ -145,16 +145,16 @@ def record_session(
         panes.append({"kind": kind, "label": label, "width": width, "height": height})
         sheet = np.concatenate([frame.get(kind, blank) for frame in frames])
         content = base64.b64encode(encode_png(sheet)).decode()
-        sheets.append(f"data:image/png;base64,{content}")
+        sprite_sheets.append(f"data:image/png;base64,{content}")
         for entry, frame in zip(table, frames, strict=True):
             entry.setdefault("shown", []).append(kind in frame)
     for entry in table:
         entry.setdefault("shown", [])
     return {
         "title": MODES[mode],
-        "fps": parts.fps or DEFAULT_FPS,
+        "fps": loaded.fps or DEFAULT_FPS,
         "panes": panes,
-        "sheets": sheets,
+        "sprite_sheets": sprite_sheets,
         "steps": table,
     }
 

@@ -29,11 +29,11 @@ class History:
         """Return the entry of a step; None if it is not stored."""
         return self[step] if self.start <= step < self.stop else None
 
-    def cut(self, step: int) -> None:
+    def truncate(self, step: int) -> None:
         """Remove the entries of this step and later ones."""
         del self._entries[max(0, step - self.start) :]
 
-    def trim(self, length: int) -> None:
+    def drop_oldest(self, length: int) -> None:
         """Remove the oldest entries, so that at most `length` are left."""
         surplus = len(self._entries) - length
         if surplus > 0:

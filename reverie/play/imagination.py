@@ -43,7 +43,7 @@ class Imagination:
         self._state: Any = None
         self.count = 0  # rollouts
         self.age = 0  # steps since the last real row
-        self.flushes = 0  # how often the context was full and was cleared
+        self.context_resets = 0  # how often the context was full and was cleared
         self.can_act = False
         self.inspection = StateInspection()
 
@@ -89,7 +89,7 @@ class Imagination:
         self.inspection = self._inspect()
         after = self.inspection.context
         if before and after and after[0] < before[0]:
-            self.flushes += 1
+            self.context_resets += 1
         return rows
 
     def act(self) -> Action:

@@ -18,7 +18,7 @@ from reverie.capabilities import (
 from reverie.datasets.action_units import Convert, convert_actions
 from reverie.datasets.images import ImageCrop
 from reverie.play.controls import Control, make_controls
-from reverie.play.library import EpisodeLibrary
+from reverie.play.recorded_episodes import RecordedEpisodes
 from reverie.run.config import Config, for_evaluation, with_flags
 from reverie.run.factory import FIRST_EVAL_ENV
 from reverie.run.load import SavedRun, open_run
@@ -37,11 +37,11 @@ MODES = {
 
 
 @dataclass
-class Playable:
-    """The loaded parts of a run; None, with the reason, for parts that it lacks."""
+class LoadedRun:
+    """A loaded run; `reasons` explains why a field is None."""
 
     run: SavedRun
-    library: EpisodeLibrary
+    episodes: RecordedEpisodes
     agent: Agent
     policy: Agent | None
     """The agent in the units and images of the environment."""
@@ -61,7 +61,7 @@ class Playable:
         policy = self.reasons.get("policy", "")
         model = self.reasons.get("model", "")
         episodes = ""
-        if self.library.is_empty():
+        if self.episodes.is_empty():
             episodes = "the run has no recorded episodes"
         start = env and episodes and f"{env}, and {episodes}"
         in_model = ""
@@ -85,12 +85,12 @@ class Playable:
             self.env.close()
 
 
-def load_playable(
+def load_run(
     logdir: Path,
     flags: Sequence[tuple[str, Any]] = (),
     blocks: Sequence[str] = (),
     files: Sequence[str] = (),
-) -> Playable:
+) -> LoadedRun:
     """Load the newest checkpoint of a run, or the one that is named."""
     run = open_run(logdir, flags, prefer_best=True, blocks=blocks, files=files)
     config = with_flags(for_evaluation(run.config), flags)
@@ -103,11 +103,11 @@ def load_playable(
             f"The agent of {logdir} was trained on sequences and cannot act.\n"
             f"  Fix: `reverie eval {logdir}` or `reverie draw boundaries {logdir}`"
         )
-    around: Any = spaces if env is None else env
+    env_spaces: Any = spaces if env is None else env
     crop, trained = run.image_crop(), spaces
     policy: Agent | None = None
     try:
-        source = run.policy_source(around)
+        source = run.policy_source(env_spaces)
         trained = source.trained
         agent = run.load_agent(trained)
         policy = source.adapt(agent)
@@ -120,19 +120,19 @@ def load_playable(
     else:
         reasons["model"] = f"the agent {config.agent!r} has no world model"
     convert, _ = convert_actions(
-        around.act_space, trained.act_space, config.task, "the recordings"
+        env_spaces.act_space, trained.act_space, config.task, "the recordings"
     )
     names = getattr(env, "action_names", ())
-    controls = make_controls(around.act_space, names)
-    return Playable(
+    controls = make_controls(env_spaces.act_space, names)
+    return LoadedRun(
         run,
-        EpisodeLibrary(run),
+        RecordedEpisodes(run),
         agent,
         policy,
         model,
         env,
-        around.obs_space,
-        around.act_space,
+        env_spaces.obs_space,
+        env_spaces.act_space,
         controls,
         crop,
         convert,

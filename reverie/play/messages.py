@@ -20,16 +20,16 @@ import numpy as np
 
 from reverie.play.session import View
 
-EXACT_SIZE = 64
+MAX_LOSSLESS_SIZE = 64
 """Longest side of images that are sent without loss."""
 WEBP_QUALITY = 90
-MAX_MESSAGE = 16_384
+MAX_MESSAGE_BYTES = 16_384
 """Bytes of a command."""
 MAX_NUMBER = 2**53
 
 COMMANDS: dict[str, dict[str, type | tuple[type, ...]]] = {
-    "keys": {"held": list, "stamp": (int, float)},
-    "slider": {"number": int, "value": (int, float), "stamp": (int, float)},
+    "keys": {"held": list, "timestamp": (int, float)},
+    "slider": {"number": int, "value": (int, float), "timestamp": (int, float)},
     "mode": {"mode": str},
     "restart": {"seed": int},
     "pause": {"on": bool},
@@ -64,7 +64,7 @@ REQUIRED = {
 def encode_view(view: View) -> bytes:
     """Return the message of a view."""
     images, data = [], []
-    for pane, image in view.pictures:
+    for pane, image in view.images:
         kind, content = encode_image(image)
         height, width = image.shape[:2]
         size = {"width": width, "height": height, "bytes": len(content)}
@@ -79,7 +79,7 @@ def encode_image(image: np.ndarray) -> tuple[str, bytes]:
     from PIL import Image
 
     picture, buffer = Image.fromarray(np.ascontiguousarray(image)), io.BytesIO()
-    if max(image.shape[:2]) <= EXACT_SIZE:
+    if max(image.shape[:2]) <= MAX_LOSSLESS_SIZE:
         picture.save(buffer, "PNG", compress_level=1)
         return "image/png", buffer.getvalue()
     picture.save(buffer, "WEBP", quality=WEBP_QUALITY, method=0)
@@ -88,7 +88,7 @@ def encode_image(image: np.ndarray) -> tuple[str, bytes]:
 
 def parse_message(text: str) -> dict[str, Any] | None:
     """Return a message of the page with only known fields; None if it is invalid."""
-    if len(text) > MAX_MESSAGE:
+    if len(text) > MAX_MESSAGE_BYTES:
         return None
     try:
         message = json.loads(text)

@@ -9,14 +9,14 @@ import numpy as np
 
 from reverie.api import Action, Obs
 from reverie.capabilities import FollowsActions, InspectableWorldModelEnv
-from reverie.play.load import Playable
+from reverie.play.load import LoadedRun
 
 
 class PolicyState:
     """Carry of the policy after a row, and the action that it would choose there."""
 
-    def __init__(self, parts: Playable):
-        self.parts = parts
+    def __init__(self, loaded: LoadedRun):
+        self.loaded = loaded
         self.reset()
 
     def reset(self) -> None:
@@ -29,7 +29,7 @@ class PolicyState:
     def run(self, rows: Sequence[Obs], step: int) -> None:
         """Run the policy on all rows up to a step, from its initial carry."""
         self.reset()
-        if self.parts.policy is None:
+        if self.loaded.policy is None:
             return
         for number, row in enumerate(rows):
             if number:
@@ -43,7 +43,7 @@ class PolicyState:
         `before` contains the actions that were taken. Returns False if the policy has
         not seen that row.
         """
-        if self.parts.policy is None or step == self._step:
+        if self.loaded.policy is None or step == self._step:
             return True
         if self._step < 0 or step != self._step + 1:
             return False
@@ -53,7 +53,7 @@ class PolicyState:
         return True
 
     def _observe(self, row: Obs, first: bool) -> None:
-        policy, model = self.parts.policy, self.parts.model
+        policy, model = self.loaded.policy, self.loaded.model
         assert policy is not None
         batch = {k: np.asarray(v)[None] for k, v in row.items() if k[:4] != "log/"}
         batch["is_first"] = np.array([first])
@@ -61,18 +61,18 @@ class PolicyState:
             self.carry = policy.initial(1)
         self.kl = None
         if isinstance(model, InspectableWorldModelEnv) and not first:
-            crop = self.parts.crop
+            crop = self.loaded.crop
             seen = batch if crop is None else crop.center_crop(batch)
             self.kl = model.observation_kl(self.carry, seen)
         self.carry, action, _ = policy.policy(self.carry, batch, "eval")
         self.choice = {
-            key: np.array(np.asarray(action[key])[0]) for key in self.parts.act_space
+            key: np.array(np.asarray(action[key])[0]) for key in self.loaded.act_space
         }
 
     def _follow(self, row: Obs) -> None:
         """Put the actions that were taken in a row into the carry."""
-        if not isinstance(self.parts.agent, FollowsActions):
+        if not isinstance(self.loaded.agent, FollowsActions):
             return
-        batch = {key: np.asarray(row[key])[None] for key in self.parts.act_space}
-        batch = self.parts.to_model_units(batch)
-        self.carry = self.parts.agent.follow_action(self.carry, batch)
+        batch = {key: np.asarray(row[key])[None] for key in self.loaded.act_space}
+        batch = self.loaded.to_model_units(batch)
+        self.carry = self.loaded.agent.follow_action(self.carry, batch)

@@ -9,7 +9,7 @@ import numpy as np
 
 from reverie.api import Obs
 from reverie.datasets.readers.metadata import DatasetMetadata
-from reverie.play.library import IMAGINED, REAL, RECORDINGS
+from reverie.play.recorded_episodes import IMAGINED, REAL, RECORDINGS
 from reverie.render.video import FPS, upscale, video_suffix, write_video
 from reverie.spaces import FLAGS, Spaces, agent_obs_space
 from reverie.storage.episodes import write_episode

@@ -81,7 +81,7 @@ class MetricsFile:
 
 
 @dataclass
-class Run:
+class ListedRun:
     """One run folder."""
 
     id: str
@@ -104,7 +104,7 @@ class RunIndex:
                 "  Fix: give the folder of a run, or a folder with runs."
             )
         self.folder = folder.resolve()
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, ListedRun] = {}
 
     def summaries(self) -> list[dict[str, Any]]:
         """Return a summary of every run, the newest first."""
@@ -156,7 +156,7 @@ class RunIndex:
             raise LookupError("There is no such file.")
         return paths[number]
 
-    def _get(self, name: str) -> Run:
+    def _get(self, name: str) -> ListedRun:
         if name not in self._runs:
             self._find()
         if name not in self._runs:
@@ -172,7 +172,7 @@ class RunIndex:
             found[key] = self._runs.get(key) or _open(key, name, path)
         self._runs = found
 
-    def _summary(self, run: Run) -> dict[str, Any]:
+    def _summary(self, run: ListedRun) -> dict[str, Any]:
         run.metrics.update()
         run.scores.update()
         columns = _columns(run)
@@ -190,8 +190,10 @@ class RunIndex:
         }
 
 
-def _open(key: str, name: str, path: Path) -> Run:
-    run = Run(key, name, path, MetricsFile(path / METRICS), MetricsFile(path / SCORES))
+def _open(key: str, name: str, path: Path) -> ListedRun:
+    run = ListedRun(
+        key, name, path, MetricsFile(path / METRICS), MetricsFile(path / SCORES)
+    )
     try:
         run.config = read_config(path)
     except UserError as error:
@@ -212,12 +214,12 @@ def _run_folders(folder: Path) -> list[Path]:
     return found
 
 
-def _last_change(run: Run) -> float:
+def _last_change(run: ListedRun) -> float:
     files = (run.path / METRICS, run.path / "config.yaml")
     return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
 
 
-def _columns(run: Run) -> dict[str, list[Point]]:
+def _columns(run: ListedRun) -> dict[str, list[Point]]:
     """Return the metrics, with the score of all episodes as `score`."""
     scores = dict(run.scores.columns)
     columns = {**run.metrics.columns, **scores}
@@ -235,7 +237,7 @@ def _mean_by_frame(points: list[Point]) -> list[Point]:
     return result
 
 
-def _repeat_of(run: Run) -> int:
+def _repeat_of(run: ListedRun) -> int:
     """Return the simulator frames per agent step."""
     if run.config is None:
         return 1
@@ -245,12 +247,12 @@ def _repeat_of(run: Run) -> int:
         return 1
 
 
-def _steps_of(run: Run) -> int:
+def _steps_of(run: ListedRun) -> int:
     """Return the agent steps so far; the logs count frames."""
     return max(run.metrics.last_step, run.scores.last_step) // _repeat_of(run)
 
 
-def _status(run: Run) -> str:
+def _status(run: ListedRun) -> str:
     """Return `running`, `finished`, `failed` or `stopped`."""
     if _is_locked(run.path / ".lock"):
         return "running"
@@ -271,12 +273,12 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _error_of(run: Run) -> str:
+def _error_of(run: ListedRun) -> str:
     """Return why a run failed, or why its config cannot be read."""
     return last_end(run.path).error or run.problem
 
 
-def _list_media(run: Run) -> list[Path]:
+def _list_media(run: ListedRun) -> list[Path]:
     """Return videos and images, the newest first and open-loop videos before others."""
     folders = (run.path / "media", run.path / "eval")
     paths = [
@@ -291,7 +293,7 @@ def _list_media(run: Run) -> list[Path]:
     return sorted(newest, key=lambda path: "openloop" not in path.name)[:MAX_MEDIA]
 
 
-def _flat_config(run: Run) -> dict[str, str]:
+def _flat_config(run: ListedRun) -> dict[str, str]:
     if run.config is None:
         return {}
     return {k: str(v) for k, v in configs.flatten(run.config).items()}

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from reverie.api import UserError
 from reverie.log.messages import print_message
 from reverie.play.clients import Hub, TooManyMessages
-from reverie.play.messages import MAX_MESSAGE
+from reverie.play.messages import MAX_MESSAGE_BYTES
 from reverie.play.session import Session
 
 if TYPE_CHECKING:
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from reverie.play.runs import RunIndex
 
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-POLICY = (
+CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self' ws: "
     "wss:; img-src 'self' data: blob:; media-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
-    "Content-Security-Policy": POLICY,
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
@@ -69,7 +69,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class Gate:
+class AccessCheck:
     """Decides which requests are answered."""
 
     def __init__(self, token: str, host: str):
@@ -109,18 +109,18 @@ class Sessions:
     def __init__(self, open_run: Callable[[str], Session] | None = None):
         self._open = open_run
         self._hubs: dict[str, Hub] = {}
-        self._given: dict[str, Session] = {}
+        self._added: dict[str, Session] = {}
         self._lock = asyncio.Lock()
 
     def add(self, name: str, session: Session) -> None:
-        self._given[name] = session
+        self._added[name] = session
 
     async def get(self, name: str) -> Hub:
         """Return the hub of a session; the run is loaded at the first call."""
         async with self._lock:
             if name in self._hubs:
                 return self._hubs[name]
-            session = self._given.get(name)
+            session = self._added.get(name)
             if session is None:
                 if self._open is None:
                     raise UserError(
@@ -148,12 +148,14 @@ class Sessions:
     def close(self) -> None:
         for hub in self._hubs.values():
             hub.session.close()
-        for name, session in self._given.items():
+        for name, session in self._added.items():
             if name not in self._hubs:
                 session.close()
 
 
-def make_app(gate: Gate, sessions: Sessions, runs: RunIndex | None = None) -> Starlette:
+def make_app(
+    access: AccessCheck, sessions: Sessions, runs: RunIndex | None = None
+) -> Starlette:
     """Return the application; with `runs`, also the pages of `reverie view`."""
     from starlette.applications import Starlette
     from starlette.requests import Request
@@ -167,12 +169,12 @@ def make_app(gate: Gate, sessions: Sessions, runs: RunIndex | None = None) -> St
         return PlainTextResponse(reason, 403, headers=HEADERS)
 
     async def index(request: Request) -> Response:
-        if reason := gate.problem(request):
+        if reason := access.problem(request):
             return refuse(reason)
         return Response(files["index.html"], media_type="text/html", headers=HEADERS)
 
     async def asset(request: Request) -> Response:
-        if reason := gate.problem(request, needs_token=False):
+        if reason := access.problem(request, needs_token=False):
             return refuse(reason)
         name = request.path_params["name"]
         if name not in files:
@@ -181,12 +183,12 @@ def make_app(gate: Gate, sessions: Sessions, runs: RunIndex | None = None) -> St
         return Response(files[name], media_type=kind, headers=HEADERS)
 
     async def info(request: Request) -> Response:
-        if reason := gate.problem(request):
+        if reason := access.problem(request):
             return refuse(reason)
         return JSONResponse({"view": runs is not None}, headers=HEADERS)
 
     async def play(socket: WebSocket) -> None:
-        if gate.problem(socket):
+        if access.problem(socket):
             await socket.close(1008)
             return
         await socket.accept()
@@ -217,11 +219,11 @@ def make_app(gate: Gate, sessions: Sessions, runs: RunIndex | None = None) -> St
                 await sender
             await hub.leave(client)
 
-    def guarded(answer: Callable[[Request], Any]) -> Callable[[Request], Any]:
+    def checked(answer: Callable[[Request], Any]) -> Callable[[Request], Any]:
         """Check a request, and answer it in a thread that may read files."""
 
         async def respond(request: Request) -> Response:
-            if reason := gate.problem(request):
+            if reason := access.problem(request):
                 return refuse(reason)
             try:
                 result = await asyncio.to_thread(answer, request)
@@ -255,14 +257,14 @@ def make_app(gate: Gate, sessions: Sessions, runs: RunIndex | None = None) -> St
             return runs.difference(*names)
 
         routes += [
-            Route("/api/runs", guarded(lambda request: runs.summaries())),
+            Route("/api/runs", checked(lambda request: runs.summaries())),
             Route(
                 "/api/runs/{run}",
-                guarded(lambda request: runs.details(request.path_params["run"])),
+                checked(lambda request: runs.details(request.path_params["run"])),
             ),
-            Route("/api/runs/{run}/series", guarded(series)),
-            Route("/api/runs/{run}/media/{number:int}", guarded(media)),
-            Route("/api/difference", guarded(difference)),
+            Route("/api/runs/{run}/series", checked(series)),
+            Route("/api/runs/{run}/media/{number:int}", checked(media)),
+            Route("/api/difference", checked(difference)),
         ]
     routes.append(Route("/{name}", asset))
 
@@ -300,9 +302,9 @@ def serve(
     port: int = 0,
     open_page: bool = True,
     runs: RunIndex | None = None,
-    started: Callable[[str], None] = print_message,
+    on_start: Callable[[str], None] = print_message,
 ) -> None:
-    """Serve until Ctrl-C; `started` gets the address of the page."""
+    """Serve until Ctrl-C; `on_start` gets the address of the page."""
     import uvicorn
 
     listener = bind(host, port)
@@ -317,15 +319,15 @@ def serve(
         )
 
     async def run() -> None:
-        app = make_app(Gate(token, host), make_sessions(), runs)
+        app = make_app(AccessCheck(token, host), make_sessions(), runs)
         config = uvicorn.Config(
             app,
             log_level="warning",
             access_log=False,
-            ws_max_size=4 * MAX_MESSAGE,
+            ws_max_size=4 * MAX_MESSAGE_BYTES,
             timeout_graceful_shutdown=1,
         )
-        started(address)
+        on_start(address)
         if open_page:
             threading.Thread(
                 target=webbrowser.open, args=(address,), daemon=True

@@ -26,8 +26,8 @@ from reverie.play.controls import (
     human_action,
     probabilities,
 )
-from reverie.play.load import AGENT_ENV, MODES, RECORDED, Playable
-from reverie.play.pictures import Painter, Picture, show_images
+from reverie.play.load import AGENT_ENV, MODES, RECORDED, LoadedRun
+from reverie.play.pane_images import PaneImage, PaneRenderer, concat_images
 from reverie.play.recording import complete_rows, save_episode
 from reverie.play.simulation import IN_MODEL, MAX_ROLLOUTS, Simulation
 
@@ -45,7 +45,7 @@ class View(NamedTuple):
 
     number: int
     header: dict[str, Any]
-    pictures: list[Picture]
+    images: list[PaneImage]
 
 
 Listener = Callable[[View], None]
@@ -56,21 +56,21 @@ class Session:
 
     def __init__(
         self,
-        parts: Playable,
+        loaded: LoadedRun,
         mode: str = AGENT_ENV,
         seed: int = 0,
         save: bool = False,
-        header: bool = False,
+        show_header: bool = False,
     ):
-        self.parts, self.save, self.show_header = parts, save, header
-        self.simulation = Simulation(parts, seed)
+        self.loaded, self.save, self.show_header = loaded, save, show_header
+        self.simulation = Simulation(loaded, seed)
         self.simulation.keep_all = save
-        predicted = list(parts.model.predicted_keys) if parts.model else []
-        self.painter = Painter(parts.obs_space, predicted, parts.crop)
-        self.fps = parts.fps or DEFAULT_FPS
+        predicted = list(loaded.model.predicted_keys) if loaded.model else []
+        self.renderer = PaneRenderer(loaded.obs_space, predicted, loaded.crop)
+        self.fps = loaded.fps or DEFAULT_FPS
         self.speed, self.paused = 1.0, False
         self._is_idle = False  # no page is connected
-        self.asks_to_keep = False
+        self.awaits_keep_answer = False
         self.message = ""
         self.listeners: list[Listener] = []
         self.view: View | None = None
@@ -78,9 +78,9 @@ class Session:
         self._held: list[str] = []
         self._tapped: list[str] = []  # pressed and released since the last step
         self._sliders: dict[int, float] = {}
-        self._input_stamp: float | None = None  # sent with the newest input
+        self._input_timestamp: float | None = None  # sent with the newest input
         self._times: deque[float] = deque(maxlen=60)
-        self._numbers = 0
+        self._num_views = 0
         self._commands: queue.Queue[dict[str, Any] | None] = queue.Queue(256)
         self._thread = threading.Thread(target=self._run, name="session", daemon=True)
         self._first_mode = mode
@@ -102,23 +102,23 @@ class Session:
         if self._thread.is_alive():
             self._commands.put(None)
             self._thread.join(timeout=30)
-        self.parts.close()
+        self.loaded.close()
 
     def describe(self) -> dict[str, Any]:
         """Return what does not change from step to step, for a new page."""
-        config = self.parts.run.config
+        config = self.loaded.run.config
         modes = [
             {"name": name, "label": MODES[name], "reason": reason}
-            for name, reason in self.parts.modes().items()
+            for name, reason in self.loaded.modes().items()
         ]
         return {
             "type": "hello",
             "task": config.task,
             "agent": config.agent,
-            "logdir": self.parts.run.folder.name,
-            "checkpoint": self.parts.run.checkpoint.name,
+            "logdir": self.loaded.run.folder.name,
+            "checkpoint": self.loaded.run.checkpoint.name,
             "modes": modes,
-            "controls": [control.to_json() for control in self.parts.controls],
+            "controls": [control.to_json() for control in self.loaded.controls],
             "speeds": SPEEDS,
             "max_rollouts": MAX_ROLLOUTS if self.simulation.imagination else 0,
             "save": self.save,
@@ -162,7 +162,7 @@ class Session:
 
     @property
     def _can_step(self) -> bool:
-        return not (self.paused or self.asks_to_keep or self._is_idle)
+        return not (self.paused or self.awaits_keep_answer or self._is_idle)
 
     def _guard(self, function: Callable[[], None]) -> None:
         """Call a function; pause and show the error if it fails."""
@@ -191,17 +191,19 @@ class Session:
         self._tapped += [key for key in held if key not in self._held]
         del self._tapped[:-MAX_HELD]
         self._held = held
-        self._stamp_input(command)
+        self._store_timestamp(command)
 
     def _on_slider(self, command: dict[str, Any]) -> None:
         number, value = int(command["number"]), float(command["value"])
-        if 0 <= number < len(self.parts.controls) and np.isfinite(value):
+        if 0 <= number < len(self.loaded.controls) and np.isfinite(value):
             self._sliders[number] = value
-        self._stamp_input(command)
+        self._store_timestamp(command)
 
-    def _stamp_input(self, command: dict[str, Any]) -> None:
-        stamp = command.get("stamp")
-        self._input_stamp = float(stamp) if isinstance(stamp, int | float) else None
+    def _store_timestamp(self, command: dict[str, Any]) -> None:
+        timestamp = command.get("timestamp")
+        self._input_timestamp = (
+            float(timestamp) if isinstance(timestamp, int | float) else None
+        )
 
     def _on_idle(self, command: dict[str, Any]) -> None:
         self._is_idle = bool(command["on"])
@@ -221,7 +223,7 @@ class Session:
         self.paused = True
         if self.simulation.ended:
             self._next_episode()
-        elif not self.asks_to_keep:
+        elif not self.awaits_keep_answer:
             self._step()
 
     def _on_speed(self, command: dict[str, Any]) -> None:
@@ -249,7 +251,7 @@ class Session:
         self._publish()
 
     def _on_human(self, command: dict[str, Any]) -> None:
-        self.simulation.take_over(bool(command["on"]))
+        self.simulation.set_human(bool(command["on"]))
         self._publish()
 
     def _on_save(self, command: dict[str, Any]) -> None:
@@ -257,9 +259,9 @@ class Session:
         self._publish()
 
     def _on_keep(self, command: dict[str, Any]) -> None:
-        if not self.asks_to_keep:
+        if not self.awaits_keep_answer:
             return
-        self.asks_to_keep = False
+        self.awaits_keep_answer = False
         if bool(command["on"]):
             paths = self._save_episode()
             self.message = f"Saved {', '.join(path.name for path in paths)}."
@@ -267,8 +269,8 @@ class Session:
 
     def _on_open(self, command: dict[str, Any]) -> None:
         source, number = str(command["source"]), int(command["number"])
-        self.simulation.open_recorded(self.parts.library.read(source, number))
-        self._begin()
+        self.simulation.open_recorded(self.loaded.episodes.read(source, number))
+        self._show_first_step()
 
     # Steps
 
@@ -276,10 +278,10 @@ class Session:
         if mode not in MODES:
             return
         self.simulation.start(mode, seed)
-        self._begin(paused)
+        self._show_first_step(paused)
 
-    def _begin(self, paused: bool = False) -> None:
-        self.asks_to_keep = False
+    def _show_first_step(self, paused: bool = False) -> None:
+        self.awaits_keep_answer = False
         self.paused = paused
         if not self.message.startswith("Saved"):
             self.message = ""
@@ -299,28 +301,29 @@ class Session:
         if simulation.ended:
             return
         was_live = simulation.is_live
-        flushes = simulation.imagination.flushes if simulation.imagination else 0
+        imagination = simulation.imagination
+        resets = imagination.context_resets if imagination else 0
         simulation.step(self._human_action)
-        scalars = simulation.moment().scalars
+        scalars = simulation.snapshot().scalars
         if was_live or simulation.mode == RECORDED:
             self._return += scalars.get("reward", 0.0)
             self._imagined_return += scalars.get("predicted reward", 0.0)
         self.message = ""
-        if simulation.imagination and simulation.imagination.flushes > flushes:
+        if imagination and imagination.context_resets > resets:
             self.message = (
                 "The context of the world model was full. It was cleared, and the "
                 "dream continues from the newest frame alone."
             )
         self._times.append(time.perf_counter())
         if simulation.ended and self.save and simulation.mode != RECORDED:
-            self.asks_to_keep = was_live
+            self.awaits_keep_answer = was_live
         self._publish()
 
     def _human_action(self) -> Action:
         held = self._held + [key for key in self._tapped if key not in self._held]
         self._tapped.clear()
         return human_action(
-            self.parts.controls, self.parts.act_space, held, self._sliders
+            self.loaded.controls, self.loaded.act_space, held, self._sliders
         )
 
     def _seek(self, command: dict[str, Any]) -> None:
@@ -332,22 +335,22 @@ class Session:
         return min(max(int(seed), 0), 2**31 - 1) if seed is not None else None
 
     def _save_episode(self) -> list[Path]:
-        simulation, parts = self.simulation, self.parts
+        simulation, loaded = self.simulation, self.loaded
         imagined = simulation.mode in IN_MODEL
         history = simulation.imagined if imagined else simulation.rows
         rows = [history[step] for step in range(history.start, history.stop)]
         if imagined:
             rows = [{key: value[0] for key, value in row.items()} for row in rows]
-        obs_space = parts.model.obs_space if imagined and parts.model else None
-        rows = complete_rows(rows, parts.act_space, bool(rows[-1]["is_terminal"]))
-        painter = self.painter
-        keys = painter.predicted if imagined else painter.images
-        frames = [show_images(row, keys or ["log/image"]) for row in rows]
+        obs_space = loaded.model.obs_space if imagined and loaded.model else None
+        rows = complete_rows(rows, loaded.act_space, bool(rows[-1]["is_terminal"]))
+        renderer = self.renderer
+        keys = renderer.predicted_keys if imagined else renderer.image_keys
+        frames = [concat_images(row, keys or ["log/image"]) for row in rows]
         return save_episode(
-            parts.run.folder,
+            loaded.run.folder,
             rows,
-            obs_space or parts.obs_space,
-            parts.act_space,
+            obs_space or loaded.obs_space,
+            loaded.act_space,
             [frame for frame in frames if frame is not None],
             imagined,
             self.fps,
@@ -360,8 +363,8 @@ class Session:
         if simulation.episode < 0:  # no episode could be started
             self._send_view({"type": "view", "error": self.message}, [])
             return
-        moment = simulation.moment()
-        inspection = moment.inspection
+        snapshot = simulation.snapshot()
+        inspection = snapshot.inspection
         history = (
             simulation.imagined if simulation.mode in IN_MODEL else simulation.rows
         )
@@ -371,18 +374,20 @@ class Session:
             "mode": simulation.mode,
             "human": simulation.human,
             "episode": simulation.episode,
-            "step": moment.step,
+            "step": snapshot.step,
             "first": history.start,
             "last": history.stop - 1,
-            "fork": simulation.imagined.start if moment.imagined is not None else None,
+            "fork": simulation.imagined.start
+            if snapshot.imagined is not None
+            else None,
             "age": imagination.age if imagination else None,
-            "flushes": imagination.flushes if imagination else 0,
+            "context_resets": imagination.context_resets if imagination else 0,
             "context": inspection.context,
             "rollouts": simulation.rollouts,
             "fork_every": simulation.fork_every,
             "seed": simulation.seed,
             "ended": simulation.ended,
-            "ask": self.asks_to_keep,
+            "ask": self.awaits_keep_answer,
             "save": self.save,
             "paused": self.paused,
             "speed": self.speed,
@@ -391,24 +396,24 @@ class Session:
             "message": self.message,
             "return": round(self._return, 4),
             "imagined_return": round(self._imagined_return, 4),
-            "scalars": {k: round(v, 5) for k, v in moment.scalars.items()},
-            "vectors": self.painter.vectors_of(moment),
-            "stamp": self._input_stamp,
+            "scalars": {k: round(v, 5) for k, v in snapshot.scalars.items()},
+            "vectors": self.renderer.observation_vectors(snapshot),
+            "timestamp": self._input_timestamp,
         }
-        controls = self.parts.controls
-        if moment.action is not None:
-            header["action"] = describe_action(controls, moment.action)
-            header["chosen"] = chosen_values(controls, moment.action)
+        controls = self.loaded.controls
+        if snapshot.action is not None:
+            header["action"] = describe_action(controls, snapshot.action)
+            header["chosen"] = chosen_values(controls, snapshot.action)
         header["probs"] = probabilities(controls, inspection.probs)
         if inspection.latents is not None:
             header["latents"] = inspection.latents.tolist()
             header["classes"] = inspection.classes
-        self._send_view(header, self.painter.pictures(moment))
+        self._send_view(header, self.renderer.render(snapshot))
 
-    def _send_view(self, header: dict[str, Any], pictures: list[Picture]) -> None:
-        self._numbers += 1
-        header["number"] = self._numbers
-        self.view = View(self._numbers, header, pictures)
+    def _send_view(self, header: dict[str, Any], images: list[PaneImage]) -> None:
+        self._num_views += 1
+        header["number"] = self._num_views
+        self.view = View(self._num_views, header, images)
         for listener in list(self.listeners):
             listener(self.view)
 

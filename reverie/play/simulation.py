@@ -31,7 +31,7 @@ from reverie.play.load import (
     HUMAN_MODEL,
     MODES,
     RECORDED,
-    Playable,
+    LoadedRun,
 )
 from reverie.play.policy_state import PolicyState
 from reverie.run.player import MAX_CONTEXT
@@ -43,7 +43,7 @@ MAX_HISTORY = 3000
 MAX_ROLLOUTS = 8
 
 
-class Moment(NamedTuple):
+class StepSnapshot(NamedTuple):
     """Everything to show of one step."""
 
     step: int
@@ -61,8 +61,8 @@ class Moment(NamedTuple):
 class Simulation:
     """An episode in one of the modes, at one of its steps (`cursor`)."""
 
-    def __init__(self, parts: Playable, seed: int = 0):
-        self.parts, self.seed = parts, seed
+    def __init__(self, loaded: LoadedRun, seed: int = 0):
+        self.loaded, self.seed = loaded, seed
         self.mode = RECORDED
         self.human = False
         self.rollouts = 1
@@ -70,23 +70,27 @@ class Simulation:
         self.keep_all = False  # keep all rows of the episode, to save it
         self.episode = -1
         self.imagination: Imagination | None = None
-        if parts.model is not None:
+        if loaded.model is not None:
             to_env, _ = convert_actions(
-                parts.model.act_space, parts.act_space, "the world model", "the task"
+                loaded.model.act_space, loaded.act_space, "the world model", "the task"
             )
             self.imagination = Imagination(
-                parts.model, parts.act_space, parts.to_model_units, to_env, parts.crop
+                loaded.model,
+                loaded.act_space,
+                loaded.to_model_units,
+                to_env,
+                loaded.crop,
             )
         self._clear()
 
     def _clear(self) -> None:
         self.rows = History()
         self.imagined = History()
-        self.moments = History()
+        self.step_data = History()
         self.cursor = 0
-        self._before: list[Obs] = []  # rows before the first, for the context
+        self._earlier_rows: list[Obs] = []  # rows before the first, for the context
         self._env_ended = True
-        self.policy = PolicyState(self.parts)
+        self.policy = PolicyState(self.loaded)
         if self.imagination is not None:
             self.imagination.stop()
 
@@ -94,7 +98,7 @@ class Simulation:
 
     def start(self, mode: str, seed: int | None = None) -> None:
         """Start an episode in a mode; with a seed, it is reproducible."""
-        reason = self.parts.modes()[mode]
+        reason = self.loaded.modes()[mode]
         if reason:
             raise UserError(
                 f"{MODES[mode].capitalize()} is not possible: {reason}.\n"
@@ -104,15 +108,15 @@ class Simulation:
             self.seed, self.episode = seed, -1
         if mode == RECORDED:
             rng = np.random.default_rng(self._episode_seed())
-            self.open_recorded(self.parts.library.sample(rng))
+            self.open_recorded(self.loaded.episodes.sample(rng))
             return
         self._clear()
         self.mode, self.human = mode, mode not in AGENT_MODES
         self.episode += 1
-        if isinstance(self.parts.agent, SeedablePolicy):
-            self.parts.agent.seed_policy(self._episode_seed())
-        if self.parts.env is not None:
-            self._append(self.parts.env.reset(self._episode_seed()))
+        if isinstance(self.loaded.agent, SeedablePolicy):
+            self.loaded.agent.seed_policy(self._episode_seed())
+        if self.loaded.env is not None:
+            self._append(self.loaded.env.reset(self._episode_seed()))
             self._env_ended = False
         else:
             self._start_in_episode()
@@ -131,14 +135,14 @@ class Simulation:
     def _start_in_episode(self) -> None:
         """Start the world model from a random row of a recorded episode."""
         rng = np.random.default_rng(self._episode_seed())
-        episode = self.parts.library.sample(rng)
+        episode = self.loaded.episodes.sample(rng)
         start = int(rng.integers(len(episode["is_first"]) - 1))
         first = max(0, start + 1 - MAX_CONTEXT)
         rows = [
             {key: value[index] for key, value in episode.items()}
             for index in range(first, start + 1)
         ]
-        self._before = rows[:-1]
+        self._earlier_rows = rows[:-1]
         self.rows.append(rows[-1])
         self._check_rows()
 
@@ -155,7 +159,7 @@ class Simulation:
                 )
 
     def _needed_spaces(self) -> dict[str, Any]:
-        spaces = {**self.parts.run.spaces().obs_space, **self.parts.act_space}
+        spaces = {**self.loaded.run.spaces().obs_space, **self.loaded.act_space}
         return {key: s for key, s in spaces.items() if not key.startswith("log/")}
 
     def _episode_seed(self) -> int:
@@ -186,51 +190,51 @@ class Simulation:
         last = self.imagined if self.mode in IN_MODEL else self.rows
         return self.cursor == last.stop - 1
 
-    def step(self, human: Callable[[], Action]) -> None:
-        """Advance by one step; `human` returns the action of the person.
+    def step(self, get_human_action: Callable[[], Action]) -> None:
+        """Advance by one step; `get_human_action` returns the action of the person.
 
         At a past step, the actions that were taken there are repeated.
         """
         assert not self.ended, "start another episode first"
         if self.mode in IN_MODEL:
-            self._step_model(human)
+            self._step_model(get_human_action)
         else:
-            self._step_rows(human)
+            self._step_rows(get_human_action)
         if not self.keep_all:
-            for history in (self.rows, self.imagined, self.moments):
-                history.trim(MAX_HISTORY)
+            for history in (self.rows, self.imagined, self.step_data):
+                history.drop_oldest(MAX_HISTORY)
 
-    def _step_model(self, human: Callable[[], Action]) -> None:
+    def _step_model(self, get_human_action: Callable[[], Action]) -> None:
         imagination = self.imagination
         assert imagination is not None
         if not self.is_live:
             self.cursor += 1
             return
-        action = human() if self.human else imagination.act()
+        action = get_human_action() if self.human else imagination.act()
         self._set_action(self.imagined[self.cursor], action)
         rows = imagination.step(action)
         self.imagined.append(rows)
-        env = self.parts.env
+        env = self.loaded.env
         if env is not None and not self._env_ended:
             self.rows[self.cursor].update(action)
             self._append(env.step(action))
             self._env_ended = bool(self.rows[-1]["is_last"])
         self.cursor += 1
-        self._remember(action)
+        self._store_step(action)
 
-    def _step_rows(self, human: Callable[[], Action]) -> None:
+    def _step_rows(self, get_human_action: Callable[[], Action]) -> None:
         if self.imagination is not None and self.imagined.get(self.cursor) is None:
             self.fork()  # after moving to a step without a rollout
-        row, env = self.rows[self.cursor], self.parts.env
+        row, env = self.rows[self.cursor], self.loaded.env
         if self.is_live:
             assert env is not None
             self._update_policy(self.cursor)
-            action = human() if self.human else self.policy.choice
+            action = get_human_action() if self.human else self.policy.choice
             assert action is not None
             row.update(action)
             self._append(env.step(action))
             self._env_ended = bool(self.rows[-1]["is_last"])
-        action = {key: row[key] for key in self.parts.act_space}
+        action = {key: row[key] for key in self.loaded.act_space}
         self.cursor += 1
         imagination = self.imagination
         age = 0
@@ -239,7 +243,7 @@ class Simulation:
                 self.imagined.append(imagination.step(action))
             age = imagination.age
         self._update_policy(self.cursor)
-        self._remember(action)
+        self._store_step(action)
         if 0 < self.fork_every <= age and not self.ended:
             self.fork()
 
@@ -272,17 +276,17 @@ class Simulation:
             for key, value in context[-1].items()
         }
         if self.mode in IN_MODEL:
-            self.imagined.cut(self.cursor)
-            self.moments.cut(self.cursor)
+            self.imagined.truncate(self.cursor)
+            self.step_data.truncate(self.cursor)
             if self.cursor:  # the environment cannot go back
-                self.rows.cut(self.cursor)
+                self.rows.truncate(self.cursor)
                 self._env_ended = True
         else:
             self.imagined = History(self.cursor)
         self.imagined.append({**start, "is_terminal": np.zeros(self.rollouts, bool)})
-        self._remember(None)
+        self._store_step(None)
 
-    def take_over(self, human: bool) -> None:
+    def set_human(self, human: bool) -> None:
         """Let the person act, or the agent."""
         if self.mode == RECORDED:
             return
@@ -292,7 +296,7 @@ class Simulation:
             (False, True): HUMAN_ENV,
             (False, False): AGENT_ENV,
         }[self.mode in IN_MODEL, human]
-        reason = self.parts.modes()[mode]
+        reason = self.loaded.modes()[mode]
         imagination = self.imagination
         if not human and self.mode in IN_MODEL and not reason:
             assert imagination is not None
@@ -312,14 +316,14 @@ class Simulation:
         if in_model:
             rows = [{key: value[0] for key, value in row.items()} for row in rows]
         if steps.start == 0:
-            rows = self._before + rows
+            rows = self._earlier_rows + rows
         rows = [dict(row) for row in rows[-MAX_CONTEXT:]]
         for number, row in enumerate(rows):
             row["is_first"] = np.bool_(number == 0)
             for flag in ("is_last", "is_terminal"):
                 row[flag] = np.bool_(False)
             row["reward"] = np.float32(row["reward"])
-            for key, space in self.parts.act_space.items():
+            for key, space in self.loaded.act_space.items():
                 row.setdefault(key, space.zeros())
         keys = set.intersection(*(set(row) for row in rows))
         return [{key: row[key] for key in keys} for row in rows]
@@ -338,11 +342,11 @@ class Simulation:
 
     # What is shown
 
-    def moment(self) -> Moment:
+    def snapshot(self) -> StepSnapshot:
         """Return everything to show of the current step."""
-        found = self.moments.get(self.cursor)
+        found = self.step_data.get(self.cursor)
         action, scalars, inspection = found or (None, {}, StateInspection())
-        return Moment(
+        return StepSnapshot(
             self.cursor,
             self.rows.get(self.cursor),
             self.imagined.get(self.cursor),
@@ -351,24 +355,24 @@ class Simulation:
             inspection,
         )
 
-    def _remember(self, action: Action | None) -> None:
+    def _store_step(self, action: Action | None) -> None:
         """Store action, traces and predictions of the current step."""
         step = self.cursor
-        if self.moments.stop == self.moments.start:
-            self.moments = History(step)
-        if action is None and self.moments.get(step) is not None:
-            action = self.moments[step][0]
-        self.moments.cut(step)
+        if self.step_data.stop == self.step_data.start:
+            self.step_data = History(step)
+        if action is None and self.step_data.get(step) is not None:
+            action = self.step_data[step][0]
+        self.step_data.truncate(step)
         inspection = self._inspect()
         entry = (action, self._scalars(inspection), inspection)
-        if self.moments.stop == step:
-            self.moments.append(entry)
+        if self.step_data.stop == step:
+            self.step_data.append(entry)
         else:
-            self.moments = History(step)
-            self.moments.append(entry)
+            self.step_data = History(step)
+            self.step_data.append(entry)
 
     def _inspect(self) -> StateInspection:
-        model, imagination = self.parts.model, self.imagination
+        model, imagination = self.loaded.model, self.imagination
         context = StateInspection()
         if imagination is not None and imagination.is_running:
             context = imagination.inspection

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from play_runs import COMMON, RUNS
 
-from reverie.play.load import Playable, load_playable
+from reverie.play.load import LoadedRun, load_run
 from reverie.run.config import resolve
 from reverie.run.train import train
 
@@ -33,8 +33,8 @@ def run_folder(tmp_path_factory):
 
 
 @pytest.fixture
-def parts(run_folder, request) -> Playable:
+def loaded(run_folder, request) -> LoadedRun:
     """The loaded run that the test names, DreamerV3 by default."""
-    playable = load_playable(run_folder(getattr(request, "param", "dreamer")))
+    playable = load_run(run_folder(getattr(request, "param", "dreamer")))
     yield playable
     playable.close()

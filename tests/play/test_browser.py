@@ -16,9 +16,9 @@ import pytest
 
 from reverie.cli.main import main
 from reverie.datasets.episodes import open_episodes
-from reverie.play.load import MODES, load_playable
+from reverie.play.load import MODES, load_run
 from reverie.play.runs import RunIndex
-from reverie.play.server import Gate, Sessions, bind, make_app
+from reverie.play.server import AccessCheck, Sessions, bind, make_app
 from reverie.play.session import Session
 
 pytestmark = pytest.mark.browser
@@ -57,7 +57,7 @@ class Server:
     async def _run(self):
         import uvicorn
 
-        app = make_app(Gate(TOKEN, "127.0.0.1"), self._make(), self._runs)
+        app = make_app(AccessCheck(TOKEN, "127.0.0.1"), self._make(), self._runs)
         config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
         self.server = uvicorn.Server(config)
         await self.server.serve(sockets=[self.listener])
@@ -132,13 +132,13 @@ def pixels(page, pane):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("parts", ["dreamer", "iris"], indirect=True)
-def test_every_mode_is_shown(parts, mode, serve, new_page):
-    page = new_page(serve(Session(parts, mode)).address)
+@pytest.mark.parametrize("loaded", ["dreamer", "iris"], indirect=True)
+def test_every_mode_is_shown(loaded, mode, serve, new_page):
+    page = new_page(serve(Session(loaded, mode)).address)
     shown = header(page, "h.step >= 2")
     assert shown["mode"] == mode
     assert page.locator("#modes [aria-checked=true]").inner_text() == MODES[mode]
-    size = parts.obs_space["image"].shape[0]
+    size = loaded.obs_space["image"].shape[0]
     for pane in ("real", "model"):
         canvas = page.locator(f".pane.{pane} canvas").first
         assert canvas.get_attribute("width") == str(size)
@@ -150,15 +150,15 @@ def test_every_mode_is_shown(parts, mode, serve, new_page):
         assert header(page, "h.paused && h.step === 1")["step"] == 1
 
 
-def test_modes_are_changed_in_the_page(parts, serve, new_page):
-    page = new_page(serve(Session(parts)).address)
+def test_modes_are_changed_in_the_page(loaded, serve, new_page):
+    page = new_page(serve(Session(loaded)).address)
     for mode, label in reversed(MODES.items()):
         page.get_by_role("radio", name=label).click()
         header(page, f"h.mode === '{mode}'")
 
 
-def test_keys_change_the_dream(parts, serve, new_page):
-    page = new_page(serve(Session(parts, "human-model")).address)
+def test_keys_change_the_dream(loaded, serve, new_page):
+    page = new_page(serve(Session(loaded, "human-model")).address)
     header(page)
     frames = {}
     for key, name in (("ArrowLeft", "left"), ("ArrowRight", "right")):
@@ -180,8 +180,8 @@ def test_keys_change_the_dream(parts, serve, new_page):
     assert frames["left"] != frames["right"]
 
 
-def test_held_keys_are_released_on_blur(parts, serve, new_page):
-    page = new_page(serve(Session(parts, "human-model")).address)
+def test_held_keys_are_released_on_blur(loaded, serve, new_page):
+    page = new_page(serve(Session(loaded, "human-model")).address)
     header(page)
     page.keyboard.down("ArrowLeft")
     header(page, "h.action === 'left'")
@@ -189,8 +189,8 @@ def test_held_keys_are_released_on_blur(parts, serve, new_page):
     header(page, "h.action === 'stay'")
 
 
-def test_keys_can_be_mapped_to_others(parts, serve, new_page):
-    page = new_page(serve(Session(parts, "human-model")).address)
+def test_keys_can_be_mapped_to_others(loaded, serve, new_page):
+    page = new_page(serve(Session(loaded, "human-model")).address)
     header(page)
     page.locator("#keysbutton").click()
     page.locator("#remap-list button", has_text="left").click()
@@ -202,9 +202,9 @@ def test_keys_can_be_mapped_to_others(parts, serve, new_page):
     page.keyboard.up("a")
 
 
-def test_buttons_on_the_screen_act(parts, serve, new_page):
+def test_buttons_on_the_screen_act(loaded, serve, new_page):
     page = new_page(
-        serve(Session(parts, "human-env")).address,
+        serve(Session(loaded, "human-env")).address,
         viewport={"width": 390, "height": 844},
         has_touch=True,
     )
@@ -220,8 +220,8 @@ def test_buttons_on_the_screen_act(parts, serve, new_page):
     assert width <= 390
 
 
-def test_fork_rollouts_take_over_and_speed(parts, serve, new_page):
-    page = new_page(serve(Session(parts)).address)
+def test_fork_rollouts_take_over_and_speed(loaded, serve, new_page):
+    page = new_page(serve(Session(loaded)).address)
     header(page, "h.step >= 2")
     page.keyboard.press("p")
     header(page, "h.paused")
@@ -247,7 +247,7 @@ def test_save_mode_writes_an_episode_that_bc_learns_from(
     run_folder, tmp_path, serve, new_page
 ):
     copy = shutil.copytree(run_folder("dreamer"), tmp_path / "run")
-    session = Session(load_playable(copy), "human-env", save=True)
+    session = Session(load_run(copy), "human-env", save=True)
     page = new_page(serve(session).address)
     page.locator("#ask[open]").wait_for()
     page.keyboard.press("n")
@@ -265,24 +265,24 @@ def test_save_mode_writes_an_episode_that_bc_learns_from(
     assert "train/loss" in (clone / "metrics.jsonl").read_text()
 
 
-def test_the_page_reconnects(parts, serve, new_page):
-    page = new_page(serve(Session(parts)).address)
+def test_the_page_reconnects(loaded, serve, new_page):
+    page = new_page(serve(Session(loaded)).address)
     header(page, "h.step >= 1")
-    page.evaluate("window.page.link.socket.close()")
-    status = "document.querySelector('#link').textContent"
+    page.evaluate("window.page.connection.socket.close()")
+    status = "document.querySelector('#connection-status').textContent"
     page.wait_for_function(f"() => {{ return {status} !== 'connected' }}")
     page.wait_for_function(f"() => {{ return {status} === 'connected' }}")
     number = header(page)["number"]
     header(page, f"h.number > {number} + 2")
 
 
-def test_a_wrong_token_is_refused(parts, serve, new_page):
-    page = new_page(serve(Session(parts)).address.replace(TOKEN, "other"))
+def test_a_wrong_token_is_refused(loaded, serve, new_page):
+    page = new_page(serve(Session(loaded)).address.replace(TOKEN, "other"))
     assert "token is missing or wrong" in page.content()
 
 
-def test_one_of_two_pages_has_the_controls(parts, serve, new_page):
-    address = serve(Session(parts)).address
+def test_one_of_two_pages_has_the_controls(loaded, serve, new_page):
+    address = serve(Session(loaded)).address
     first, second = new_page(address), new_page(address)
     header(second, "h.step >= 0")
     button = second.get_by_role("button", name="take the controls")
@@ -294,9 +294,9 @@ def test_one_of_two_pages_has_the_controls(parts, serve, new_page):
     assert first.locator("#pause").is_disabled()
 
 
-def test_unavailable_modes_show_the_reason(parts, serve, new_page):
-    parts.reasons["env"] = "the simulator is not installed"
-    page = new_page(serve(Session(parts, "human-model")).address)
+def test_unavailable_modes_show_the_reason(loaded, serve, new_page):
+    loaded.reasons["env"] = "the simulator is not installed"
+    page = new_page(serve(Session(loaded, "human-model")).address)
     header(page)
     tab = page.get_by_role("radio", name=MODES["agent-env"])
     assert tab.get_attribute("aria-disabled") == "true"
@@ -304,8 +304,8 @@ def test_unavailable_modes_show_the_reason(parts, serve, new_page):
     assert "not installed" in page.locator("#reason").inner_text()
 
 
-def test_colors_can_be_changed_and_everything_has_a_label(parts, serve, new_page):
-    page = new_page(serve(Session(parts)).address, color_scheme="dark")
+def test_colors_can_be_changed_and_everything_has_a_label(loaded, serve, new_page):
+    page = new_page(serve(Session(loaded)).address, color_scheme="dark")
     header(page, "h.step >= 1")
     color = "getComputedStyle(document.body).backgroundColor"
     dark = page.evaluate(color)
@@ -326,7 +326,7 @@ def test_runs_are_viewed_while_one_is_written(run_folder, tmp_path, serve, new_p
         shutil.copytree(run_folder(name), folder / name)
 
     def open_run(key: str) -> Session:
-        return Session(load_playable(runs.folder_of(key)), "agent-env")
+        return Session(load_run(runs.folder_of(key)), "agent-env")
 
     runs = RunIndex(folder)
     page = new_page(serve(runs=runs, open_run=open_run).address)
@@ -357,9 +357,9 @@ def test_an_exported_page_opens_without_a_server(run_folder, tmp_path, new_page)
     assert page.locator("#sessions h3").count() == 2
 
 
-def test_the_page_fits_a_large_screen(parts, serve, new_page):
+def test_the_page_fits_a_large_screen(loaded, serve, new_page):
     page = new_page(
-        serve(Session(parts, "agent-model")).address,
+        serve(Session(loaded, "agent-model")).address,
         viewport={"width": 3840, "height": 2160},
     )
     header(page, "h.step >= 1")

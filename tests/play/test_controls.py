@@ -80,8 +80,8 @@ def test_every_action_of_crafter_has_its_own_keys():
 
 def test_actions_without_names_have_digits():
     (control,) = make_controls(discrete(4, low=2))
-    assert control.names == ("2", "3", "4", "5")
-    assert control.keys == tuple((digit,) for digit in DIGITS[:4])
+    assert control.value_names == ("2", "3", "4", "5")
+    assert control.key_combinations == tuple((digit,) for digit in DIGITS[:4])
     assert int(act(discrete(4, low=2), ["Digit3"])["action"]) == 4
     assert int(act(discrete(4, low=2))["action"]) == 2
 
@@ -89,7 +89,7 @@ def test_actions_without_names_have_digits():
 def test_entries_of_a_multi_discrete_action_have_a_row_of_keys_each():
     space = {"action": Space(np.int32, (2,), 0, [3, 5])}
     controls = make_controls(space)
-    assert [len(control.names) for control in controls] == [3, 5]
+    assert [len(control.value_names) for control in controls] == [3, 5]
     action = act(space, ["Digit2", "KeyE"])
     assert action["action"].tolist() == [1, 2]
 

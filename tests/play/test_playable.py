@@ -18,7 +18,7 @@ from reverie.play.load import (
     HUMAN_MODEL,
     MODES,
     RECORDED,
-    load_playable,
+    load_run,
 )
 from reverie.play.session import Session
 from reverie.play.simulation import Simulation
@@ -39,15 +39,15 @@ SMALL = {
 }
 
 
-def available(parts) -> set[str]:
-    return {mode for mode, reason in parts.modes().items() if not reason}
+def available(loaded) -> set[str]:
+    return {mode for mode, reason in loaded.modes().items() if not reason}
 
 
-def play(parts, mode: str, steps: int = 2) -> Simulation:
+def play(loaded, mode: str, steps: int = 2) -> Simulation:
     """Play some steps, with zero actions of the person."""
-    simulation = Simulation(parts, seed=1)
+    simulation = Simulation(loaded, seed=1)
     simulation.start(mode)
-    zeros = {key: space.zeros() for key, space in parts.act_space.items()}
+    zeros = {key: space.zeros() for key, space in loaded.act_space.items()}
     for _ in range(steps):
         if simulation.ended:
             simulation.start(mode)
@@ -63,75 +63,75 @@ def train_offline(run_folder, logdir, *blocks: str, **flags):
     )
 
 
-@pytest.mark.parametrize("parts", ["dreamerv3_torch"], indirect=True)
+@pytest.mark.parametrize("loaded", ["dreamerv3_torch"], indirect=True)
 @pytest.mark.parametrize("mode", MODES)
-def test_the_world_of_dreamerv3_torch_is_played(parts, mode):
-    moment = play(parts, mode).moment()
-    assert moment.imagined["image"].shape == (1, *parts.obs_space["image"].shape)
-    assert {"predicted reward", "value", "entropy"} <= set(moment.scalars)
+def test_the_world_of_dreamerv3_torch_is_played(loaded, mode):
+    snapshot = play(loaded, mode).snapshot()
+    assert snapshot.imagined["image"].shape == (1, *loaded.obs_space["image"].shape)
+    assert {"predicted reward", "value", "entropy"} <= set(snapshot.scalars)
     if mode in (AGENT_ENV, HUMAN_ENV, RECORDED):
-        assert moment.scalars["KL"] >= 0
+        assert snapshot.scalars["KL"] >= 0
 
 
-@pytest.mark.parametrize("parts", ["random"], indirect=True)
-def test_an_agent_without_a_world_model_acts_in_the_environment(parts):
-    assert available(parts) == {AGENT_ENV, HUMAN_ENV, RECORDED}
+@pytest.mark.parametrize("loaded", ["random"], indirect=True)
+def test_an_agent_without_a_world_model_acts_in_the_environment(loaded):
+    assert available(loaded) == {AGENT_ENV, HUMAN_ENV, RECORDED}
     for mode in (AGENT_MODEL, HUMAN_MODEL):
-        assert parts.modes()[mode] == "the agent 'random' has no world model"
+        assert loaded.modes()[mode] == "the agent 'random' has no world model"
     for mode in (AGENT_ENV, HUMAN_ENV, RECORDED):
-        moment = play(parts, mode).moment()
-        assert moment.imagined is None
-        assert moment.real is not None
-    session = Session(parts)
+        snapshot = play(loaded, mode).snapshot()
+        assert snapshot.imagined is None
+        assert snapshot.real is not None
+    session = Session(loaded)
     assert session.describe()["max_rollouts"] == 0
     session._apply({"type": "mode", "mode": AGENT_ENV})
     session._apply({"type": "step"})
-    assert [picture.pane for picture in session.view.pictures] == ["real"]
+    assert [picture.pane for picture in session.view.images] == ["real"]
 
 
 def test_a_clone_is_played_in_the_environment(run_folder, tmp_path):
     base = {"bc.run": str(run_folder("dreamer"))}
     clone = train_offline(run_folder, tmp_path / "clone", "bc", **base)
-    without = load_playable(clone)
+    without = load_run(clone)
     assert available(without) == {RECORDED}
     assert "without a simulator" in without.modes()[AGENT_ENV]
-    parts = load_playable(clone, [("task", "catch")])
-    assert available(parts) == {AGENT_ENV, HUMAN_ENV, RECORDED}
-    assert parts.modes()[AGENT_MODEL] == "the agent 'bc' has no world model"
-    moment = play(parts, AGENT_ENV).moment()
-    assert moment.action["action"] in (0, 1, 2)
-    assert moment.imagined is None
-    parts.close()
+    loaded = load_run(clone, [("task", "catch")])
+    assert available(loaded) == {AGENT_ENV, HUMAN_ENV, RECORDED}
+    assert loaded.modes()[AGENT_MODEL] == "the agent 'bc' has no world model"
+    snapshot = play(loaded, AGENT_ENV).snapshot()
+    assert snapshot.action["action"] in (0, 1, 2)
+    assert snapshot.imagined is None
+    loaded.close()
 
 
 def test_dreams_of_an_offline_world_start_from_recordings(run_folder, tmp_path):
     world = train_offline(run_folder, tmp_path / "world")
-    parts = load_playable(world)
-    assert parts.env is None
-    assert HUMAN_MODEL in available(parts)
+    loaded = load_run(world)
+    assert loaded.env is None
+    assert HUMAN_MODEL in available(loaded)
     for mode in (AGENT_ENV, HUMAN_ENV):
-        assert "without a simulator" in parts.modes()[mode]
-    assert "no trained policy" in parts.modes()[AGENT_MODEL]
-    simulation = play(parts, HUMAN_MODEL)
-    moment = simulation.moment()
-    assert moment.imagined["image"].shape == (1, *parts.obs_space["image"].shape)
-    assert moment.real is None
+        assert "without a simulator" in loaded.modes()[mode]
+    assert "no trained policy" in loaded.modes()[AGENT_MODEL]
+    simulation = play(loaded, HUMAN_MODEL)
+    snapshot = simulation.snapshot()
+    assert snapshot.imagined["image"].shape == (1, *loaded.obs_space["image"].shape)
+    assert snapshot.real is None
     starts = []
     for seed in (1, 1, 2, 3):
         simulation.start(HUMAN_MODEL, seed)
         starts.append(simulation.rows[0]["image"])
     np.testing.assert_array_equal(starts[0], starts[1])
     assert any(not np.array_equal(starts[0], start) for start in starts[2:])
-    assert play(parts, RECORDED).moment().imagined is not None
+    assert play(loaded, RECORDED).snapshot().imagined is not None
 
 
 def test_an_offline_world_with_a_policy_acts_in_its_dream(run_folder, tmp_path):
     flags = {"dreamer.behaviour": True}
     world = train_offline(run_folder, tmp_path / "world", **flags)
-    parts = load_playable(world)
-    assert available(parts) == {AGENT_MODEL, HUMAN_MODEL, RECORDED}
-    assert play(parts, AGENT_MODEL).moment().action["action"] in (0, 1, 2)
-    assert load_playable(world, [("task", "catch")]).env is not None
+    loaded = load_run(world)
+    assert available(loaded) == {AGENT_MODEL, HUMAN_MODEL, RECORDED}
+    assert play(loaded, AGENT_MODEL).snapshot().action["action"] in (0, 1, 2)
+    assert load_run(world, [("task", "catch")]).env is not None
 
 
 @pytest.mark.parametrize(
@@ -145,13 +145,13 @@ def test_checkpoints_of_other_implementations_are_played(write, task, flags, tmp
     path = write(tmp_path)
     name = f"original_checkpoints:{task}"
     with allow([name]):
-        parts = load_playable(path, [("task", name), ("device", "cpu"), *flags])
-    assert available(parts) == {AGENT_ENV, HUMAN_ENV, AGENT_MODEL, HUMAN_MODEL}
-    assert parts.modes()[RECORDED] == "the run has no recorded episodes"
+        loaded = load_run(path, [("task", name), ("device", "cpu"), *flags])
+    assert available(loaded) == {AGENT_ENV, HUMAN_ENV, AGENT_MODEL, HUMAN_MODEL}
+    assert loaded.modes()[RECORDED] == "the run has no recorded episodes"
     for mode in (AGENT_ENV, HUMAN_MODEL, AGENT_MODEL):
-        moment = play(parts, mode).moment()
-        assert moment.imagined["image"].shape[1:] == parts.obs_space["image"].shape
-    parts.close()
+        snapshot = play(loaded, mode).snapshot()
+        assert snapshot.imagined["image"].shape[1:] == loaded.obs_space["image"].shape
+    loaded.close()
 
 
 PLUGIN = """
@@ -193,13 +193,13 @@ def test_a_plugin_is_played_if_its_code_is_trusted(
     assert len(served) == 2
 
 
-@pytest.mark.parametrize("parts", ["two groups"], indirect=True)
-def test_every_entry_of_a_multi_discrete_action_has_its_own_keys(parts):
-    controls = parts.controls
-    assert [len(control.names) for control in controls] == [3, 4]
-    session = Session(parts, HUMAN_ENV)
+@pytest.mark.parametrize("loaded", ["two groups"], indirect=True)
+def test_every_entry_of_a_multi_discrete_action_has_its_own_keys(loaded):
+    controls = loaded.controls
+    assert [len(control.value_names) for control in controls] == [3, 4]
+    session = Session(loaded, HUMAN_ENV)
     session._apply({"type": "mode", "mode": HUMAN_ENV})
-    held = [controls[0].keys[2][0], controls[1].keys[3][0]]
+    held = [controls[0].key_combinations[2][0], controls[1].key_combinations[3][0]]
     session._apply({"type": "keys", "held": held})
     session._apply({"type": "step"})
     header = session.view.header
@@ -208,17 +208,17 @@ def test_every_entry_of_a_multi_discrete_action_has_its_own_keys(parts):
     assert [len(probs) for probs in header["probs"]] == [3, 4]
 
 
-@pytest.mark.parametrize("parts", ["sliders"], indirect=True)
-def test_sliders_set_continuous_actions_of_a_session(parts):
-    assert [(c.low, c.high) for c in parts.controls] == [(-1.0, 1.0)] * 2
-    session = Session(parts, HUMAN_ENV)
+@pytest.mark.parametrize("loaded", ["sliders"], indirect=True)
+def test_sliders_set_continuous_actions_of_a_session(loaded):
+    assert [(c.low, c.high) for c in loaded.controls] == [(-1.0, 1.0)] * 2
+    session = Session(loaded, HUMAN_ENV)
     session._apply({"type": "mode", "mode": HUMAN_ENV})
-    session._apply({"type": "slider", "number": 1, "value": 0.5, "stamp": 2.0})
+    session._apply({"type": "slider", "number": 1, "value": 0.5, "timestamp": 2.0})
     session._apply({"type": "step"})
     header = session.view.header
     assert header["action"] == "0.00 0.50"
     assert header["vectors"]["real"] == [0.0, 1.0]
-    assert header["stamp"] == 2.0
+    assert header["timestamp"] == 2.0
     session._apply({"type": "slider", "number": 7, "value": 0.5})
     session._apply({"type": "step"})
     assert session.view.header["action"] == "0.00 0.50"
@@ -229,11 +229,11 @@ def test_a_policy_in_units_of_the_environment_declares_its_world_model(
 ):
     """Found without calling `__getattr__`, as `isinstance` does since Python 3.12."""
     flags = {"dreamer.behaviour": True, "task": "catch"}
-    world = load_playable(train_offline(run_folder, tmp_path / "world", **flags))
+    world = load_run(train_offline(run_folder, tmp_path / "world", **flags))
     assert isinstance(world.policy, HasWorldModelEnv)
     inspect.getattr_static(world.policy, "world_model_env")
     base = {"bc.run": str(run_folder("dreamer")), "task": "catch"}
-    clone = load_playable(train_offline(run_folder, tmp_path / "clone", "bc", **base))
+    clone = load_run(train_offline(run_folder, tmp_path / "clone", "bc", **base))
     assert not isinstance(clone.policy, HasWorldModelEnv)
-    for parts in (world, clone):
-        parts.close()
+    for loaded in (world, clone):
+        loaded.close()

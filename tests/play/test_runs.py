@@ -23,7 +23,7 @@ from reverie.api import UserError
 from reverie.play.export import SCRIPTS, make_page, record_session
 from reverie.play.load import AGENT_MODEL
 from reverie.play.runs import MetricsFile, RunIndex
-from reverie.play.server import Gate, Sessions, make_app, page_files
+from reverie.play.server import AccessCheck, Sessions, make_app, page_files
 from reverie.run.config import resolve
 from reverie.run.signals import Interrupted
 from reverie.run.train import train
@@ -188,7 +188,7 @@ def test_a_folder_that_does_not_exist_is_an_error(tmp_path):
 
 def test_the_server_answers_by_id_and_number_only(folder):
     index = RunIndex(folder)
-    app = make_app(Gate("t", "127.0.0.1"), Sessions(), index)
+    app = make_app(AccessCheck("t", "127.0.0.1"), Sessions(), index)
     with TestClient(app, base_url="http://127.0.0.1:8642") as client:
         assert client.get("/api/runs").status_code == 403
         assert client.get("/api/info?token=t").json() == {"view": True}
@@ -218,13 +218,13 @@ def test_an_exported_page_contains_everything(folder):
     assert set(SCRIPTS) == {name for name in page_files() if name.endswith(".js")}
 
 
-def test_a_session_is_recorded_as_sheets_of_frames(parts):
-    session = record_session(parts, AGENT_MODEL, steps=7)
+def test_a_session_is_recorded_as_sheets_of_frames(loaded):
+    session = record_session(loaded, AGENT_MODEL, steps=7)
     assert [pane["kind"] for pane in session["panes"]] == [
         "real",
         "model",
         "difference",
     ]
     assert len(session["steps"]) == 7
-    assert all(sheet.startswith("data:image/png") for sheet in session["sheets"])
+    assert all(sheet.startswith("data:image/png") for sheet in session["sprite_sheets"])
     assert all(len(step["shown"]) == 3 for step in session["steps"])

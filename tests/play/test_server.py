@@ -18,7 +18,12 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 from reverie.api import UserError
-from reverie.play.clients import BURST, IN_FLIGHT, Client, TooManyMessages
+from reverie.play.clients import (
+    MAX_UNACKNOWLEDGED,
+    MESSAGE_BURST,
+    Client,
+    TooManyMessages,
+)
 from reverie.play.load import HUMAN_MODEL
 from reverie.play.messages import (
     encode_image,
@@ -26,8 +31,15 @@ from reverie.play.messages import (
     parse_command,
     parse_message,
 )
-from reverie.play.pictures import Picture
-from reverie.play.server import Gate, Sessions, bind, is_loopback, make_app, page_files
+from reverie.play.pane_images import PaneImage
+from reverie.play.server import (
+    AccessCheck,
+    Sessions,
+    bind,
+    is_loopback,
+    make_app,
+    page_files,
+)
 from reverie.play.session import Session, View
 
 TOKEN = "secret-token"
@@ -47,8 +59,8 @@ def decode_view(message: bytes) -> tuple[dict[str, Any], list[bytes]]:
 
 
 @pytest.fixture
-def client(parts):
-    session = Session(parts, HUMAN_MODEL)
+def client(loaded):
+    session = Session(loaded, HUMAN_MODEL)
     session.fps = 100.0
 
     class Started(Sessions):
@@ -56,7 +68,7 @@ def client(parts):
             super().__init__()
             self.add("", session)
 
-    app = make_app(Gate(TOKEN, "127.0.0.1"), Started())
+    app = make_app(AccessCheck(TOKEN, "127.0.0.1"), Started())
     with TestClient(app, base_url="http://127.0.0.1:8642") as test_client:
         yield test_client
 
@@ -118,7 +130,7 @@ def test_host_and_origin_are_checked(client, headers, status):
 def test_other_hosts_are_accepted_only_if_the_server_listens_there(
     bound, host, accepted
 ):
-    assert Gate(TOKEN, bound)._is_own_host(host) == accepted
+    assert AccessCheck(TOKEN, bound)._is_own_host(host) == accepted
 
 
 @pytest.mark.parametrize(
@@ -164,7 +176,7 @@ def test_a_page_plays_and_keys_change_the_dream(client):
     with client.websocket_connect(f"{SOCKET}?token={TOKEN}") as socket:
         hello = socket.receive_json()
         assert hello["type"] == "hello"
-        assert hello["controls"][0]["names"] == ["left", "stay", "right"]
+        assert hello["controls"][0]["value_names"] == ["left", "stay", "right"]
         assert all(not mode["reason"] for mode in hello["modes"])
         send(socket, type="keys", held=["ArrowLeft"])
         header, images = receive(socket, lambda header: header.get("action") == "left")
@@ -234,11 +246,11 @@ def test_messages_have_a_limited_size():
 
 def test_clients_that_send_too_much_are_refused():
     client = Client(1, None)
-    for _ in range(int(BURST)):
-        client.count_message()
+    for _ in range(int(MESSAGE_BURST)):
+        client.check_rate()
     client._tokens = 0.5
     with pytest.raises(TooManyMessages):
-        client.count_message()
+        client.check_rate()
 
 
 def test_small_images_are_exact_and_large_ones_small():
@@ -253,8 +265,8 @@ def test_small_images_are_exact_and_large_ones_small():
 
 
 def test_views_are_decoded_as_they_were_encoded():
-    pictures = [Picture("real", np.zeros((4, 5, 3), np.uint8))] * 2
-    header, images = decode_view(encode_view(View(3, {"number": 3}, pictures)))
+    images = [PaneImage("real", np.zeros((4, 5, 3), np.uint8))] * 2
+    header, images = decode_view(encode_view(View(3, {"number": 3}, images)))
     assert header["number"] == 3
     assert [image["width"] for image in header["images"]] == [5, 5]
     assert all(image[:4] == b"\x89PNG" for image in images)
@@ -280,7 +292,7 @@ def test_slow_clients_get_the_newest_view():
             client.newest = View(number, {}, [])
             client.changed.set()
             await asyncio.sleep(0.005)
-        assert sent == [*range(1, IN_FLIGHT + 1)]
+        assert sent == [*range(1, MAX_UNACKNOWLEDGED + 1)]
         client.acknowledge(1)
         await asyncio.sleep(0.01)
         task.cancel()

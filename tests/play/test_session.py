@@ -16,7 +16,7 @@ from reverie.play.load import (
     HUMAN_ENV,
     HUMAN_MODEL,
     RECORDED,
-    load_playable,
+    load_run,
 )
 from reverie.play.session import Session
 
@@ -42,11 +42,11 @@ class Views:
 
 
 @pytest.fixture
-def start(parts):
+def start(loaded):
     sessions = []
 
     def make(*arguments, **options) -> Views:
-        sessions.append(Session(parts, *arguments, **options))
+        sessions.append(Session(loaded, *arguments, **options))
         return Views(sessions[-1])
 
     yield make
@@ -56,7 +56,7 @@ def start(parts):
 
 def test_a_view_has_the_three_panes_and_the_traces(start):
     view = start().wait(lambda header: header["step"] == 2)
-    assert [picture.pane for picture in view.pictures] == [
+    assert [picture.pane for picture in view.images] == [
         "real",
         "model",
         "difference",
@@ -98,10 +98,10 @@ def test_held_and_tapped_keys_become_actions(start):
     views = start(HUMAN_MODEL)
     views.send("pause", on=True)
     views.wait(lambda header: header["paused"])
-    views.send("keys", held=["ArrowLeft"], stamp=1.5)
+    views.send("keys", held=["ArrowLeft"], timestamp=1.5)
     views.send("step")
     view = views.wait(lambda header: header["step"] == 1)
-    assert (view.header["action"], view.header["stamp"]) == ("left", 1.5)
+    assert (view.header["action"], view.header["timestamp"]) == ("left", 1.5)
     views.send("restart", seed=4)
     views.send("pause", on=True)
     views.wait(lambda header: header["paused"] and header["seed"] == 4)
@@ -111,8 +111,8 @@ def test_held_and_tapped_keys_become_actions(start):
     assert views.wait(lambda header: header["step"] == 1).header["action"] == "right"
 
 
-def test_a_mode_that_fails_is_reported_and_pauses(start, parts):
-    parts.reasons["env"] = "there is no simulator"
+def test_a_mode_that_fails_is_reported_and_pauses(start, loaded):
+    loaded.reasons["env"] = "there is no simulator"
     views = start(HUMAN_MODEL)
     views.wait()
     views.send("mode", mode=HUMAN_ENV)
@@ -122,14 +122,14 @@ def test_a_mode_that_fails_is_reported_and_pauses(start, parts):
     assert view.header["mode"] == HUMAN_MODEL
 
 
-def test_an_error_of_the_environment_does_not_end_the_session(start, parts, capsys):
+def test_an_error_of_the_environment_does_not_end_the_session(start, loaded, capsys):
     views = start()
     views.wait(lambda header: header["step"] == 1)
 
     def fail(action):
         raise ValueError("the simulator broke")
 
-    parts.env.step = fail
+    loaded.env.step = fail
     view = views.wait(lambda header: header["message"])
     assert "the simulator broke" in view.header["message"]
     views.send("mode", mode=RECORDED)
@@ -142,7 +142,7 @@ def test_several_rollouts_have_a_pane_each(start):
     views.wait()
     views.send("rollouts", count=3)
     view = views.wait(lambda header: header["rollouts"] == 3)
-    assert [picture.pane for picture in view.pictures].count("model") == 3
+    assert [picture.pane for picture in view.images].count("model") == 3
 
 
 def test_no_step_is_taken_without_a_page(start):
@@ -162,7 +162,7 @@ def test_no_step_is_taken_without_a_page(start):
 )
 def test_save_mode_writes_kept_episodes(run_folder, tmp_path, mode, folder):
     copy = Path(shutil.copytree(run_folder("dreamer"), tmp_path / "run"))
-    session = Session(load_playable(copy), mode, save=True)
+    session = Session(load_run(copy), mode, save=True)
     views = Views(session)
     asked = views.wait(lambda header: header["ask"], timeout=60)
     views.send("keep", on=False)
@@ -183,5 +183,5 @@ def test_save_mode_writes_kept_episodes(run_folder, tmp_path, mode, folder):
     (video,) = (copy / "media" / "recordings").iterdir()
     assert video.suffix in (".mp4", ".gif")
     assert "recordings" in {
-        entry["source"] for entry in load_playable(copy).library.table()
+        entry["source"] for entry in load_run(copy).episodes.table()
     } or (folder == "model")

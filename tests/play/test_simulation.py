@@ -21,41 +21,41 @@ def play(simulation: Simulation, steps: int, action=STAY) -> list[np.ndarray]:
         if simulation.ended:
             break
         simulation.step(lambda: action)
-        images.append(simulation.moment().imagined["image"][0])
+        images.append(simulation.snapshot().imagined["image"][0])
     return images
 
 
-@pytest.mark.parametrize("parts", ["dreamer", "vta", "iris"], indirect=True)
+@pytest.mark.parametrize("loaded", ["dreamer", "vta", "iris"], indirect=True)
 @pytest.mark.parametrize("mode", loading.MODES)
-def test_every_mode_steps_real_and_imagined_rows(parts, mode):
-    assert parts.modes()[mode] == ""
-    simulation = Simulation(parts, seed=1)
+def test_every_mode_steps_real_and_imagined_rows(loaded, mode):
+    assert loaded.modes()[mode] == ""
+    simulation = Simulation(loaded, seed=1)
     simulation.start(mode)
     assert simulation.human == (mode in (loading.HUMAN_ENV, loading.HUMAN_MODEL))
     play(simulation, 2, LEFT)
-    moment = simulation.moment()
-    size = parts.obs_space["image"].shape
-    assert moment.real["image"].shape == size
-    assert moment.imagined["image"].shape == (1, *size)
-    assert {"predicted reward", "value", "entropy"} <= set(moment.scalars)
-    assert moment.inspection.probs["action"].sum() == pytest.approx(1, abs=1e-3)
+    snapshot = simulation.snapshot()
+    size = loaded.obs_space["image"].shape
+    assert snapshot.real["image"].shape == size
+    assert snapshot.imagined["image"].shape == (1, *size)
+    assert {"predicted reward", "value", "entropy"} <= set(snapshot.scalars)
+    assert snapshot.inspection.probs["action"].sum() == pytest.approx(1, abs=1e-3)
 
 
-@pytest.mark.parametrize("parts", ["dreamer", "iris"], indirect=True)
-def test_actions_of_a_person_move_the_paddle_of_the_environment(parts):
-    simulation = Simulation(parts, seed=1)
+@pytest.mark.parametrize("loaded", ["dreamer", "iris"], indirect=True)
+def test_actions_of_a_person_move_the_paddle_of_the_environment(loaded):
+    simulation = Simulation(loaded, seed=1)
     positions = {}
     for name, action in (("left", LEFT), ("right", RIGHT)):
         simulation.start(loading.HUMAN_ENV, seed=1)
         play(simulation, 2, action)
-        row = simulation.moment().real["image"][-1]
+        row = simulation.snapshot().real["image"][-1]
         positions[name] = int(np.flatnonzero(row[:, 2] == 255).mean())
     assert positions["left"] < positions["right"]
 
 
-@pytest.mark.parametrize("parts", ["dreamer", "iris"], indirect=True)
-def test_the_same_seed_gives_the_same_dream(parts):
-    simulation = Simulation(parts)
+@pytest.mark.parametrize("loaded", ["dreamer", "iris"], indirect=True)
+def test_the_same_seed_gives_the_same_dream(loaded):
+    simulation = Simulation(loaded)
     dreams = []
     for seed in (5, 5, 6):
         simulation.start(loading.HUMAN_MODEL, seed=seed)
@@ -65,33 +65,33 @@ def test_the_same_seed_gives_the_same_dream(parts):
     np.testing.assert_array_equal(dreams[0][:count], dreams[1][:count])
 
 
-def test_the_environment_follows_the_actions_in_the_world_model(parts):
+def test_the_environment_follows_the_actions_in_the_world_model(loaded):
     """Both start from the same frame and get the same actions."""
-    simulation = Simulation(parts, seed=2)
+    simulation = Simulation(loaded, seed=2)
     simulation.start(loading.HUMAN_MODEL)
-    moment = simulation.moment()
-    np.testing.assert_array_equal(moment.real["image"], moment.imagined["image"][0])
+    snapshot = simulation.snapshot()
+    np.testing.assert_array_equal(snapshot.real["image"], snapshot.imagined["image"][0])
     simulation.step(lambda: RIGHT)
     assert int(simulation.rows[0]["action"]) == 2
     assert int(simulation.imagined[0]["action"][0]) == 2
-    assert simulation.moment().real is not None
+    assert simulation.snapshot().real is not None
 
 
-def test_a_fork_starts_from_the_real_frame(parts):
-    simulation = Simulation(parts, seed=2)
+def test_a_fork_starts_from_the_real_frame(loaded):
+    simulation = Simulation(loaded, seed=2)
     simulation.start(loading.AGENT_ENV)
     play(simulation, 3)
     assert simulation.imagined.start == 0
     assert simulation.imagination.age == 3
     simulation.fork()
-    moment = simulation.moment()
+    snapshot = simulation.snapshot()
     assert simulation.imagined.start == 3
     assert simulation.imagination.age == 0
-    np.testing.assert_array_equal(moment.real["image"], moment.imagined["image"][0])
+    np.testing.assert_array_equal(snapshot.real["image"], snapshot.imagined["image"][0])
 
 
-def test_rollouts_fork_again_after_some_steps(parts):
-    simulation = Simulation(parts, seed=2)
+def test_rollouts_fork_again_after_some_steps(loaded):
+    simulation = Simulation(loaded, seed=2)
     simulation.fork_every = 2
     simulation.start(loading.AGENT_ENV)
     play(simulation, 4)
@@ -99,18 +99,18 @@ def test_rollouts_fork_again_after_some_steps(parts):
     assert simulation.imagined.start == 4
 
 
-def test_several_rollouts_share_the_start_and_the_actions(parts):
-    simulation = Simulation(parts, seed=2)
+def test_several_rollouts_share_the_start_and_the_actions(loaded):
+    simulation = Simulation(loaded, seed=2)
     simulation.rollouts = 4
     simulation.start(loading.HUMAN_MODEL)
     simulation.step(lambda: LEFT)
-    rows = simulation.moment().imagined
+    rows = simulation.snapshot().imagined
     assert rows["image"].shape[0] == 4
     assert set(simulation.imagined[0]["action"].tolist()) == {0}
 
 
-def test_the_past_is_repeated_after_seeking_back(parts):
-    simulation = Simulation(parts, seed=2)
+def test_the_past_is_repeated_after_seeking_back(loaded):
+    simulation = Simulation(loaded, seed=2)
     simulation.start(loading.HUMAN_ENV)
     play(simulation, 4, LEFT)
     frames = [simulation.rows[step]["image"] for step in range(5)]
@@ -121,12 +121,12 @@ def test_the_past_is_repeated_after_seeking_back(parts):
     play(simulation, 3, RIGHT)  # not taken: these steps were already played
     assert simulation.is_live
     assert [int(simulation.rows[step]["action"]) for step in range(4)] == [0] * 4
-    np.testing.assert_array_equal(simulation.moment().real["image"], frames[4])
+    np.testing.assert_array_equal(simulation.snapshot().real["image"], frames[4])
     assert simulation.imagined.start == 1
 
 
-def test_a_fork_within_a_dream_continues_from_the_imagined_frame(parts):
-    simulation = Simulation(parts, seed=2)
+def test_a_fork_within_a_dream_continues_from_the_imagined_frame(loaded):
+    simulation = Simulation(loaded, seed=2)
     simulation.start(loading.HUMAN_MODEL)
     for _ in range(3):
         simulation.imagined[simulation.cursor]["is_terminal"][:] = False
@@ -135,30 +135,30 @@ def test_a_fork_within_a_dream_continues_from_the_imagined_frame(parts):
     simulation.seek(1)
     simulation.fork()
     assert simulation.imagined.stop == 2
-    np.testing.assert_array_equal(simulation.moment().imagined["image"][0], frame)
+    np.testing.assert_array_equal(simulation.snapshot().imagined["image"][0], frame)
     simulation.imagined[1]["is_terminal"][:] = False
     simulation.step(lambda: STAY)
-    assert simulation.moment().real is None  # the environment cannot go back
+    assert simulation.snapshot().real is None  # the environment cannot go back
 
 
 @pytest.mark.parametrize("mode", [loading.AGENT_ENV, loading.AGENT_MODEL])
-def test_a_person_takes_over_and_hands_back(parts, mode):
-    simulation = Simulation(parts, seed=2)
+def test_a_person_takes_over_and_hands_back(loaded, mode):
+    simulation = Simulation(loaded, seed=2)
     simulation.start(mode)
-    simulation.take_over(True)
+    simulation.set_human(True)
     simulation.step(lambda: RIGHT)
     history = simulation.imagined if "model" in mode else simulation.rows
     assert np.ravel(history[0]["action"])[0] == 2
-    simulation.take_over(False)
+    simulation.set_human(False)
     assert simulation.mode == mode
     if "model" in mode:
         history[1]["is_terminal"][:] = False  # the agent is not trained
     simulation.step(lambda: pytest.fail("the agent acts"))
 
 
-def test_the_carry_contains_the_actions_of_the_person(parts):
+def test_the_carry_contains_the_actions_of_the_person(loaded):
     """After taking over, the latent state is that of the actions that were taken."""
-    simulation = Simulation(parts, seed=2)
+    simulation = Simulation(loaded, seed=2)
     simulation.start(loading.HUMAN_ENV)
     simulation.step(lambda: LEFT)
     before = simulation.policy.carry
@@ -167,12 +167,12 @@ def test_the_carry_contains_the_actions_of_the_person(parts):
     assert before.prevact["action"].shape == (1,)
 
 
-def test_a_recorded_episode_can_be_scrubbed(parts):
-    simulation = Simulation(parts, seed=2)
-    table = parts.library.table()
+def test_a_recorded_episode_can_be_scrubbed(loaded):
+    simulation = Simulation(loaded, seed=2)
+    table = loaded.episodes.table()
     assert table
     assert table[0]["source"] == "replay"
-    simulation.open_recorded(parts.library.read("replay", table[0]["number"]))
+    simulation.open_recorded(loaded.episodes.read("replay", table[0]["number"]))
     last = table[0]["rows"] - 1
     simulation.seek(last)
     assert simulation.ended == "end of the recording"
@@ -182,22 +182,22 @@ def test_a_recorded_episode_can_be_scrubbed(parts):
 
 
 def test_a_transformer_with_full_context_is_flushed(run_folder):
-    parts = loading.load_playable(run_folder("iris"))
-    simulation = Simulation(parts, seed=2)
+    loaded = loading.load_run(run_folder("iris"))
+    simulation = Simulation(loaded, seed=2)
     simulation.start(loading.HUMAN_MODEL)
     used = []
     for _ in range(12):
         simulation.imagined[simulation.cursor]["is_terminal"][:] = False
         simulation.step(lambda: STAY)
-        used.append(simulation.moment().inspection.context[0])
-    assert simulation.imagination.flushes >= 1
+        used.append(simulation.snapshot().inspection.context[0])
+    assert simulation.imagination.context_resets >= 1
     assert min(np.diff(used)) < 0
-    parts.close()
+    loaded.close()
 
 
-def test_memory_does_not_grow_without_limit(parts, monkeypatch):
+def test_memory_does_not_grow_without_limit(loaded, monkeypatch):
     monkeypatch.setattr(simulations, "MAX_HISTORY", 4)
-    simulation = Simulation(parts, seed=2)
+    simulation = Simulation(loaded, seed=2)
     simulation.start(loading.HUMAN_MODEL)
     for _ in range(8):
         simulation.imagined[simulation.cursor]["is_terminal"][:] = False
@@ -207,10 +207,10 @@ def test_memory_does_not_grow_without_limit(parts, monkeypatch):
     assert simulation.cursor == simulation.imagined.start
 
 
-def test_a_world_starts_from_recordings_without_a_simulator(parts):
-    parts.env.close()
-    parts.env, parts.reasons["env"] = None, "there is no simulator"
-    modes = parts.modes()
+def test_a_world_starts_from_recordings_without_a_simulator(loaded):
+    loaded.env.close()
+    loaded.env, loaded.reasons["env"] = None, "there is no simulator"
+    modes = loaded.modes()
     assert (
         modes[loading.AGENT_ENV] == modes[loading.HUMAN_ENV] == "there is no simulator"
     )
@@ -220,11 +220,11 @@ def test_a_world_starts_from_recordings_without_a_simulator(parts):
         == modes[loading.RECORDED]
         == ""
     )
-    simulation = Simulation(parts, seed=2)
+    simulation = Simulation(loaded, seed=2)
     for mode in (loading.HUMAN_MODEL, loading.AGENT_MODEL):
         simulation.start(mode)
         simulation.step(lambda: STAY)
-        assert simulation.moment().imagined["image"].shape[0] == 1
+        assert simulation.snapshot().imagined["image"].shape[0] == 1
     with pytest.raises(UserError, match="there is no simulator"):
         simulation.start(loading.AGENT_ENV)
 
@@ -235,16 +235,16 @@ def test_agents_without_a_world_model_play_in_the_environment(tmp_path):
 
     flags = {"task": "catch", "agent": "random", "run.steps": 80, "device": "cpu"}
     logdir = train(resolve([], flags={**flags, "logdir": str(tmp_path / "run")}))
-    parts = loading.load_playable(logdir)
-    modes = parts.modes()
+    loaded = loading.load_run(logdir)
+    modes = loaded.modes()
     assert "no world model" in modes[loading.HUMAN_MODEL]
     assert "no world model" in modes[loading.AGENT_MODEL]
-    simulation = Simulation(parts, seed=2)
+    simulation = Simulation(loaded, seed=2)
     simulation.start(loading.AGENT_ENV)
     simulation.step(lambda: STAY)
-    assert simulation.moment().imagined is None
+    assert simulation.snapshot().imagined is None
     simulation.start(loading.RECORDED)
-    parts.close()
+    loaded.close()
 
 
 def test_history_keeps_the_newest_entries():
@@ -252,9 +252,9 @@ def test_history_keeps_the_newest_entries():
     for entry in "abcd":
         history.append(entry)
     assert (history.start, history.stop, history[3], history[-1]) == (3, 7, "a", "d")
-    history.trim(2)
+    history.drop_oldest(2)
     assert (history.start, history.get(4), history.get(5)) == (5, None, "c")
-    history.cut(6)
+    history.truncate(6)
     assert history.stop == 6
     with pytest.raises(IndexError, match="step 9"):
         history[9]

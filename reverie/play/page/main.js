@@ -20,4 +20,4 @@ async function start() {
   else window.page = new PlayPage(session, token);
 }
 
-start().catch((error) => setText(byId("link"), `error: ${error.message}`));
+start().catch((error) => setText(byId("connection-status"), `error: ${error.message}`));

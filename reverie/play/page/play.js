@@ -1,6 +1,6 @@
 // The page of a session.
 import { byId, element, setText, format } from "./dom.js";
-import { Link } from "./socket.js";
+import { SessionConnection } from "./socket.js";
 import { Panes } from "./panes.js";
 import { Traces, drawLatents } from "./traces.js";
 import { KeyInput, keyName } from "./keys.js";
@@ -15,20 +15,20 @@ export class PlayPage {
     this.actionRows = [];
     this.latency = [];
     byId("play").hidden = false;
-    this.keys = new KeyInput("reverie-keys", (held) => this.send({ type: "keys", held, stamp: performance.now() }), () => !document.querySelector("dialog[open]"));
+    this.keys = new KeyInput("reverie-keys", (held) => this.send({ type: "keys", held, timestamp: performance.now() }), () => !document.querySelector("dialog[open]"));
     this.keys.onAxes = (axes) => this.moveSliders(axes);
     this.setUpButtons();
-    this.link = new Link(session, token, {
+    this.connection = new SessionConnection(session, token, {
       status: (text) => this.showStatus(text),
       text: (message) => this.receive(message),
       view: (header, bitmaps) => this.show(header, bitmaps),
     });
   }
 
-  send(message) { this.link.send(message); }
+  send(message) { this.connection.send(message); }
 
   showStatus(text) {
-    const chip = byId("link");
+    const chip = byId("connection-status");
     setText(chip, text);
     chip.classList.toggle("good", text === "connected");
     chip.classList.toggle("bad", text !== "connected");
@@ -46,8 +46,8 @@ export class PlayPage {
     else if (message.type === "clients") {
       this.hasControls = message.has_controls;
       byId("control").hidden = message.has_controls;
-      if (message.count > 1) setText(byId("link"), `connected, ${message.count} pages`);
-      else setText(byId("link"), "connected");
+      if (message.count > 1) setText(byId("connection-status"), `connected, ${message.count} pages`);
+      else setText(byId("connection-status"), "connected");
       this.enable();
     } else if (message.type === "episodes") this.listEpisodes(message.list);
     else if (message.type === "error") this.showMessage(message.message, true);
@@ -93,29 +93,29 @@ export class PlayPage {
 
   // Actions: a bar with the probability of each value, which is also a button to hold.
   buildControls(controls) {
-    this.keys.used = new Set(controls.flatMap((control) => control.keys.flat()));
+    this.keys.used = new Set(controls.flatMap((control) => control.key_combinations.flat()));
     this.actionRows = [];
     byId("controls").replaceChildren(...controls.map((control, number) => {
       const block = element("div", { className: "control" });
-      if (controls.length > 1 && control.names.length) block.append(element("h3", { textContent: control.label }));
-      if (!control.names.length) {
+      if (controls.length > 1 && control.value_names.length) block.append(element("h3", { textContent: control.label }));
+      if (!control.value_names.length) {
         block.append(this.slider(control, number));
         return block;
       }
-      const rows = control.names.map((name, value) => {
+      const rows = control.value_names.map((name, value) => {
         const fill = element("div", { className: "bar-fill" });
         const percent = element("span", { className: "number" });
         const keys = element("span", { className: "keys" });
         const row = element("button", { type: "button", className: "action" }, element("span", { className: "name", textContent: name, title: name }), element("span", { className: "bar-track" }, fill), percent, keys);
         const source = `button ${number} ${value}`;
         const press = (down) => {
-          const codes = control.keys[value];
+          const codes = control.key_combinations[value];
           if (codes.length) this.keys.hold(source, down ? codes : []);
-          else this.send({ type: "slider", number, value: down ? value : control.idle, stamp: performance.now() });
+          else this.send({ type: "slider", number, value: down ? value : control.noop, timestamp: performance.now() });
         };
         row.onpointerdown = (event) => { row.setPointerCapture(event.pointerId); press(true); };
         row.onpointerup = row.onpointercancel = () => press(false);
-        return { row, fill, percent, keys, codes: control.keys[value] };
+        return { row, fill, percent, keys, codes: control.key_combinations[value] };
       });
       block.append(...rows.map((entry) => entry.row));
       this.actionRows.push(rows);
@@ -139,7 +139,7 @@ export class PlayPage {
     input.dataset.number = number;
     input.oninput = () => {
       setText(value, format(Number(input.value)));
-      this.send({ type: "slider", number, value: Number(input.value), stamp: performance.now() });
+      this.send({ type: "slider", number, value: Number(input.value), timestamp: performance.now() });
     };
     return element("label", { className: "slider" }, control.label, input, value);
   }
@@ -215,7 +215,7 @@ export class PlayPage {
 
   openRemap() {
     const codes = [...this.keys.used];
-    const owner = (code) => this.hello.controls.flatMap((control) => control.names.filter((name, value) => control.keys[value].length === 1 && control.keys[value][0] === code)).join(", ") || keyName(code);
+    const owner = (code) => this.hello.controls.flatMap((control) => control.value_names.filter((name, value) => control.key_combinations[value].length === 1 && control.key_combinations[value][0] === code)).join(", ") || keyName(code);
     byId("remap-list").replaceChildren(...codes.map((code) => {
       const button = element("button", { type: "button" }, owner(code), element("kbd", { textContent: keyName(this.keys.physical(code)) }));
       button.onclick = () => {
@@ -250,9 +250,9 @@ export class PlayPage {
     if (header.error !== undefined) { this.showMessage(header.error, true); return; }
     const before = this.header;
     this.header = header;
-    if (header.stamp !== null && header.stamp !== this.lastStamp) {
-      this.lastStamp = header.stamp;
-      this.latency.push(performance.now() - header.stamp);
+    if (header.timestamp !== null && header.timestamp !== this.lastTimestamp) {
+      this.lastTimestamp = header.timestamp;
+      this.latency.push(performance.now() - header.timestamp);
       if (this.latency.length > 200) this.latency.shift();
     }
     this.panes.show(header, bitmaps);
@@ -297,9 +297,9 @@ export class PlayPage {
     this.actionRows.forEach((rows, group) => {
       const probs = (header.probs || [])[group] || [];
       rows.forEach((entry, value) => {
-        const chance = probs[value];
-        entry.fill.style.width = chance === undefined ? "0" : `${(100 * chance).toFixed(1)}%`;
-        setText(entry.percent, chance === undefined ? "" : `${Math.round(100 * chance)} %`);
+        const probability = probs[value];
+        entry.fill.style.width = probability === undefined ? "0" : `${(100 * probability).toFixed(1)}%`;
+        setText(entry.percent, probability === undefined ? "" : `${Math.round(100 * probability)} %`);
         entry.row.classList.toggle("chosen", (header.chosen || [])[group] === value);
       });
     });

@@ -16,7 +16,7 @@ export class Recording {
     this.scrub.oninput = () => { this.paused = true; setText(this.button, "Continue"); this.show(Number(this.scrub.value)); };
     const transport = element("div", { className: "transport" }, this.button, this.scrub, this.text);
     this.node = element("div", {}, element("h3", { textContent: session.title }), element("div", { className: "panes" }, ...this.canvases), transport);
-    this.images = session.sheets.map((source) => Object.assign(new Image(), { src: source }));
+    this.images = session.sprite_sheets.map((source) => Object.assign(new Image(), { src: source }));
     this.show(0);
     this.images.forEach((image) => { image.onload = () => this.show(this.step); });
     this.timer = setInterval(() => { if (!this.paused && this.node.isConnected) this.show((this.step + 1) % session.steps.length); }, 1000 / session.fps);

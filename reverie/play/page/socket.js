@@ -1,6 +1,6 @@
 // The connection to a session: decodes views, acknowledges them and reconnects.
 
-export class Link {
+export class SessionConnection {
   constructor(session, token, handlers) {
     this.handlers = handlers;
     const scheme = location.protocol === "https:" ? "wss" : "ws";

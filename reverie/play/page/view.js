@@ -53,7 +53,7 @@ export class ViewPage {
     window.addEventListener("resize", () => this.drawChart());
     window.addEventListener("themechange", () => this.drawChart());
     setText(byId("title"), "Runs");
-    setText(byId("link"), source.isLive ? "live" : "exported");
+    setText(byId("connection-status"), source.isLive ? "live" : "exported");
     this.lines = [];
     this.refresh(true);
     if (source.isLive) setInterval(() => { if (!document.hidden) this.refresh(false); }, REFRESH);
@@ -62,11 +62,11 @@ export class ViewPage {
   async refresh(first) {
     try {
       this.runs = await this.source.runs();
-      setText(byId("link"), this.source.isLive ? "live" : "exported");
-      byId("link").classList.remove("bad");
+      setText(byId("connection-status"), this.source.isLive ? "live" : "exported");
+      byId("connection-status").classList.remove("bad");
     } catch (error) {
-      setText(byId("link"), "not connected");
-      byId("link").classList.add("bad");
+      setText(byId("connection-status"), "not connected");
+      byId("connection-status").classList.add("bad");
       return;
     }
     if (first) this.runs.slice(0, 8).forEach((run) => this.shown.add(run.id));

@@ -1,4 +1,4 @@
-"""Images of a moment: real, imagined and difference."""
+"""Images of one step: real, imagined and difference."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from reverie.api import Obs
 from reverie.datasets.images import ImageCrop
 from reverie.envs.wrappers import RENDERED
-from reverie.play.simulation import Moment
+from reverie.play.simulation import StepSnapshot
 from reverie.render.channels import cameras_side_by_side, to_rgb
 from reverie.render.open_loop import error_image
 from reverie.spaces import Spaces, agent_obs_space
@@ -18,7 +18,7 @@ MAX_VECTOR = 64
 """Entries that are shown of observations without images."""
 
 
-class Picture(NamedTuple):
+class PaneImage(NamedTuple):
     """An image of one pane."""
 
     pane: str
@@ -26,7 +26,7 @@ class Picture(NamedTuple):
     image: np.ndarray
 
 
-def show_images(row: Obs, keys: list[str]) -> np.ndarray | None:
+def concat_images(row: Obs, keys: list[str]) -> np.ndarray | None:
     """Return the images of a row next to each other; None if there are none."""
     images = [_to_color(np.asarray(row[key])) for key in keys if key in row]
     if not images:
@@ -42,55 +42,57 @@ def _to_color(image: np.ndarray) -> np.ndarray:
     return to_rgb(image, last=True)
 
 
-class Painter:
-    """Selects the image keys of a run and makes the pictures of its moments."""
+class PaneRenderer:
+    """Selects the image keys of a run and renders the panes of its steps."""
 
     def __init__(self, obs_space: Spaces, predicted: list[str], crop: ImageCrop | None):
         spaces = agent_obs_space(obs_space)
-        self.images = [key for key, space in spaces.items() if space.is_image]
-        self.predicted = [key for key in self.images if key in predicted]
-        self.vectors = [
-            key for key in spaces if key not in self.images and key in predicted
+        self.image_keys = [key for key, space in spaces.items() if space.is_image]
+        self.predicted_keys = [key for key in self.image_keys if key in predicted]
+        self.vector_keys = [
+            key for key in spaces if key not in self.image_keys and key in predicted
         ]
         self.crop = crop
 
-    def pictures(self, moment: Moment) -> list[Picture]:
-        real, imagined = moment.real, moment.imagined
-        pictures = []
+    def render(self, snapshot: StepSnapshot) -> list[PaneImage]:
+        real, imagined = snapshot.real, snapshot.imagined
+        panes = []
         if real is not None:
             row = self._cropped(real)
-            keys = self.images or [RENDERED]
-            image = show_images(row, keys)
+            keys = self.image_keys or [RENDERED]
+            image = concat_images(row, keys)
             if image is not None:
-                pictures.append(Picture("real", image))
-        if imagined is None or not self.predicted:
-            return pictures
+                panes.append(PaneImage("real", image))
+        if imagined is None or not self.predicted_keys:
+            return panes
         rows = imagined if "cont" in imagined else self._cropped(imagined)
         count = len(rows["reward"])
-        models = []
+        predictions = []
         for index in range(count):
-            one = {key: rows[key][index] for key in self.predicted}
-            image = show_images(one, self.predicted)
+            one = {key: rows[key][index] for key in self.predicted_keys}
+            image = concat_images(one, self.predicted_keys)
             if image is not None:
-                models.append(image)
-        pictures += [Picture("model", image) for image in models]
-        if real is not None and models:
-            truth = show_images(self._cropped(real), self.predicted)
-            if truth is not None and truth.shape == models[0].shape:
-                pictures.append(Picture("difference", error_image(truth, models[0])))
-        return pictures
+                predictions.append(image)
+        panes += [PaneImage("model", image) for image in predictions]
+        if real is not None and predictions:
+            truth = concat_images(self._cropped(real), self.predicted_keys)
+            if truth is not None and truth.shape == predictions[0].shape:
+                panes.append(
+                    PaneImage("difference", error_image(truth, predictions[0]))
+                )
+        return panes
 
-    def vectors_of(self, moment: Moment) -> dict[str, list[float]]:
+    def observation_vectors(self, snapshot: StepSnapshot) -> dict[str, list[float]]:
         """Return the vector observations of `real` and `model`, without images."""
-        if self.predicted:
+        if self.predicted_keys:
             return {}
         result = {}
         first: Obs | None = None
-        if moment.imagined is not None:
-            first = {key: value[0] for key, value in moment.imagined.items()}
-        for pane, row in (("real", moment.real), ("model", first)):
-            if row is not None and all(key in row for key in self.vectors):
-                parts = [np.ravel(row[key]).astype(float) for key in self.vectors]
+        if snapshot.imagined is not None:
+            first = {key: value[0] for key, value in snapshot.imagined.items()}
+        for pane, row in (("real", snapshot.real), ("model", first)):
+            if row is not None and all(key in row for key in self.vector_keys):
+                parts = [np.ravel(row[key]).astype(float) for key in self.vector_keys]
                 values = np.concatenate(parts) if parts else np.zeros(0)
                 values = np.nan_to_num(values[:MAX_VECTOR])
                 result[pane] = [round(float(value), 4) for value in values]

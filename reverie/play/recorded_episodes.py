@@ -28,10 +28,10 @@ class EpisodeSource(NamedTuple):
 
     name: str
     path: str
-    read: ReaderConfig | None = None
+    reader: ReaderConfig | None = None
 
 
-class EpisodeLibrary:
+class RecordedEpisodes:
     """Lists and reads episodes by source and number; files are opened on demand."""
 
     def __init__(self, run: SavedRun):
@@ -120,7 +120,7 @@ class EpisodeLibrary:
         if name not in self._readers:
             for source in self.sources():
                 if source.name == name:
-                    self._readers[name] = open_episodes(source.path, source.read)
+                    self._readers[name] = open_episodes(source.path, source.reader)
                     break
             else:
                 raise UserError(
