@@ -1,7 +1,7 @@
 """Pages that are connected to a session.
 
-One client has the controls; the others only see. At most two views are in flight to a
-client; of the views that it cannot take yet, only the newest is kept.
+One client controls the session; the others are view-only. A client gets at most two
+views that it has not acknowledged. While it waits, only the newest view is kept.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from reverie.play.session import Session, View
 
 MAX_CLIENTS = 16
 MAX_UNACKNOWLEDGED = 2
-"""Views that were sent and not acknowledged."""
+"""Maximum number of views that were sent to a client and not acknowledged."""
 MESSAGE_RATE, MESSAGE_BURST = 200.0, 400.0
-"""Messages per second of one client, and how many at once."""
+"""Rate limit of one client (token bucket): messages per second, and its capacity."""
 MAX_EPISODES = 600
-"""Episodes in one list."""
+"""Maximum number of episodes in one `episodes` message."""
 
 
 class Connection(Protocol):
@@ -31,7 +31,7 @@ class Connection(Protocol):
 
 
 class TooManyMessages(Exception):
-    """A client sent more messages than it may."""
+    """A client exceeded its rate limit."""
 
 
 class Client:
@@ -45,7 +45,7 @@ class Client:
         self._tokens, self._time = MESSAGE_BURST, time.monotonic()
 
     def check_rate(self) -> None:
-        """Raise if messages come too fast."""
+        """Count a message; raise if the client exceeds its rate limit."""
         now = time.monotonic()
         self._tokens = min(
             MESSAGE_BURST, self._tokens + MESSAGE_RATE * (now - self._time)
@@ -60,7 +60,7 @@ class Client:
         self.changed.set()
 
     async def send_views(self, hub: Hub) -> None:
-        """Send the newest view whenever the client can take one."""
+        """Send the newest view when enough earlier ones are acknowledged."""
         while True:
             await self.changed.wait()
             self.changed.clear()
@@ -88,7 +88,7 @@ class Hub:
         session.send({"type": "idle", "on": True})
 
     def _receive(self, view: View) -> None:
-        """Take a view from the thread of the session."""
+        """Called in the thread of the session: publish a view in the event loop."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.publish, view)
 
@@ -138,7 +138,9 @@ class Hub:
             }
             try:
                 await client.connection.send_json(state)
-            except Exception:  # it disconnects; its own task notices
+            except (
+                Exception
+            ):  # disconnected: `leave` is called by the task that receives
                 continue
 
     async def handle(self, client: Client, text: str) -> None:

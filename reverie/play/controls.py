@@ -1,4 +1,4 @@
-"""Controls of a person: keys, sliders and buttons for the entries of an action space.
+"""Keyboard keys, sliders and buttons for the entries of an action space.
 
 An environment with one discrete action may have an attribute `action_names`. An action
 without effect is named `noop` or `stay`. Names that consist of `left`, `right`, `up`,
@@ -38,7 +38,7 @@ WORD_KEYS = {
     "done": "KeyC",
     "jump": "KeyJ",
 }
-"""Keys of the words that names of actions consist of."""
+"""Keyboard keys by the words in names of actions."""
 
 NOOP_NAMES = ("noop", "stay", "none", "idle")
 """Names of actions without effect; they have no keys."""
@@ -54,10 +54,10 @@ KEY_ROWS = (
 """
 
 PAGE_KEYS = ("KeyP", "Period", "KeyR", "KeyF", "KeyT", "KeyH", "Comma", "Slash")
-"""Keys of the page itself, which are not used for actions."""
+"""Shortcuts of the page, which are not used for actions."""
 
 MAX_CONTROLS = 64
-"""Number of entries of an action space that can be controlled; others are zero."""
+"""Maximum number of entries of an action space with controls; others are zero."""
 
 _WORDS = re.compile("|".join(("left", "right", "up", "down", "fire")))
 
@@ -69,14 +69,14 @@ class Control:
     action_key: str
     """Key of the action space."""
     index: int
-    """Entry within this action, counted in the flattened array."""
+    """Index of the entry in the flattened action."""
     label: str
     value_names: tuple[str, ...] = ()
     """Names of the values of a discrete entry; empty for a continuous one."""
     key_combinations: tuple[tuple[str, ...], ...] = ()
-    """Keys that together select each value; empty if it has none."""
+    """For each value, the keyboard keys that select it when all are held."""
     noop: int = 0
-    """Value while no key is held, counted from the lowest."""
+    """Index of the value that is selected while no key is held."""
     low: float = -1.0
     high: float = 1.0
 
@@ -146,6 +146,7 @@ def _word_keys(name: str) -> tuple[str, ...]:
 
 
 def _row_keys(group: int, values: int) -> tuple[tuple[str, ...], ...]:
+    """Return one key of a keyboard row for each value, as far as there are keys."""
     row = KEY_ROWS[group] if group < len(KEY_ROWS) else ()
     row = tuple(key for key in row if key not in PAGE_KEYS)
     return tuple((row[n],) if n < len(row) else () for n in range(values))
@@ -164,10 +165,10 @@ def human_action(
     held: Sequence[str],
     sliders: Mapping[int, float],
 ) -> Action:
-    """Return the action of held keys and sliders.
+    """Return the action that held keys and sliders select.
 
-    `held` is in the order in which the keys were pressed; `sliders` has values by the
-    number of the control, also of discrete ones.
+    `held` are keys in the order in which they were pressed. `sliders` maps the index of
+    a control to its value; for a discrete control, to the index of the value.
     """
     action = {key: np.array(space.zeros()) for key, space in act_space.items()}
     for number, control in enumerate(controls):
@@ -180,15 +181,18 @@ def human_action(
             value = float(sliders.get(number, 0.0))
             entries[control.index] = min(max(value, control.low), control.high)
     for key, space in act_space.items():
-        if space.is_discrete:  # entries that are not controlled
+        if space.is_discrete:  # entries without controls may be out of range
             top = np.maximum(space.high - 1, space.low)
             action[key] = np.clip(action[key], space.low, top).astype(space.dtype)
     return action
 
 
-def _selected(control: Control, held: Sequence[str], noop: int) -> int:
-    """Return the value with most keys that are all held; the newest key decides."""
-    best, rank = noop, (0, -1)
+def _selected(control: Control, held: Sequence[str], default: int) -> int:
+    """Return the index of the value whose keys are all held.
+
+    Of several, select the one with most keys, then the one with the newest key.
+    """
+    best, rank = default, (0, -1)
     for value, keys in enumerate(control.key_combinations):
         if keys and all(key in held for key in keys):
             newest = max(held.index(key) for key in keys)
@@ -198,7 +202,7 @@ def _selected(control: Control, held: Sequence[str], noop: int) -> int:
 
 
 def chosen_values(controls: Sequence[Control], action: Action) -> list[int]:
-    """Return the value of every discrete entry of an action, from the lowest."""
+    """Return the index of the value of each discrete entry of an action."""
     return [
         int(
             np.asarray(action[control.action_key]).reshape(-1)[control.index]
@@ -212,9 +216,10 @@ def chosen_values(controls: Sequence[Control], action: Action) -> list[int]:
 def probabilities(
     controls: Sequence[Control], probs: Mapping[str, np.ndarray]
 ) -> list[list[float]]:
-    """Return the probabilities of the values of every discrete entry.
+    """Return the probabilities of all values of each discrete entry.
 
-    `probs` has those of the entries of each key `(..., K)`, or lacks the key.
+    `probs` maps keys of the action space to probabilities `(..., K)` of their entries.
+    The list of an entry is empty if its key is not in `probs`.
     """
     result: list[list[float]] = []
     for control in controls:

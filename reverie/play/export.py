@@ -1,8 +1,8 @@
 """`reverie view --export`: a static page of runs that needs no server.
 
 The page contains its scripts, styles and data, and opens from the disk. Of every run
-that can be played it contains recorded sessions: the agent in the environment with its
-open-loop dream, and the agent in the world model.
+that can be played it contains recorded sessions: the agent in the environment with
+open-loop predictions, and the agent in the world model.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ SCRIPTS = (
 SESSION_STEPS = 100
 """Steps of a recorded session."""
 MAX_MEDIA = 6
-"""Images and videos of one run."""
+"""Maximum number of images and videos of one run."""
 METRICS = re.compile(r"score|length|loss|return")
-"""Metrics that are exported."""
+"""Pattern of the metrics that are exported."""
 
 
 def export(runs: RunIndex, target: Path) -> Path:
@@ -56,7 +56,7 @@ def export(runs: RunIndex, target: Path) -> Path:
     if not data["runs"]:
         raise UserError(
             f"There are no runs in {runs.folder}.\n"
-            "  Fix: give the folder of a run, or a folder with runs."
+            "  Fix: pass the folder of a run, or a folder that contains runs."
         )
     for run in data["runs"]:
         name = run["id"]
@@ -115,7 +115,10 @@ def _record_sessions(folder: Path) -> list[dict[str, Any]]:
 def record_session(
     loaded: LoadedRun, mode: str, steps: int = SESSION_STEPS
 ) -> dict[str, Any]:
-    """Return a session of the agent, over several episodes if they are short."""
+    """Return a session of the agent, over several episodes if they are short.
+
+    The frames of each pane are concatenated vertically to one image (sprite sheet).
+    """
     simulation = Simulation(loaded)
     predicted = list(loaded.model.predicted_keys) if loaded.model else []
     renderer = PaneRenderer(loaded.obs_space, predicted, loaded.crop)

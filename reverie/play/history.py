@@ -1,4 +1,4 @@
-"""A list of consecutive steps whose oldest entries can be dropped."""
+"""A list with one entry per step, whose oldest entries can be dropped."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class History:
         del self._entries[max(0, step - self.start) :]
 
     def drop_oldest(self, length: int) -> None:
-        """Remove the oldest entries, so that at most `length` are left."""
+        """Remove the oldest entries, so that at most `length` remain."""
         surplus = len(self._entries) - length
         if surplus > 0:
             del self._entries[:surplus]

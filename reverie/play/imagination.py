@@ -43,8 +43,8 @@ class Imagination:
         self._state: Any = None
         self.count = 0  # rollouts
         self.age = 0  # steps since the last real row
-        self.context_resets = 0  # how often the context was full and was cleared
-        self.can_act = False
+        self.context_resets = 0  # how often the full context of the model was cleared
+        self.can_act = False  # whether the policy can choose the actions
         self.inspection = StateInspection()
 
     @property
@@ -54,9 +54,10 @@ class Imagination:
     def start(
         self, rows: Sequence[Obs], carry: Carry | None, count: int, seed: int
     ) -> None:
-        """Continue after these rows of one episode, with `count` rollouts.
+        """Start `count` rollouts that continue these rows of one episode.
 
-        With the carry of the policy after the last row, the policy can act in them.
+        `carry` is that of the policy after the last row; without it, `act` is not
+        possible.
         """
         self.stop()
         self.model.seed(seed)

@@ -1,4 +1,4 @@
-"""Loads what a session plays with: environment, policy, world model and episodes."""
+"""Load environment, policy, world model and recorded episodes of a run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LoadedRun:
     episodes: RecordedEpisodes
     agent: Agent
     policy: Agent | None
-    """The agent in the units and images of the environment."""
+    """The agent, adapted to the action units and image sizes of the environment."""
     model: WorldModelEnv | None
     env: Env | None
     obs_space: Spaces
@@ -56,7 +56,7 @@ class LoadedRun:
     """Why `env`, `policy` or `model` is missing."""
 
     def modes(self) -> dict[str, str]:
-        """Return for every mode why it is not available; empty if it is."""
+        """Return the reason why each mode is not available; empty if it is."""
         env = self.reasons.get("env", "")
         policy = self.reasons.get("policy", "")
         model = self.reasons.get("model", "")
@@ -66,7 +66,7 @@ class LoadedRun:
         start = env and episodes and f"{env}, and {episodes}"
         in_model = ""
         if not model and not isinstance(self.model, PolicyWorldModelEnv):
-            in_model = "its world model cannot be continued by the policy"
+            in_model = "the policy cannot act in the world model"
         return {
             AGENT_ENV: env or policy,
             HUMAN_ENV: env,

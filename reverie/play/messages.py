@@ -21,11 +21,12 @@ import numpy as np
 from reverie.play.session import View
 
 MAX_LOSSLESS_SIZE = 64
-"""Longest side of images that are sent without loss."""
+"""Largest height and width of images that are compressed without loss."""
 WEBP_QUALITY = 90
 MAX_MESSAGE_BYTES = 16_384
-"""Bytes of a command."""
+"""Longer messages are ignored."""
 MAX_NUMBER = 2**53
+"""Largest integer that JavaScript represents exactly."""
 
 COMMANDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "keys": {"held": list, "timestamp": (int, float)},
@@ -44,7 +45,11 @@ COMMANDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "keep": {"on": bool},
     "open": {"source": str, "number": int},
 }
-"""Fields of the commands to a session."""
+"""Fields of the commands to a session, with their types.
+
+`timestamp` is the time of an input in the browser. Views return it, so that the page
+can measure its latency.
+"""
 REQUIRED = {
     "keys": ("held",),
     "slider": ("number", "value"),
@@ -87,7 +92,7 @@ def encode_image(image: np.ndarray) -> tuple[str, bytes]:
 
 
 def parse_message(text: str) -> dict[str, Any] | None:
-    """Return a message of the page with only known fields; None if it is invalid."""
+    """Parse a message of the page; None if it is not an object with a `type`."""
     if len(text) > MAX_MESSAGE_BYTES:
         return None
     try:

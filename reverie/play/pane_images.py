@@ -15,19 +15,19 @@ from reverie.render.open_loop import error_image
 from reverie.spaces import Spaces, agent_obs_space
 
 MAX_VECTOR = 64
-"""Entries that are shown of observations without images."""
+"""Maximum number of entries of vector observations that are shown."""
 
 
 class PaneImage(NamedTuple):
     """An image of one pane."""
 
     pane: str
-    """`real`, `model` (several for several rollouts) or `difference`."""
+    """`real`, `model` (one image per rollout) or `difference`."""
     image: np.ndarray
 
 
 def concat_images(row: Obs, keys: list[str]) -> np.ndarray | None:
-    """Return the images of a row next to each other; None if there are none."""
+    """Concatenate the images of a row horizontally; None if there are none."""
     images = [_to_color(np.asarray(row[key])) for key in keys if key in row]
     if not images:
         return None
@@ -65,6 +65,7 @@ class PaneRenderer:
                 panes.append(PaneImage("real", image))
         if imagined is None or not self.predicted_keys:
             return panes
+        # the first row of a rollout is a real row, without `cont` and not yet cropped
         rows = imagined if "cont" in imagined else self._cropped(imagined)
         count = len(rows["reward"])
         predictions = []
@@ -83,7 +84,7 @@ class PaneRenderer:
         return panes
 
     def observation_vectors(self, snapshot: StepSnapshot) -> dict[str, list[float]]:
-        """Return the vector observations of `real` and `model`, without images."""
+        """Return the vector observations of a run without predicted images, by pane."""
         if self.predicted_keys:
             return {}
         result = {}

@@ -1,4 +1,7 @@
-"""The policy of an agent on the rows of one episode, also if others choose actions."""
+"""Runs the policy on the rows of an episode, whose actions may not be its own.
+
+The actions may be those of a human or of a recording.
+"""
 
 from __future__ import annotations
 
@@ -37,17 +40,17 @@ class PolicyState:
             self._observe(row, first=number == 0)
         self._step = step
 
-    def advance(self, before: Obs, row: Obs, step: int) -> bool:
-        """Continue with the next row, if the row before it was the last one.
+    def advance(self, previous: Obs, row: Obs, step: int) -> bool:
+        """Run the policy on the row of a step, if it ran on the previous step before.
 
-        `before` contains the actions that were taken. Returns False if the policy has
-        not seen that row.
+        `previous` contains the actions that were taken. Returns False if the policy did
+        not run on the previous step.
         """
         if self.loaded.policy is None or step == self._step:
             return True
         if self._step < 0 or step != self._step + 1:
             return False
-        self._follow(before)
+        self._follow(previous)
         self._observe(row, first=False)
         self._step = step
         return True
@@ -70,7 +73,7 @@ class PolicyState:
         }
 
     def _follow(self, row: Obs) -> None:
-        """Put the actions that were taken in a row into the carry."""
+        """Replace the previous actions in the carry by those that were taken."""
         if not isinstance(self.loaded.agent, FollowsActions):
             return
         batch = {key: np.asarray(row[key])[None] for key in self.loaded.act_space}

@@ -20,7 +20,7 @@ REAL, IMAGINED = "env", "model"
 """Its subfolders: episodes of the environment and of the world model."""
 
 MAX_LISTED = 200
-"""Number of episodes that are listed of each source."""
+"""Maximum number of episodes that are listed per source."""
 
 
 class EpisodeSource(NamedTuple):
@@ -84,7 +84,7 @@ class RecordedEpisodes:
         if not 0 <= number < len(names):
             raise UserError(
                 f"There is no episode {number} in {source!r}.\n"
-                "  Fix: choose an episode of the list."
+                "  Fix: choose an episode from the list."
             )
         try:
             return self._open(source).read(names[number])
@@ -113,7 +113,7 @@ class RecordedEpisodes:
     def _names(self, source: str) -> list[str]:
         try:
             return self._open(source).names()
-        except UserError:  # such as a replay that is empty so far
+        except UserError:  # for example, the replay buffer is still empty
             return []
 
     def _open(self, name: str) -> Reader:
@@ -125,6 +125,6 @@ class RecordedEpisodes:
             else:
                 raise UserError(
                     f"There are no episodes in {name!r}.\n"
-                    "  Fix: choose an episode of the list."
+                    "  Fix: choose an episode from the list."
                 )
         return self._readers[name]

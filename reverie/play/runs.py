@@ -1,7 +1,7 @@
 """The runs below a folder, for `reverie view`: status, curves, media and configs.
 
-Runs have an id that is derived from their path, and files a number, so that requests
-contain no paths. Runs that are being written can be read: only complete lines count.
+The id of a run is a hash of its path, and files have numbers, so that requests contain
+no paths. Running runs can be read: the last line of a file is ignored if incomplete.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from reverie.run.folder import SUBFOLDERS, last_end, read_config
 from reverie.storage.system import lock_file
 
 MAX_DEPTH = 4
-"""Levels of folders in which runs are found."""
+"""Maximum depth of run folders below the folder."""
 MAX_RUNS = 500
 MAX_POINTS = 1500
-"""Points of one curve; longer ones are thinned."""
+"""Maximum number of points of a curve; longer curves are subsampled."""
 MAX_MEDIA = 60
 MAX_LINE = 1_000_000
-"""Bytes of a line of metrics; longer ones are skipped."""
+"""Longer lines of metrics (in bytes) are skipped."""
 SCORE = "score"
-"""Name of the score of all episodes."""
+"""Name of the curve with the scores of all episodes."""
 MEDIA_KINDS = ("mp4", "gif", "png")
 
 
 Point = tuple[int, float, float]
-"""Frame, seconds and value."""
+"""Simulator frame, seconds and value."""
 
 
 @dataclass
 class MetricsFile:
-    """Columns of a file of JSON lines, which is read as it grows."""
+    """Columns of a JSONL file; `update` reads the lines that were added."""
 
     path: Path
     offset: int = 0
     columns: dict[str, list[Point]] = field(default_factory=dict)
-    """Points by name; logs count frames."""
+    """Points by metric."""
     last_step: int = 0
 
     def update(self) -> None:
-        """Read the lines that were added; start again if the file was shortened."""
+        """Read new lines; read the whole file again if it was shortened."""
         try:
             size = self.path.stat().st_size
         except OSError:
@@ -101,7 +101,7 @@ class RunIndex:
         if not folder.is_dir():
             raise UserError(
                 f"{folder} is not a folder.\n"
-                "  Fix: give the folder of a run, or a folder with runs."
+                "  Fix: pass the folder of a run, or a folder that contains runs."
             )
         self.folder = folder.resolve()
         self._runs: dict[str, ListedRun] = {}
@@ -124,7 +124,7 @@ class RunIndex:
         return {"config": _flat_config(run), "media": media, "error": _error_of(run)}
 
     def series(self, name: str, key: str) -> dict[str, list[float]]:
-        """Return the points of one metric; steps, frames and hours on the x axis."""
+        """Return values of one metric, and steps, frames and hours for the x axis."""
         run = self._get(name)
         run.metrics.update()
         run.scores.update()
@@ -153,14 +153,14 @@ class RunIndex:
         """Return the path of an image or video."""
         paths = _list_media(self._get(name))
         if not 0 <= number < len(paths):
-            raise LookupError("There is no such file.")
+            raise LookupError(f"Run {name!r} has no file {number}.")
         return paths[number]
 
     def _get(self, name: str) -> ListedRun:
         if name not in self._runs:
             self._find()
         if name not in self._runs:
-            raise LookupError("There is no such run.")
+            raise LookupError(f"There is no run {name!r}.")
         return self._runs[name]
 
     def _find(self) -> None:
@@ -202,7 +202,7 @@ def _open(key: str, name: str, path: Path) -> ListedRun:
 
 
 def _run_folders(folder: Path) -> list[Path]:
-    """Return the folders with a `config.yaml`, without links."""
+    """Return the folders with a `config.yaml`; links are not followed."""
     found: list[Path] = []
     for path, names, files in os.walk(folder):
         if "config.yaml" in files:

@@ -2,8 +2,8 @@
 
 It listens on the loopback address by default. Every page, request and WebSocket needs
 the token that is part of the printed address. `Host` and `Origin` are checked, so that
-pages of other sites cannot reach the server through the browser. Files are sent by
-number or fixed name: no path of a request is used on the disk.
+pages of other sites cannot reach the server through the browser. Files are requested by
+number or fixed name, so a request cannot read other files.
 """
 
 from __future__ import annotations
@@ -70,16 +70,19 @@ def is_loopback(host: str) -> bool:
 
 
 class AccessCheck:
-    """Decides which requests are answered."""
+    """Checks host, origin and token of requests."""
 
     def __init__(self, token: str, host: str):
         self.token, self.host = token, host
 
     def problem(self, connection: HTTPConnection, needs_token: bool = True) -> str:
-        """Return why a request is refused; empty if it is not."""
+        """Return why a request is refused; empty if it is allowed."""
         host = connection.headers.get("host", "")
         if not self._is_own_host(host):
-            return f"The host {host[:100]!r} is not that of this server."
+            return (
+                f"The host {host[:100]!r} is not that of this server. Open the address "
+                "that was printed."
+            )
         origin = connection.headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != host:
             return f"Requests from {origin[:100]!r} are not allowed."
@@ -90,13 +93,13 @@ class AccessCheck:
 
     def _is_own_host(self, host: str) -> bool:
         name = urlsplit(f"//{host}").hostname or ""
-        if is_loopback(name):  # any port: it may be the end of a tunnel
+        if is_loopback(name):  # on any port, for SSH port forwarding
             return True
         if is_loopback(self.host):
             return False
         if name in (self.host, socket.gethostname(), socket.getfqdn()):
             return True
-        try:  # a name could belong to another site, an address cannot
+        try:  # only IP addresses, because a host name allows DNS rebinding
             ipaddress.ip_address(name)
         except ValueError:
             return False
@@ -141,7 +144,7 @@ class Sessions:
                 await asyncio.to_thread(hub.session.close)
                 return
         raise UserError(
-            f"{MAX_SESSIONS} runs are played already.\n"
+            f"{MAX_SESSIONS} runs are already played.\n"
             "  Fix: close the page of one of them."
         )
 
@@ -220,7 +223,7 @@ def make_app(
             await hub.leave(client)
 
     def checked(answer: Callable[[Request], Any]) -> Callable[[Request], Any]:
-        """Check a request, and answer it in a thread that may read files."""
+        """Check a request, then call `answer` in a thread, because it reads files."""
 
         async def respond(request: Request) -> Response:
             if reason := access.problem(request):
@@ -277,7 +280,7 @@ def make_app(
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0 takes the first free one from `FIRST_PORT`."""
+    """Return a listening socket; port 0 selects the first free one from `FIRST_PORT`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     ports = [port] if port else [*range(FIRST_PORT, FIRST_PORT + 20), 0]
     for number in ports:
@@ -292,7 +295,7 @@ def bind(host: str, port: int) -> socket.socket:
             reason = error.strerror
     raise UserError(
         f"The server cannot listen on {host}:{port}: {reason}.\n"
-        "  Fix: --port with another number, or leave out --port and --host."
+        "  Fix: use another --port, or leave out --port and --host."
     )
 
 

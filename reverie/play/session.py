@@ -1,8 +1,8 @@
-"""A session: one simulation in a thread with its own clock.
+"""A session: one simulation that is stepped in a thread at a fixed rate.
 
 Pages send commands (`send`); the thread applies them between steps. After every step
-and command it hands a `View` to its listeners. Everything about environment and world
-model happens in this thread; listeners only encode and send.
+and command it calls its listeners with a `View`. Only this thread uses the environment
+and the world model; listeners encode and send views.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 END_SECONDS = 0.8
 """How long the last step of an episode is shown before the next episode starts."""
 MAX_HELD = 32
-"""Number of keys that can be held at once."""
+"""Maximum number of keys that can be held at once."""
 
 
 class View(NamedTuple):
-    """What pages show: scalars and images of one step."""
+    """Scalars (`header`) and images of one step, which pages show."""
 
     number: int
     header: dict[str, Any]
@@ -70,7 +70,7 @@ class Session:
         self.fps = loaded.fps or DEFAULT_FPS
         self.speed, self.paused = 1.0, False
         self._is_idle = False  # no page is connected
-        self.awaits_keep_answer = False
+        self.awaits_keep_answer = False  # the page asks whether to save the episode
         self.message = ""
         self.listeners: list[Listener] = []
         self.view: View | None = None
@@ -78,7 +78,7 @@ class Session:
         self._held: list[str] = []
         self._tapped: list[str] = []  # pressed and released since the last step
         self._sliders: dict[int, float] = {}
-        self._input_timestamp: float | None = None  # sent with the newest input
+        self._input_timestamp: float | None = None  # of the newest input
         self._times: deque[float] = deque(maxlen=60)
         self._num_views = 0
         self._commands: queue.Queue[dict[str, Any] | None] = queue.Queue(256)
@@ -91,7 +91,7 @@ class Session:
         self._thread.start()
 
     def send(self, command: dict[str, Any]) -> None:
-        """Apply a command in the thread of the session; dropped if too many wait."""
+        """Queue a command for the thread; it is dropped if the queue is full."""
         try:
             self._commands.put_nowait(command)
         except queue.Full:
@@ -105,7 +105,7 @@ class Session:
         self.loaded.close()
 
     def describe(self) -> dict[str, Any]:
-        """Return what does not change from step to step, for a new page."""
+        """Return the data that is constant during a session, for a new page."""
         config = self.loaded.run.config
         modes = [
             {"name": name, "label": MODES[name], "reason": reason}
@@ -136,14 +136,14 @@ class Session:
             wait = max(0.0, next_step - now) if can_step else None
             try:
                 command = self._commands.get(timeout=wait) if wait != 0.0 else None
-                if wait != 0.0 and command is None:
+                if wait != 0.0 and command is None:  # `close` was called
                     return
                 if command is not None:
                     self._apply(command)
                     continue
             except queue.Empty:
                 pass
-            # commands that arrived meanwhile, so that keys are sampled at the step
+            # apply all queued commands, so that keys are sampled right before the step
             while not self._commands.empty():
                 command = self._commands.get()
                 if command is None:
@@ -281,6 +281,7 @@ class Session:
         self._show_first_step(paused)
 
     def _show_first_step(self, paused: bool = False) -> None:
+        """Reset the state of the previous episode and publish the first view."""
         self.awaits_keep_answer = False
         self.paused = paused
         if not self.message.startswith("Saved"):

@@ -1,11 +1,11 @@
 """Steps an environment and its world model together, with the same actions.
 
 The real rows come from the environment or from a recorded episode. The imagined rows
-come from rollouts of the world model that were started at one of the real rows
-(`fork`). In the modes of the environment, actions are chosen for the real rows; in the
-modes of the world model, for the imagined ones, and the environment follows.
+come from rollouts of the world model that start at one of the real rows (`fork`). In
+`agent-env` and `human-env`, actions are chosen from the real rows; in `agent-model` and
+`human-model`, from the imagined rows. The environment is stepped with the same actions.
 
-There is no thread and no clock here; see `session.py`.
+Threads and timing are in `session.py`.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from reverie.run.player import MAX_CONTEXT
 IN_ENV, IN_MODEL = (AGENT_ENV, HUMAN_ENV), (AGENT_MODEL, HUMAN_MODEL)
 AGENT_MODES = (AGENT_ENV, AGENT_MODEL)
 MAX_HISTORY = 3000
-"""Number of rows that are kept, unless the episode is to be saved."""
+"""Maximum number of rows in memory, unless the episode may be saved."""
 MAX_ROLLOUTS = 8
 
 
 class StepSnapshot(NamedTuple):
-    """Everything to show of one step."""
+    """The data of one step that pages show."""
 
     step: int
     real: Obs | None
@@ -59,7 +59,7 @@ class StepSnapshot(NamedTuple):
 
 
 class Simulation:
-    """An episode in one of the modes, at one of its steps (`cursor`)."""
+    """An episode in one of the modes; `cursor` is the step that is shown."""
 
     def __init__(self, loaded: LoadedRun, seed: int = 0):
         self.loaded, self.seed = loaded, seed
@@ -67,7 +67,7 @@ class Simulation:
         self.human = False
         self.rollouts = 1
         self.fork_every = 50  # steps after which the rollouts start again; 0: never
-        self.keep_all = False  # keep all rows of the episode, to save it
+        self.keep_all = False  # keep all rows, so that the episode can be saved
         self.episode = -1
         self.imagination: Imagination | None = None
         if loaded.model is not None:
@@ -88,7 +88,7 @@ class Simulation:
         self.imagined = History()
         self.step_data = History()
         self.cursor = 0
-        self._earlier_rows: list[Obs] = []  # rows before the first, for the context
+        self._earlier_rows: list[Obs] = []  # recorded rows before the first, as context
         self._env_ended = True
         self.policy = PolicyState(self.loaded)
         if self.imagination is not None:
@@ -97,7 +97,7 @@ class Simulation:
     # Episodes
 
     def start(self, mode: str, seed: int | None = None) -> None:
-        """Start an episode in a mode; with a seed, it is reproducible."""
+        """Start an episode in a mode; `seed` makes it and later ones reproducible."""
         reason = self.loaded.modes()[mode]
         if reason:
             raise UserError(
@@ -191,9 +191,9 @@ class Simulation:
         return self.cursor == last.stop - 1
 
     def step(self, get_human_action: Callable[[], Action]) -> None:
-        """Advance by one step; `get_human_action` returns the action of the person.
+        """Advance by one step; `get_human_action` is called if a human acts.
 
-        At a past step, the actions that were taken there are repeated.
+        At a past step, the recorded actions are repeated.
         """
         assert not self.ended, "start another episode first"
         if self.mode in IN_MODEL:
@@ -254,7 +254,7 @@ class Simulation:
         for key, value in action.items():
             rows[key] = np.repeat(np.asarray(value)[None], len(rows["reward"]), 0)
 
-    # Moving through the episode, and forks
+    # Seeking and forks
 
     def seek(self, step: int) -> None:
         """Move to a step that was already shown, or to any step of a recording."""
@@ -278,7 +278,7 @@ class Simulation:
         if self.mode in IN_MODEL:
             self.imagined.truncate(self.cursor)
             self.step_data.truncate(self.cursor)
-            if self.cursor:  # the environment cannot go back
+            if self.cursor:  # the environment cannot return to an earlier step
                 self.rows.truncate(self.cursor)
                 self._env_ended = True
         else:
@@ -287,7 +287,7 @@ class Simulation:
         self._store_step(None)
 
     def set_human(self, human: bool) -> None:
-        """Let the person act, or the agent."""
+        """Let a human choose the actions, or the agent."""
         if self.mode == RECORDED:
             return
         mode = {
@@ -340,10 +340,10 @@ class Simulation:
         if before is None or not self.policy.advance(before, row, step):
             self.policy.run(self._context(step), step)
 
-    # What is shown
+    # Data that pages show
 
     def snapshot(self) -> StepSnapshot:
-        """Return everything to show of the current step."""
+        """Return the data of the current step that pages show."""
         found = self.step_data.get(self.cursor)
         action, scalars, inspection = found or (None, {}, StateInspection())
         return StepSnapshot(
@@ -356,7 +356,7 @@ class Simulation:
         )
 
     def _store_step(self, action: Action | None) -> None:
-        """Store action, traces and predictions of the current step."""
+        """Store action, scalars and inspection of the current step."""
         step = self.cursor
         if self.step_data.stop == self.step_data.start:
             self.step_data = History(step)

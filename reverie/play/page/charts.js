@@ -3,7 +3,7 @@ import { color, fitCanvas, format } from "./dom.js";
 
 export const PALETTE = ["#5ab0ff", "#ffb454", "#5fd38d", "#ff7b72", "#9b8cff", "#3fc1c9", "#e57fd0", "#c0a36e"];
 
-// Exponential moving average, corrected for its start.
+// Exponential moving average with bias correction, as in Adam.
 export function smooth(values, weight) {
   let total = 0, norm = 0;
   return values.map((value) => {

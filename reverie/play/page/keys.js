@@ -1,5 +1,5 @@
-// Held keys, buttons on the screen and gamepads. Keys can be mapped to others in the page;
-// the server only gets the default ones.
+// Input from keyboard, buttons of the page and gamepads. Users can remap keys in the page;
+// the server gets the default key of each action.
 
 const NAMES = { ArrowLeft: "←", ArrowRight: "→", ArrowUp: "↑", ArrowDown: "↓", Space: "Space", Period: ".", Comma: ",", Slash: "/" };
 
@@ -12,7 +12,7 @@ export class KeyInput {
     this.storageKey = storageKey;
     this.onChange = onChange;
     this.isActive = isActive;
-    this.sources = new Map(); // held default keys, by what holds them
+    this.sources = new Map(); // held default keys, by input source
     this.used = new Set();
     this.map = {};
     try { this.map = JSON.parse(localStorage.getItem(storageKey) || "{}"); } catch { /* no storage */ }
@@ -24,7 +24,7 @@ export class KeyInput {
     window.addEventListener("gamepadconnected", () => requestAnimationFrame(this.pollGamepad));
   }
 
-  // Physical key of a default key.
+  // The key on the keyboard that is mapped to a default key.
   physical(code) { return this.map[code] || code; }
 
   remap(code, physical) {

@@ -7,14 +7,14 @@ export class Panes {
     this.panes = new Map();
   }
 
-  // Returns the pane with this name; panes stay where they are, so nothing jumps.
+  // Returns the pane with this name. Panes keep their order, so that the layout is stable.
   get(name, kind, label) {
     if (!this.panes.has(name)) {
       const canvas = element("canvas", { width: 64, height: 64, role: "img" });
-      const note = element("span", { className: "info" });
-      const caption = element("figcaption", {}, element("strong", { textContent: label }), note);
+      const info = element("span", { className: "info" });
+      const caption = element("figcaption", {}, element("strong", { textContent: label }), info);
       const figure = element("figure", { className: `pane ${kind}` }, caption, canvas);
-      const pane = { canvas, note, figure, label };
+      const pane = { canvas, info, figure, label };
       this.panes.set(name, pane);
       const order = ["real", "model", "difference"];
       const rank = (key) => order.indexOf(key.split("-")[0]) * 100 + Number(key.split("-")[1] || 0);
@@ -65,26 +65,26 @@ export class Panes {
 
   describe(header) {
     const real = this.panes.get("real-0");
-    if (real) setText(real.note, real.figure.classList.contains("empty") ? (this.startsFromRecordings ? "start, recorded" : "ended before the dream") : header.ended && !header.mode.endsWith("model") ? header.ended : "");
+    if (real) setText(real.info, real.figure.classList.contains("empty") ? (this.startsFromRecordings ? "start, recorded" : "ended before the dream") : header.ended && !header.mode.endsWith("model") ? header.ended : "");
     const model = this.panes.get("model-0");
     if (model) {
-      const memory = header.context ? `, memory ${header.context[0]} of ${header.context[1]}` : "";
-      setText(model.note, header.age === null ? "" : `${header.step - (header.fork ?? header.step)} steps${memory}`);
+      const context = header.context ? `, context ${header.context[0]} of ${header.context[1]}` : "";
+      setText(model.info, header.age === null ? "" : `${header.step - (header.fork ?? header.step)} steps${context}`);
     }
   }
 
   drawVector(pane, values, kind) {
     const [context, width, height] = fitCanvas(pane.canvas);
-    const most = Math.max(1, ...values.map(Math.abs));
+    const largest = Math.max(1, ...values.map(Math.abs));
     const bar = width / Math.max(1, values.length);
     context.fillStyle = color("dim");
     context.fillRect(0, height / 2, width, 1);
     context.fillStyle = color(kind === "real" ? "real" : "model");
     values.forEach((value, index) => {
-      const size = (value / most) * height * 0.45;
+      const size = (value / largest) * height * 0.45;
       context.fillRect(index * bar + 1, height / 2 - Math.max(0, size), Math.max(1, bar - 2), Math.abs(size));
     });
-    pane.canvas.setAttribute("aria-label", `${values.length} numbers from ${-most} to ${most}`);
+    pane.canvas.setAttribute("aria-label", `${values.length} numbers from ${-largest} to ${largest}`);
     pane.figure.classList.remove("empty");
   }
 }

@@ -91,7 +91,8 @@ export class PlayPage {
     }
   }
 
-  // Actions: a bar with the probability of each value, which is also a button to hold.
+  // One row per value of an action: a bar with its probability, and a button that selects
+  // the value while it is held.
   buildControls(controls) {
     this.keys.used = new Set(controls.flatMap((control) => control.key_combinations.flat()));
     this.actionRows = [];
@@ -308,8 +309,8 @@ export class PlayPage {
   showHud(header) {
     const inModel = header.mode.endsWith("model");
     const reward = inModel ? header.scalars["predicted reward"] : header.scalars.reward;
-    const memory = header.context ? `, memory ${header.context[0]}/${header.context[1]}` : "";
-    const dream = header.fork === null ? "" : ` · dream ${header.step - header.fork} steps${memory}`;
+    const context = header.context ? `, context ${header.context[0]}/${header.context[1]}` : "";
+    const dream = header.fork === null ? "" : ` · dream ${header.step - header.fork} steps${context}`;
     setText(byId("hud"), `episode ${header.episode} · step ${header.step} · action ${header.action || "–"} · reward ${format(reward)} · return ${format(inModel ? header.imagined_return : header.return)} · ${header.fps} fps${dream}`);
   }
 }
