@@ -22,8 +22,8 @@ from chaos.campaign import Result, Section, format_table, run_section  # noqa: E
 FOREVER = float("inf")
 
 
-def make_section(name="disks", trial=lambda name, rng, folder: [], missing=""):
-    return Section(name, "", lambda: ("full", "slow"), trial, lambda: missing)
+def make_section(name="disks", trial=lambda name, rng, folder: [], skip_reason=""):
+    return Section(name, "", lambda: ("full", "slow"), trial, lambda: skip_reason)
 
 
 def fail_slow(name, rng, folder):
@@ -55,7 +55,7 @@ def run_main(monkeypatch, sections, *words) -> int:
 
 @pytest.mark.parametrize(("trial", "code"), [(fail_slow, 1), (lambda *_: [], 0)])
 def test_exit_code_is_1_if_a_trial_failed(monkeypatch, capsys, trial, code):
-    sections = [make_section(trial=trial), make_section("other", missing="no root")]
+    sections = [make_section(trial=trial), make_section("other", skip_reason="no root")]
     assert run_main(monkeypatch, sections, "all", "--trials", "4") == code
     captured = capsys.readouterr()
     assert "other    skipped: no root" in captured.out
@@ -65,7 +65,7 @@ def test_exit_code_is_1_if_a_trial_failed(monkeypatch, capsys, trial, code):
 
 
 def test_a_skipped_section_is_no_failure(monkeypatch, capsys):
-    assert run_main(monkeypatch, [make_section(missing="no cc")], "disks") == 0
+    assert run_main(monkeypatch, [make_section(skip_reason="no cc")], "disks") == 0
     assert "skipped: no cc" in capsys.readouterr().out
 
 
@@ -164,12 +164,12 @@ def test_without_a_compiler_there_is_no_shim(monkeypatch, tmp_path):
     library, reason = shim.build(tmp_path)
     assert library is None
     assert "C compiler" in reason
-    assert "shim is not loaded" in shim.missing()
+    assert "shim is not loaded" in shim.skip_reason()
 
 
 def test_without_root_nothing_is_mounted(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert "root" in disks.missing_mounts()
+    assert "root" in disks.mounts_skip_reason()
 
 
 PROGRAM = """
@@ -225,7 +225,7 @@ def test_shim_counts_calls_below_the_folder(library, tmp_path):
     done, _ = run_with_shim(library, tmp_path, "", 0, 0)
     counts = dict(eval(done.stdout))
     assert counts["write"] == counts["open"] == 2
-    assert counts["fsync"] == counts["rename"] == counts["renamed"] == 1
+    assert counts["fsync"] == counts["rename"] == counts["after_rename"] == 1
 
 
 @pytest.mark.parametrize("kind", ["exceptions", "values", "side effects"])

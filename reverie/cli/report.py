@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-X = ("frames", "step", "hours")
+X_AXES = ("frames", "step", "hours")
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def parse_runs(words: list[str], command: str, schema: type[T]) -> tuple[list[st
 
 def check_window(x: str, window: float, budget: float) -> None:
     """Raise unless these options select episodes at the end of a training."""
-    check_choice("x", x, X)
+    check_choice("x", x, X_AXES)
     if not 0 < window <= 1:
         raise UserError(
             f"--window must be above 0 and at most 1, not {window}.\n"

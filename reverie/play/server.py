@@ -280,7 +280,7 @@ def make_app(
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0 selects the first free one from `FIRST_PORT`."""
+    """Return a listening socket; port 0 is the first free one from `FIRST_PORT`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     ports = [port] if port else [*range(FIRST_PORT, FIRST_PORT + 20), 0]
     for number in ports:

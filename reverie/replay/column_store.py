@@ -27,7 +27,7 @@ import torch
 from reverie.spaces import Arrays, Spaces
 from reverie.storage.array_file import ArrayFile, write_arrays
 from reverie.storage.limits import InvalidFile
-from reverie.storage.os_errors import EXHAUSTED, INTACT
+from reverie.storage.os_errors import EXHAUSTED, FILE_INTACT
 from reverie.storage.segments import segment_stem
 
 WIDE_BYTES = 1024
@@ -316,7 +316,7 @@ class DiskStore:
                 self._maps.clear()
                 return file.open(self.directory)
         except (OSError, InvalidFile) as error:
-            if isinstance(error, OSError) and error.errno in INTACT:
+            if isinstance(error, OSError) and error.errno in FILE_INTACT:
                 raise
             raise SegmentLost([segment], f"was lost while in use ({error})") from error
 

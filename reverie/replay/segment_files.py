@@ -35,7 +35,7 @@ from reverie.storage import array_file
 from reverie.storage.array_file import ArrayFile, FileRecord
 from reverie.storage.atomic import TEMPORARY, fsync, make_folder
 from reverie.storage.limits import InvalidFile, quote
-from reverie.storage.os_errors import INTACT, explain_write_errors
+from reverie.storage.os_errors import FILE_INTACT, explain_write_errors
 from reverie.storage.segments import (
     ORDER,
     POSITION,
@@ -460,7 +460,7 @@ def _record(entry: Any) -> FileRecord:
 
 def _raise_if_intact(error: Exception) -> None:
     """Raise errors after which the file is not damaged, such as too many open files."""
-    if isinstance(error, OSError) and error.errno in INTACT:
+    if isinstance(error, OSError) and error.errno in FILE_INTACT:
         raise error
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from reverie.results.benchmarks import Baseline, normalize
 from reverie.results.runs import Groups, Run
-from reverie.results.scores import Window, final_score, final_window, has_episode
+from reverie.results.scores import ScoreWindow, final_score, final_window, has_episode
 from reverie.results.statistics import (
     AGGREGATES,
     Estimate,
@@ -45,7 +45,7 @@ class Report(NamedTuple):
     """Statistics over normalized scores, by method; empty if tasks have none."""
     improvements: dict[str, Estimate]
     """Probability of improvement, by `A over B`."""
-    windows: dict[str, Window]
+    windows: dict[str, ScoreWindow]
     """By task."""
     sources: list[str]
     """Where published results come from."""
@@ -88,11 +88,11 @@ def make_report(
     sources = []
     if baseline is not None:
         rows += _baseline_rows(baseline, tasks)
-        theirs = {
+        published = {
             task: [baseline.scores[task]] for task in tasks if task in baseline.scores
         }
-        scores[baseline.name] = theirs
-        normalized[baseline.name] = _normalized(theirs)
+        scores[baseline.name] = published
+        normalized[baseline.name] = _normalized(published)
         sources.append(f"{baseline.name}: {baseline.source}")
     aggregates = {
         method: {name: aggregate(values, f) for name, f in AGGREGATES.items()}
@@ -116,7 +116,7 @@ def make_report(
 
 
 def _make_row(
-    task: str, method: str, runs: Sequence[Run], key: str, window: Window
+    task: str, method: str, runs: Sequence[Run], key: str, window: ScoreWindow
 ) -> Row | None:
     scored = [(r, s) for r in runs if (s := final_score(r, key, window)) is not None]
     if not scored:
@@ -236,8 +236,7 @@ def describe_windows(report: Report) -> str:
             f"which ends at {ends[0]:,.6g} to {ends[-1]:,.6g} {next(iter(windows)).x}"
         )
     else:
-        texts = [f"episodes at {w.start:,.6g} to {w.end:,.6g} {w.x}" for w in windows]
-        text = "; ".join(sorted(texts))
+        text = "; ".join(sorted(map(str, windows)))
     text = f"Score: mean of {text}."
     if report.early:
         runs = "1 run has" if report.early == 1 else f"{report.early} runs have"

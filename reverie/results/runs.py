@@ -28,7 +28,7 @@ CONFIG, SCORES, METRICS, ABOUT = (
     "metrics.jsonl",
     "about.json",
 )
-IGNORED = (
+NOT_METHOD_SETTINGS = (
     "seed",
     "logdir",
     "task",
@@ -174,11 +174,11 @@ def _make_run(path: Path, settings: Mapping[str, Any], about: Mapping[str, Any])
         int(flat.get("seed") or 0),
         flat,
         about,
-        int(about.get("repeat") or _repeat_of(settings)),
+        int(about.get("repeat") or _action_repeat(settings)),
     )
 
 
-def _repeat_of(settings: Mapping[str, Any]) -> int:
+def _action_repeat(settings: Mapping[str, Any]) -> int:
     try:
         env = configs.resolve(EnvConfig, [("config.yaml", dict(settings["env"]))])
         return action_repeat(str(settings["task"]), env)
@@ -194,8 +194,9 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> Groups:
     """Group runs by method, then by task; the runs of a group differ in their seeds.
 
     Two runs are of different methods if their agents differ, or a setting that differs
-    between runs of one task (`IGNORED` excepted). With `by`, only these settings count.
-    The name of a method consists of its agent and of the settings that differ.
+    between runs of one task (`NOT_METHOD_SETTINGS` excepted). With `by`, only these
+    settings count. The name of a method consists of its agent and of the settings that
+    differ.
     """
     if by:
         known = {key for run in runs for key in run.settings}
@@ -205,7 +206,7 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> Groups:
                     f"No run has the setting {key!r}.{configs.suggest(key, known)}\n"
                     "  Fix: give names of settings to --by, for example --by size."
                 )
-    keys = list(by) or _different_settings(runs)
+    keys = list(by) or _varied_settings(runs)
     groups: Groups = {}
     for run in sorted(runs, key=lambda run: (run.task, str(run.path))):
         values = [f"{key} {run.settings[key]}" for key in keys if key in run.settings]
@@ -215,7 +216,7 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> Groups:
     return groups
 
 
-def _different_settings(runs: Sequence[Run]) -> list[str]:
+def _varied_settings(runs: Sequence[Run]) -> list[str]:
     by_task: dict[str, list[Run]] = {}
     for run in runs:
         by_task.setdefault(run.task, []).append(run)
@@ -226,7 +227,7 @@ def _different_settings(runs: Sequence[Run]) -> list[str]:
             names = {key: None for run in same for key in run.settings}
             for key in names:
                 values = {json.dumps(run.settings.get(key)) for run in same}
-                if len(values) > 1 and not key.startswith(IGNORED):
+                if len(values) > 1 and not key.startswith(NOT_METHOD_SETTINGS):
                     keys[key] = None
     # A size stands for the many settings of the networks that it sets.
     return ["size"] if "size" in keys and len(keys) > 3 else [*keys]

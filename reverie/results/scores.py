@@ -8,7 +8,7 @@ from typing import NamedTuple
 from reverie.results.runs import Run
 
 
-class Window(NamedTuple):
+class ScoreWindow(NamedTuple):
     """The part of a run whose episodes count for its final score."""
 
     start: float
@@ -18,18 +18,21 @@ class Window(NamedTuple):
     x: str
     """Unit of the positions: `frames`, `step` or `hours`."""
 
+    def __str__(self) -> str:
+        return f"episodes at {self.start:,.6g} to {self.end:,.6g} {self.x}"
+
 
 def final_window(
     runs: Sequence[Run], x: str, budget: float, share: float, key: str
-) -> Window:
+) -> ScoreWindow:
     """Return the last `share` of the budget; without one, of the longest run."""
     if not budget:
         ends = [float(p[:, 0].max()) for r in runs if len(p := r.points(key, x))]
         budget = max(ends, default=0.0)
-    return Window(budget * (1 - share), budget, x)
+    return ScoreWindow(budget * (1 - share), budget, x)
 
 
-def final_score(run: Run, key: str, window: Window) -> float | None:
+def final_score(run: Run, key: str, window: ScoreWindow) -> float | None:
     """Return the mean in the window; the last value before it if there is none."""
     points = run.points(key, window.x)
     points = points[points[:, 0] <= window.end]
@@ -39,7 +42,7 @@ def final_score(run: Run, key: str, window: Window) -> float | None:
     return float(inside[:, 1].mean() if len(inside) else points[-1, 1])
 
 
-def has_episode(run: Run, key: str, window: Window) -> bool:
+def has_episode(run: Run, key: str, window: ScoreWindow) -> bool:
     """True if a run has a value in the window."""
     x = run.points(key, window.x)[:, 0]
     return bool(((x > window.start) & (x <= window.end)).any())

@@ -125,16 +125,19 @@ def _weighted_mean(curves: np.ndarray, weights: np.ndarray) -> np.ndarray:
         return np.where(number > 0, total / number, np.nan)
 
 
-def probability_of_improvement(ours: Scores, theirs: Scores, seed: int = 0) -> Estimate:
-    """Probability that a run of `ours` beats one of `theirs` on a random shared task.
+def probability_of_improvement(
+    scores_a: Scores, scores_b: Scores, seed: int = 0
+) -> Estimate:
+    """Probability that a run of `scores_a` beats one of `scores_b` on a random shared
+    task.
 
     Ties count as one half.
     """
-    tasks = [task for task in ours if task in theirs]
+    tasks = [task for task in scores_a if task in scores_b]
     if not tasks:
         raise ValueError("the two methods share no task")
-    a = _to_arrays({task: ours[task] for task in tasks})
-    b = _to_arrays({task: theirs[task] for task in tasks})
+    a = _to_arrays({task: scores_a[task] for task in tasks})
+    b = _to_arrays({task: scores_b[task] for task in tasks})
     value = _improvement(a, b)
     if all(len(x) < 2 for x in (*a, *b)):
         return Estimate(value, float("nan"), float("nan"))

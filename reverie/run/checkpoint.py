@@ -37,7 +37,7 @@ from reverie.storage.limits import (
     quote,
     read_json,
 )
-from reverie.storage.os_errors import INTACT, explain_write_errors
+from reverie.storage.os_errors import FILE_INTACT, explain_write_errors
 
 FORMAT = 1
 PARTIAL = ".partial-"
@@ -215,7 +215,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         kinds = type(manifest["files"]), type(manifest["parts"])
         valid = kinds == (dict, list)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, OSError) and error.errno in INTACT:
+        if isinstance(error, OSError) and error.errno in FILE_INTACT:
             raise
         valid = False
     if not valid:
@@ -271,7 +271,7 @@ def _verify_file(path: Path, expected: Any) -> None:
     except (KeyError, TypeError):
         raise Damaged(f"its manifest has no checksum of {name}") from None
     except OSError as error:
-        if error.errno in INTACT:
+        if error.errno in FILE_INTACT:
             raise
         raise Damaged(f"{name} cannot be read: {error.strerror}") from None
 

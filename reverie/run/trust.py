@@ -102,8 +102,8 @@ def register(folder: Path, names: Iterable[str]) -> None:
     paths = sorted({*names})
     if not paths or {*paths} <= _listed_names(folder):
         return
-    identity = secrets.token_hex(16)
-    line = json.dumps([identity, *paths])
+    run_id = secrets.token_hex(16)
+    line = json.dumps([run_id, *paths])
     problem = "its import paths are too long" if len(line) > MAX_LINE else ""
     if not problem:
         try:
@@ -118,7 +118,7 @@ def register(folder: Path, names: Iterable[str]) -> None:
             stacklevel=2,
         )
         return
-    write_file(folder / ID_FILE, f"{identity}\n".encode())
+    write_file(folder / ID_FILE, f"{run_id}\n".encode())
 
 
 def _module_of(name: str) -> str:
@@ -127,14 +127,14 @@ def _module_of(name: str) -> str:
 
 def _listed_names(folder: Path) -> set[str]:
     """Return the import paths that the list of the user's runs has for a folder."""
-    identity = _read_id(folder / ID_FILE)
-    if not identity:
+    run_id = _read_id(folder / ID_FILE)
+    if not run_id:
         return set()
     try:
         lines = (_state_folder() / RUN_LIST).read_text().splitlines()
     except (OSError, RuntimeError, ValueError):
         return set()
-    prefix = json.dumps([identity])[:-1]
+    prefix = json.dumps([run_id])[:-1]
     for line in reversed(lines):
         if line.startswith(prefix):
             try:

@@ -31,7 +31,7 @@ from reverie.storage.limits import (
     open_regular,
     parse_json,
 )
-from reverie.storage.os_errors import INTACT, WriteFailed, explain_write_errors
+from reverie.storage.os_errors import FILE_INTACT, WriteFailed, explain_write_errors
 
 SUFFIX = ".safetensors"
 QUARANTINE = "quarantine"
@@ -176,7 +176,7 @@ def find_corruption(
     except InvalidFile as error:
         return str(error)
     except OSError as error:
-        if error.errno in INTACT:
+        if error.errno in FILE_INTACT:
             raise
         return f"cannot be read ({error.strerror})"
     return None if crc == record.crc else "has a wrong checksum"

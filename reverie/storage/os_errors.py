@@ -18,10 +18,10 @@ from reverie.api import UserError
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-INTACT = (*EXHAUSTED, errno.EACCES, errno.EPERM)
+FILE_INTACT = (*EXHAUSTED, errno.EACCES, errno.EPERM)
 """Codes after which a file is not damaged: it can be read when the cause is removed."""
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ENODEV, errno.ENXIO)
-_IN_THE_WAY = (errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY, errno.ELOOP)
+_PATH_EXISTS = (errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY, errno.ELOOP)
 _FAILING = (
     errno.EIO,
     errno.EBUSY,
@@ -48,7 +48,7 @@ FILE_ERRORS = (
     errno.EMFILE,
     errno.ENFILE,
     *_GONE,
-    *_IN_THE_WAY,
+    *_PATH_EXISTS,
     *_FAILING,
     errno.ENAMETOOLONG,
 )
@@ -127,7 +127,7 @@ def fix_for(code: int | None, path: Path | None) -> str:
             f"check that {folder} exists and that its disk is mounted, and run the "
             "same command again."
         )
-    if code in _IN_THE_WAY:
+    if code in _PATH_EXISTS:
         return f"choose another path, or move {path or 'it'} to another place."
     return (
         f"check the disk or network folder of {folder}, or choose another folder, and "

@@ -221,7 +221,7 @@ def change_process(fault: str) -> None:
 
 def change_row(fault: str, row: tuple) -> tuple | None:
     """Return what `step` returns with a fault."""
-    obs, reward, done, cut, info = row
+    obs, reward, terminated, truncated, info = row
     observations = {
         "nan": np.full(4, np.nan, np.float32),
         "infinite": np.full(4, np.inf, np.float32),
@@ -243,15 +243,15 @@ def change_row(fault: str, row: tuple) -> tuple | None:
         "reward_text": "one",
         "reward_array": np.array([1.0, 2.0]),
     }
-    ends = {"done_none": None, "done_array": np.array([True, False])}
+    terminations = {"done_none": None, "done_array": np.array([True, False])}
     if fault == "four_values":
-        return obs, reward, done, info
+        return obs, reward, terminated, info
     if fault == "no_values":
         return None
     return (
         observations.get(fault, obs),
         rewards.get(fault, reward),
-        ends.get(fault, done),
-        cut,
+        terminations.get(fault, terminated),
+        truncated,
         info,
     )

@@ -23,7 +23,7 @@ class Section:
     classes: Callable[[], Sequence[str]]
     """Names of the classes; trials take them in turn."""
     trial: Trial
-    missing: Callable[[], str] = lambda: ""
+    skip_reason: Callable[[], str] = lambda: ""
     """Why the section cannot run on this machine; empty if it can."""
 
 
@@ -51,7 +51,7 @@ def run_section(
     report: Callable[[str], None],
 ) -> Result:
     """Run trials, each with its own random seed, until the deadline."""
-    result = Result(section, section.missing())
+    result = Result(section, section.skip_reason())
     if result.skipped:
         return result
     started = time.monotonic()

@@ -11,7 +11,7 @@ from pathlib import Path
 from chaos.campaign import Section
 from chaos.files import trained_run
 from chaos.hostile import STRINGS
-from chaos.processes import LIMIT, Running
+from chaos.processes import TIMEOUT, Running
 
 NUMBERS = ("0", "-1", "1", "2", "3", "0.5", "-1.5", "nan", "inf", "-inf", "1e-12")
 HUGE = ("1e9", "9223372036854775808", "1e300", "99999999999999999999", "1e999")
@@ -19,7 +19,7 @@ WORDS = ("True", "False", "none", "None", "auto", "all", "catch", "rssm", "cuda"
 PATTERNS = ("(a+)+$", "[", "(?P<x>", "*", ".*", "\\")
 NAMES = ("train", "eval", "data", "draw", "config", "sweep", "envs", "check-env", "bc")
 SUBCOMMANDS = ("inspect", "stats", "view", "convert", "split", "merge", "replay", "x")
-PATIENCE = 20.0
+SIGTERM_AFTER = 20.0
 """Seconds after which a command gets SIGTERM: huge settings may be valid."""
 
 
@@ -28,43 +28,46 @@ def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
     inside = folder / "work"
     inside.mkdir()
     running = Running(CLASSES[name](rng, inside), inside)
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + SIGTERM_AFTER
     while running.is_running() and time.monotonic() < deadline:
         time.sleep(0.01)
     codes = {0, 2}
     if running.is_running():
         running.send(signal.SIGTERM)
         codes |= {128 + signal.SIGTERM, -signal.SIGTERM}
-    return running.wait(LIMIT).problems(codes)
+    return running.wait(TIMEOUT).problems(codes)
 
 
-def config_words(rng: random.Random, folder: Path) -> list[str]:
+def config_arguments(rng: random.Random, folder: Path) -> list[str]:
     return ["config", *random_settings(rng, rng.randint(1, 4))]
 
 
-def train_words(rng: random.Random, folder: Path) -> list[str]:
+def train_arguments(rng: random.Random, folder: Path) -> list[str]:
     agent = rng.choice(["dreamer", "dreamer", "random", "iris", "bc", "vta"])
     command = rng.choice(["train", "train", "train_eval"])
-    words = [command, "--configs", "debug", "--agent", agent, "--task", "catch"]
-    words += random_settings(rng, rng.randint(1, 3), with_task=False)
-    return [*words, "--run.steps", "8", "--logdir", str(folder / "run")]
+    arguments = [command, "--configs", "debug", "--agent", agent, "--task", "catch"]
+    arguments += random_settings(rng, rng.randint(1, 3), with_task=False)
+    return [*arguments, "--run.steps", "8", "--logdir", str(folder / "run")]
 
 
-def resume_words(rng: random.Random, folder: Path) -> list[str]:
+def eval_arguments(rng: random.Random, folder: Path) -> list[str]:
     run = folder / "run"
     run.symlink_to(trained_run())
     return ["eval", str(run), "--episodes", "1", *random_settings(rng, 2, False)]
 
 
-def data_words(rng: random.Random, folder: Path) -> list[str]:
+def data_arguments(rng: random.Random, folder: Path) -> list[str]:
     (folder / "text").write_text("text")
     paths = [str(trained_run()), str(folder), "text", "absent", "", "hdf5:text"]
     count = rng.randint(0, 3)
-    words = ["data", rng.choice(SUBCOMMANDS), *rng.choices(paths, k=count)]
-    return [*words, *(rng.choice(["--task", "--out", "--x"]), "y")[: rng.randrange(3)]]
+    arguments = ["data", rng.choice(SUBCOMMANDS), *rng.choices(paths, k=count)]
+    return [
+        *arguments,
+        *(rng.choice(["--task", "--out", "--x"]), "y")[: rng.randrange(3)],
+    ]
 
 
-def random_words(rng: random.Random, folder: Path) -> list[str]:
+def random_arguments(rng: random.Random, folder: Path) -> list[str]:
     values = [*STRINGS, *NUMBERS, *HUGE, *WORDS, *PATTERNS, "--", "-h", "--=", "--a=b"]
     values = [value.replace("\x00", "") for value in values]  # not in arguments
     return [rng.choice([*NAMES, "x", ""]), *rng.choices(values, k=rng.randint(0, 6))]
@@ -79,29 +82,29 @@ def random_settings(
 
     skipped = ("logdir", "run.steps", *(() if with_task else ("task", "agent")))
     names = [name for name in settings_of(Config) if name not in skipped]
-    words = []
+    arguments = []
     for _ in range(count):
         name = rng.choice(names)
         pool = rng.choice([NUMBERS, NUMBERS, HUGE, WORDS, PATTERNS, STRINGS])
         value = rng.choice(pool).replace("\x00", "")
-        how = rng.randrange(12)
-        if how == 0:
+        variant = rng.randrange(12)
+        if variant == 0:
             name = name.replace("_", "-")
-        elif how == 1:
+        elif variant == 1:
             place = rng.randrange(len(name))
             name = name[:place] + name[place + 1 :]
-        elif how == 2:
+        elif variant == 2:
             name += "+"
-        words += [f"--{name}={value}"] if how == 3 else [f"--{name}", value]
-    return words
+        arguments += [f"--{name}={value}"] if variant == 3 else [f"--{name}", value]
+    return arguments
 
 
 CLASSES: dict[str, Callable[[random.Random, Path], list[str]]] = {
-    "settings of `config`": config_words,
-    "settings of `train`": train_words,
-    "settings of `eval`": resume_words,
-    "paths of `data`": data_words,
-    "random words": random_words,
+    "settings of `config`": config_arguments,
+    "settings of `train`": train_arguments,
+    "settings of `eval`": eval_arguments,
+    "paths of `data`": data_arguments,
+    "random words": random_arguments,
 }
 
 SECTIONS = [

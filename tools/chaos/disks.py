@@ -12,12 +12,12 @@ from pathlib import Path
 from chaos import shim
 from chaos.campaign import Section
 from chaos.processes import run
-from chaos.runs import reference, resume, train_words
+from chaos.runs import reference, resume, train_arguments
 
 KILLS = {
     "at fsync": "fsync",
     "before rename": "rename",
-    "after rename": "renamed",
+    "after rename": "after_rename",
     "at unlink": "unlink",
     "in a write": "write",
     "at mkdir": "mkdir",
@@ -41,49 +41,49 @@ MNT_DETACH = 2
 def kill_trial(name: str, rng: random.Random, folder: Path) -> list[str]:
     """Kill the run at a random file call, some resumed runs again, then resume."""
     logdir, storage = folder / "run", rng.choice(["disk", "ram"])
-    words = train_words(storage)
+    arguments = train_arguments(storage)
     kind = KILLS[name]
     for _ in range(rng.choice([1, 1, 2, 3])):
         at = rng.randint(1, max(1, reference(storage)[1][kind]))
         arm = partial(shim.arm, logdir, kind, at)
-        outcome = run([*words, "--logdir", str(logdir)], folder, before=arm)
+        outcome = run([*arguments, "--logdir", str(logdir)], folder, before=arm)
         if problems := outcome.problems([0, -9]):
             return problems
-    return resume(logdir, folder, words)
+    return resume(logdir, folder, arguments)
 
 
 def error_trial(name: str, rng: random.Random, folder: Path) -> list[str]:
     """Let file calls fail; the run must explain it, and resume afterwards."""
     logdir, storage = folder / "run", rng.choice(["disk", "ram"])
-    words, number = train_words(storage), getattr(errno, name)
-    kind, stays = rng.choice(ERROR_CALLS), rng.random() < 0.7
+    arguments, number = train_arguments(storage), getattr(errno, name)
+    kind, persistent = rng.choice(ERROR_CALLS), rng.random() < 0.7
     at = rng.randint(1, max(1, reference(storage)[1][kind]))
-    arm = partial(shim.arm, logdir, kind, at, number, stays)
-    outcome = run([*words, "--logdir", str(logdir)], folder, before=arm)
-    found = outcome.problems() or resume(logdir, folder, words, "some")
-    fails = "all calls from" if stays else "call"
+    arm = partial(shim.arm, logdir, kind, at, number, persistent)
+    outcome = run([*arguments, "--logdir", str(logdir)], folder, before=arm)
+    found = outcome.problems() or resume(logdir, folder, arguments, "subset")
+    fails = "all calls from" if persistent else "call"
     return [f"({fails} {kind} {at}, {storage}) {text}" for text in found]
 
 
 def space_trial(name: str, rng: random.Random, folder: Path) -> list[str]:
     """Train on a file system that is too small, then resume with enough space."""
-    disk, words = folder / "disk", train_words(rng.choice(["disk", "ram"]))
+    disk, arguments = folder / "disk", train_arguments(rng.choice(["disk", "ram"]))
     disk.mkdir()
     size = rng.randint(8, 300) * 1024 if name == "size" else 64 << 20
     files = rng.randint(4, 60) if name == "inodes" else 4096
     _mount(disk, f"size={size},nr_inodes={files}")
     try:
         logdir = disk / "run"
-        outcome = run([*words, "--logdir", str(logdir)], folder)
+        outcome = run([*arguments, "--logdir", str(logdir)], folder)
         if problems := outcome.problems():
             return [f"({size} bytes, {files} files) {text}" for text in problems]
         _mount(disk, "size=64m,nr_inodes=4096", MS_REMOUNT)
-        return resume(logdir, folder, words, "some")
+        return resume(logdir, folder, arguments, "subset")
     finally:
         _libc().umount2(str(disk).encode(), MNT_DETACH)
 
 
-def missing_mounts() -> str:
+def mounts_skip_reason() -> str:
     """Why no file systems can be mounted; enters a mount namespace of its own."""
     if os.geteuid() != 0:
         return "mounting a tmpfs needs root"
@@ -119,20 +119,20 @@ SECTIONS = [
         "SIGKILL at the n-th file call of a kind; writes are torn",
         lambda: tuple(KILLS),
         kill_trial,
-        shim.missing,
+        shim.skip_reason,
     ),
     Section(
         "errors",
         "error numbers of the n-th, or all later, file calls of a kind",
         lambda: [errno.errorcode[number] for number in ERRORS],
         error_trial,
-        shim.missing,
+        shim.skip_reason,
     ),
     Section(
         "space",
         "a tmpfs with too few bytes or inodes",
         lambda: ("size", "inodes"),
         space_trial,
-        missing_mounts,
+        mounts_skip_reason,
     ),
 ]

@@ -32,11 +32,11 @@ def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
     fault, step = rng.choice(FAULTS[kind]), rng.choice([1, 2, 9, 10, 11, 25, 33])
     workers = rng.choice([1, 2]) if place == "in workers" else 0
     logdir = folder / "run"
-    words = ["train", *FLAGS.split(), "--env.vector.workers", str(workers)]
-    words += ["--logdir", str(logdir)]
+    arguments = ["train", *FLAGS.split(), "--env.vector.workers", str(workers)]
+    arguments += ["--logdir", str(logdir)]
     before = shared_memory()
     variables = {"CHAOS_FAULT": fault, "CHAOS_STEP": str(step)}
-    outcome = run(words, folder, variables=variables)
+    outcome = run(arguments, folder, variables=variables)
     # raised in the process of the run, it is the same as Ctrl-C
     is_ctrl_c = fault == "keyboard_interrupt" and not workers
     problems = outcome.problems((0, 2, 130) if is_ctrl_c else (0, 2))
@@ -45,7 +45,7 @@ def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
     if not problems and outcome.code == 0 and not (logdir / "ckpt").exists():
         problems.append("the run ended with exit code 0 and without a checkpoint")
     (folder / HAPPENED).touch()
-    again = run(words, folder, variables={"CHAOS_FAULT": "", "CHAOS_STEP": "1"})
+    again = run(arguments, folder, variables={"CHAOS_FAULT": "", "CHAOS_STEP": "1"})
     problems += again.problems([0])
     if left := shared_memory() - before:
         problems.append(f"shared memory is left: {', '.join(left)}")
@@ -53,7 +53,7 @@ def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
     return [f"({fault} at step {step}, {end}) {text}" for text in problems]
 
 
-def missing() -> str:
+def skip_reason() -> str:
     try:
         subprocess.run(["sleep", "0"], check=True)
     except OSError as error:
@@ -67,6 +67,6 @@ SECTIONS = [
         "environments that fail, crash, hang or return wrong values",
         lambda: CLASSES,
         trial,
-        missing,
+        skip_reason,
     )
 ]

@@ -62,8 +62,8 @@ def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
     (outside / "file").write_text("not to be changed")
     inside = folder / "work"
     inside.mkdir()
-    words, description = CLASSES[name](rng, inside)
-    outcome = run(words, inside)
+    arguments, description = CLASSES[name](rng, inside)
+    outcome = run(arguments, inside)
     problems = outcome.problems()
     if [path.name for path in outside.iterdir()] != ["file"] or (
         (outside / "file").read_text() != "not to be changed"
@@ -131,7 +131,7 @@ def wrong_values(
         place = rng.choice(leaves)
         value = rng.choice(values)
         _set(data, place, value() if callable(value) else value)
-    path.write_text(json.dumps(data).replace('"RAW_DEEP"', "[" * 100_000))
+    path.write_text(json.dumps(data).replace('"DEEP_NESTING"', "[" * 100_000))
     _fix_checksums(logdir)
     where = ".".join(map(str, place))
     return rng.choice(READERS).split(), f"{path.relative_to(folder)}: {where}"
@@ -158,8 +158,8 @@ def weights(rng: random.Random, folder: Path) -> tuple[list[str], str]:
     else:
         path, data = folder / "latest.pt", hostile_torch_file(rng, marker)
     path.write_bytes(data)
-    words = "train --configs debug --task catch --run.steps 8 --logdir other"
-    return [*words.split(), "--run.from_checkpoint", str(path)], path.name
+    arguments = "train --configs debug --task catch --run.steps 8 --logdir other"
+    return [*arguments.split(), "--run.from_checkpoint", str(path)], path.name
 
 
 def datasets(rng: random.Random, folder: Path) -> tuple[list[str], str]:

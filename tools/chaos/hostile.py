@@ -45,7 +45,7 @@ VALUES: tuple[Any, ...] = (
     [[]],
     {"a": {"b": 1}},
     list(range(1000)),
-    "RAW_DEEP",
+    "DEEP_NESTING",
     *STRINGS,
 )
 
@@ -165,7 +165,7 @@ def hostile_yaml(text: str, rng: random.Random) -> tuple[str, str]:
     groups = [data, *(v for v in data.values() if isinstance(v, dict) and v)]
     group = rng.choice(groups)
     key = rng.choice(sorted(group))
-    group[key] = rng.choice([v for v in VALUES if v != "RAW_DEEP"])
+    group[key] = rng.choice([v for v in VALUES if v != "DEEP_NESTING"])
     return yaml.safe_dump(data), f"{key}: {str(group[key])[:50]}"
 
 

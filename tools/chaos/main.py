@@ -32,12 +32,12 @@ MODULES = (
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-def main(words: Sequence[str]) -> int:
-    arguments = parse(words)
+def main(argv: Sequence[str]) -> int:
+    arguments = parse(argv)
     scratch = Path(tempfile.mkdtemp(prefix="reverie-chaos-", dir=memory_folder()))
     try:
         if sys.platform.startswith("linux") and PRELOADED not in os.environ:
-            return start_with_shim(words, scratch)
+            return start_with_shim(argv, scratch)
         results = run_campaign(arguments, scratch, load_sections())
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -45,7 +45,7 @@ def main(words: Sequence[str]) -> int:
     return 1 if any(result.failed for result in results) else 0
 
 
-def parse(words: Sequence[str]) -> argparse.Namespace:
+def parse(argv: Sequence[str]) -> argparse.Namespace:
     sections = load_sections()
     names = "\n".join(f"  {s.name:<14} {s.summary}" for s in sections)
     parser = argparse.ArgumentParser(
@@ -60,7 +60,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, help="stop after this time")
     parser.add_argument("--only", type=int, help="run only the trial with this index")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     if arguments.trials is not None and arguments.trials < 1:
         parser.error("--trials must be at least 1")
     return arguments
@@ -74,7 +74,7 @@ def load_sections() -> list[Section]:
     return [section for module in modules for section in module.SECTIONS]
 
 
-def start_with_shim(words: Sequence[str], scratch: Path) -> int:
+def start_with_shim(argv: Sequence[str], scratch: Path) -> int:
     """Start this program again with the shim loaded, if it can be built."""
     library, reason = shim.build(scratch)
     if reason:
@@ -83,7 +83,7 @@ def start_with_shim(words: Sequence[str], scratch: Path) -> int:
     if library:
         variables["LD_PRELOAD"] = str(library)
     pid = os.spawnve(
-        os.P_NOWAIT, sys.executable, [sys.executable, *_program(words)], variables
+        os.P_NOWAIT, sys.executable, [sys.executable, *_program(argv)], variables
     )
     try:
         _, status = os.waitpid(pid, 0)
@@ -93,8 +93,8 @@ def start_with_shim(words: Sequence[str], scratch: Path) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _program(words: Sequence[str]) -> list[str]:
-    return [str(Path(__file__).resolve().parents[1] / "chaos.py"), *words]
+def _program(argv: Sequence[str]) -> list[str]:
+    return [str(Path(__file__).resolve().parents[1] / "chaos.py"), *argv]
 
 
 def memory_folder() -> str | None:

@@ -18,9 +18,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-LIMIT = 120.0
+TIMEOUT = 120.0
 """Seconds after which a command counts as hanging."""
-MEMORY = 6 << 30
+EXTRA_MEMORY = 6 << 30
 """Address space that a command may use in addition to that of this process."""
 
 
@@ -28,7 +28,7 @@ MEMORY = 6 << 30
 class Outcome:
     """How a command ended."""
 
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     code: int
     """Exit code; the negative number of the signal if it was killed."""
     output: str
@@ -51,7 +51,7 @@ class Outcome:
         # `reverie data inspect` lists what is invalid
         if self.code == 2 and not has_fix and "  invalid: " not in self.output:
             found.append("ended with exit code 2 without a message that has a fix")
-        command = f"reverie {' '.join(self.words)}"
+        command = f"reverie {' '.join(self.arguments)}"
         return [f"`{command}` {text}\n{self.tail()}" for text in found]
 
     def tail(self) -> str:
@@ -64,7 +64,7 @@ class Running:
 
     def __init__(
         self,
-        words: Sequence[str],
+        arguments: Sequence[str],
         folder: Path,
         before: Callable[[], None] | None = None,
         variables: Mapping[str, str] | None = None,
@@ -74,7 +74,7 @@ class Running:
 
         `before` and `after` are called in the process, around the command.
         """
-        self.words = tuple(words)
+        self.arguments = tuple(arguments)
         self.log = folder.with_name(folder.name + ".out")
         folder.mkdir(exist_ok=True)
         sys.stdout.flush()
@@ -97,7 +97,7 @@ class Running:
         except FileNotFoundError:
             return ""
 
-    def wait(self, limit: float = LIMIT) -> Outcome:
+    def wait(self, limit: float = TIMEOUT) -> Outcome:
         """Wait for the end of the command, and kill it and its children after that."""
         deadline = time.monotonic() + limit
         while (hung := self.is_running()) and time.monotonic() < deadline:
@@ -106,7 +106,7 @@ class Running:
             os.killpg(self.pid, signal.SIGKILL)
         _, status = os.waitpid(self.pid, 0)
         code = os.waitstatus_to_exitcode(status)
-        return Outcome(self.words, code, self.output(), hung)
+        return Outcome(self.arguments, code, self.output(), hung)
 
     def _run_child(
         self,
@@ -125,7 +125,7 @@ class Running:
             sys.stderr = os.fdopen(2, "w", 1, errors="replace", closefd=False)
             os.environ.update(variables)
             os.chdir(folder)
-            sys.argv = ["reverie", *self.words]
+            sys.argv = ["reverie", *self.arguments]
             limit_memory()
             from reverie.cli.main import main
 
@@ -150,12 +150,14 @@ class Running:
         return os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
 
 
-def run(words: Sequence[str], folder: Path, limit: float = LIMIT, **options) -> Outcome:
+def run(
+    arguments: Sequence[str], folder: Path, limit: float = TIMEOUT, **options
+) -> Outcome:
     """Run a command to its end; the options are those of `Running`."""
-    return Running(words, folder, **options).wait(limit)
+    return Running(arguments, folder, **options).wait(limit)
 
 
-def limit_memory(extra: int = MEMORY) -> None:
+def limit_memory(extra: int = EXTRA_MEMORY) -> None:
     """Limit the address space, so that a fault cannot take all memory."""
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()

@@ -21,7 +21,7 @@ FLAGS = (
 )
 
 
-def train_words(storage: str = "disk", extra: Sequence[str] = ()) -> list[str]:
+def train_arguments(storage: str = "disk", extra: Sequence[str] = ()) -> list[str]:
     """A short run that saves several checkpoints and replay segments."""
     return ["train", *FLAGS.split(), "--replay.storage", storage, *extra]
 
@@ -35,11 +35,11 @@ def reference(storage: str) -> tuple[list[dict], dict[str, int]]:
     def count() -> None:
         result.write_text(json.dumps(shim.counts()))
 
-    words = [*train_words(storage), "--logdir", str(logdir)]
+    arguments = [*train_arguments(storage), "--logdir", str(logdir)]
     options = {}
-    if not shim.missing():
+    if not shim.skip_reason():
         options = {"before": functools.partial(shim.arm, logdir), "after": count}
-    outcome = run(words, scratch, **options)
+    outcome = run(arguments, scratch, **options)
     assert not outcome.problems([0]), outcome.problems([0])
     counts = json.loads(result.read_text()) if result.exists() else {}
     found = episodes(logdir)
@@ -48,7 +48,7 @@ def reference(storage: str) -> tuple[list[dict], dict[str, int]]:
 
 
 def resume(
-    logdir: Path, folder: Path, words: Sequence[str], logged: str = "all"
+    logdir: Path, folder: Path, arguments: Sequence[str], log_check: str = "equal"
 ) -> list[str]:
     """Resume a run without faults; returns what is wrong with it.
 
@@ -57,7 +57,7 @@ def resume(
     `some` of them if the log could not be written, `any` if the environments differ.
     """
     step = newest_step(logdir)
-    outcome = run([*words, "--logdir", str(logdir)], folder)
+    outcome = run([*arguments, "--logdir", str(logdir)], folder)
     problems = outcome.problems([0])
     if problems:
         return problems
@@ -66,12 +66,12 @@ def resume(
     for text in ("damaged", "moved aside", "continues without"):
         if text in outcome.output:
             problems.append(f"the resumed run reports {text!r}\n{outcome.tail()}")
-    storage = words[words.index("--replay.storage") + 1]
+    storage = arguments[arguments.index("--replay.storage") + 1]
     expected, found = iter(reference(storage)[0]), episodes(logdir)
     same = found == reference(storage)[0]
-    if logged == "some":  # in the same order
+    if log_check == "subset":  # in the same order
         same = all(any(line == other for other in expected) for line in found)
-    if not same and logged != "any":
+    if not same and log_check != "skip":
         problems.append("the episodes differ from those of a run without faults")
     if left := leftovers(logdir):
         problems.append(f"temporary files are left: {', '.join(left)}")

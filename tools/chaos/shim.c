@@ -19,20 +19,20 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-enum kind { OPEN, WRITE, FSYNC, RENAME, RENAMED, UNLINK, MKDIR, KINDS };
+enum kind { OPEN, WRITE, FSYNC, RENAME, AFTER_RENAME, UNLINK, MKDIR, KINDS };
 static const char *const names[KINDS] = {"open",    "write",  "fsync", "rename",
-                                         "renamed", "unlink", "mkdir"};
+                                         "after_rename", "unlink", "mkdir"};
 
 static char folder[PATH_MAX];
 static size_t folder_length;          /* 0: no faults, no counting */
 static int fault_kind = -1;
 static long fault_at;
 static int fault_error;               /* 0: kill */
-static int fault_stays;               /* all later calls of the kind fail, too */
+static int fault_persistent;               /* all later calls of the kind fail, too */
 static atomic_long counts[KINDS];
 
 /* Returns 0, or -1 for an unknown kind. An empty kind only counts. */
-int chaos_arm(const char *path, const char *kind, long at, int error, int stays) {
+int chaos_arm(const char *path, const char *kind, long at, int error, int persistent) {
   fault_kind = -1;
   for (int i = 0; i < KINDS; i++) {
     atomic_store(&counts[i], 0);
@@ -41,7 +41,7 @@ int chaos_arm(const char *path, const char *kind, long at, int error, int stays)
   if (*kind && fault_kind < 0) return -1;
   fault_at = at;
   fault_error = error;
-  fault_stays = stays;
+  fault_persistent = persistent;
   snprintf(folder, sizeof folder, "%s", path);
   folder_length = strlen(folder);
   return 0;
@@ -80,7 +80,7 @@ static int is_at_below(int fd, const char *path) {
 static int is_due(enum kind kind) {
   long count = atomic_fetch_add(&counts[kind], 1) + 1;
   if (fault_kind != (int)kind) return 0;
-  return count == fault_at || (fault_stays && count > fault_at);
+  return count == fault_at || (fault_persistent && count > fault_at);
 }
 
 static int fail(void) {
@@ -154,7 +154,7 @@ SYNC_CALL(fsync)
 SYNC_CALL(fdatasync)
 
 static int finish_rename(int result, int below) {
-  if (!result && below && is_due(RENAMED)) return fail();
+  if (!result && below && is_due(AFTER_RENAME)) return fail();
   return result;
 }
 

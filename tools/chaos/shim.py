@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("shim.c")
-KINDS = ("open", "write", "fsync", "rename", "renamed", "unlink", "mkdir")
+KINDS = ("open", "write", "fsync", "rename", "after_rename", "unlink", "mkdir")
 
 
 def build(folder: Path) -> tuple[Path | None, str]:
@@ -29,22 +29,24 @@ def build(folder: Path) -> tuple[Path | None, str]:
     return path, ""
 
 
-def missing() -> str:
+def skip_reason() -> str:
     """Why faults cannot be injected in this process; empty if they can."""
     if _library() is None:
         return "the LD_PRELOAD shim is not loaded (no C compiler, or not Linux)"
     return ""
 
 
-def arm(folder: Path, kind: str = "", at: int = 0, error: int = 0, stays: bool = False):
+def arm(
+    folder: Path, kind: str = "", at: int = 0, error: int = 0, persistent: bool = False
+):
     """Count the file calls below a folder; fail or kill at the `at`-th of a kind.
 
-    Without `error` the process is killed. With `stays`, all later calls of the kind
-    fail with the error, too.
+    Without `error` the process is killed. With `persistent`, all later calls of the
+    kind fail with the error, too.
     """
     library = _library()
-    assert library is not None, missing()
-    arguments = (str(folder).encode(), kind.encode(), at, error, stays)
+    assert library is not None, skip_reason()
+    arguments = (str(folder).encode(), kind.encode(), at, error, persistent)
     if library.chaos_arm(*arguments) != 0:
         raise ValueError(f"unknown kind of file call {kind!r}")
 
@@ -52,7 +54,7 @@ def arm(folder: Path, kind: str = "", at: int = 0, error: int = 0, stays: bool =
 def counts() -> dict[str, int]:
     """Number of file calls of each kind since `arm`."""
     library = _library()
-    assert library is not None, missing()
+    assert library is not None, skip_reason()
     return {kind: library.chaos_count(kind.encode()) for kind in KINDS}
 
 

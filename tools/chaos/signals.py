@@ -10,7 +10,7 @@ from pathlib import Path
 
 from chaos.campaign import Section
 from chaos.processes import Running
-from chaos.runs import STEPS, resume, shared_memory, train_words
+from chaos.runs import STEPS, resume, shared_memory, train_arguments
 
 SIGNALS = {
     "SIGINT": [signal.SIGINT],
@@ -26,12 +26,12 @@ SIGNALS = {
 
 def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
     """Send signals at a random step; the run must save, and resume afterwards."""
-    logdir, words = folder / "run", train_words(rng.choice(["disk", "ram"]))
+    logdir, arguments = folder / "run", train_arguments(rng.choice(["disk", "ram"]))
     kills_worker = name == "SIGKILL of a worker"
     if kills_worker:
-        words += ["--env.vector.workers", "2"]
+        arguments += ["--env.vector.workers", "2"]
     before = shared_memory()
-    running = Running([*words, "--logdir", str(logdir)], folder)
+    running = Running([*arguments, "--logdir", str(logdir)], folder)
     wait_for_step(running, logdir, rng.randrange(STEPS))
     time.sleep(rng.random() * 0.05)
     sent = SIGNALS[name]
@@ -43,7 +43,7 @@ def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
     outcome = running.wait()
     codes = {0, *(128 + number for number in sent), *(-number for number in sent)}
     problems = outcome.problems(codes - {-signal.SIGSTOP, -signal.SIGCONT})
-    problems += resume(logdir, folder, words, "any" if kills_worker else "all")
+    problems += resume(logdir, folder, arguments, "skip" if kills_worker else "equal")
     if left := shared_memory() - before:
         problems.append(f"shared memory is left: {', '.join(left)}")
     return problems

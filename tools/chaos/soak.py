@@ -48,11 +48,11 @@ def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
     """Train for some time, compare usage over time, and stop with SIGTERM."""
     command, *more = KINDS[name].split()
     logdir = folder / "run"
-    words = [command, *FLAGS.split(), *more, "--logdir", str(logdir)]
-    words += ["--seed", str(rng.randrange(1000))]
+    arguments = [command, *FLAGS.split(), *more, "--logdir", str(logdir)]
+    arguments += ["--seed", str(rng.randrange(1000))]
     before = shared_memory()
     variables = {"CHAOS_FAULT": "runtime_error", "CHAOS_STEP": "500"}
-    running = Running(words, folder, variables=variables)
+    running = Running(arguments, folder, variables=variables)
     wait_for_checkpoint(running, logdir)
     usages, end = [], time.monotonic() + SECONDS
     while running.is_running() and time.monotonic() < end:
@@ -100,7 +100,7 @@ def usage(pid: int) -> Usage:
     return Usage(pages * os.sysconf("SC_PAGE_SIZE"), len(files), len(threads))
 
 
-def missing() -> str:
+def skip_reason() -> str:
     return "" if os.path.isdir("/proc/self/fd") else "there is no /proc"
 
 
@@ -110,6 +110,6 @@ SECTIONS = [
         "memory, files and threads of longer runs",
         lambda: tuple(KINDS),
         trial,
-        missing,
+        skip_reason,
     )
 ]

@@ -19,7 +19,7 @@ from reverie.datasets.readers import Reader
 from reverie.spaces import FLAGS, agent_obs_space, flag_spaces
 from reverie.storage import array_file as files
 from reverie.storage.array_file import ArrayFile
-from reverie.storage.os_errors import INTACT
+from reverie.storage.os_errors import FILE_INTACT
 from reverie.storage.run_spaces import read_spaces
 from reverie.storage.segments import POSITION, STREAM
 
@@ -123,7 +123,7 @@ def _list_segments(folder: Path) -> list[ArrayFile]:
             source.open(folder)
             sources.append(source)
         except (OSError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno in INTACT:
+            if isinstance(error, OSError) and error.errno in FILE_INTACT:
                 raise
             warnings.warn(f"{path} {error}, so it is skipped.", stacklevel=2)
     return sources
