@@ -6,8 +6,8 @@ Runs short trainings with faults: killed processes, full or broken disks, enviro
 that fail, signals, damaged and hostile files, random command lines. Prints a table of
 class, trials and failures, and exits with 1 if a trial has failed. A section that needs
 root, a C compiler or mounts is skipped without them, and the table has the reason.
-`python tools/chaos.py --help` lists the sections; docs/reliability.md says what is
-checked. The trial of an index depends only on the seed and the section.
+`python tools/chaos.py --help` lists the sections; docs/reliability.md lists the checks.
+A trial depends only on seed, section and index.
 """
 
 from __future__ import annotations

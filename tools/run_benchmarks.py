@@ -3,9 +3,9 @@
     python tools/run_benchmarks.py .local/bench
     python tools/run_benchmarks.py .local/bench replay vta
 
-This checks that the programs work, and measures within minutes on two cores. The
-results in `benchmarks/README.md` are from the larger sizes in their commands. Programs
-that need a GPU are skipped without one, with the reason. Exits with 1 if one fails.
+This checks within minutes on two cores that the programs work. The results in
+`benchmarks/README.md` were measured with larger sizes; their commands are there.
+Programs that need a GPU are skipped without one. Exits with 1 if a program fails.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TIMEOUT = 600.0
 
 
 class Program(NamedTuple):
-    """How a benchmark is run here. `{out}` in arguments is the folder of results."""
+    """How this tool runs a benchmark; `{out}` in arguments is the output folder."""
 
     arguments: str = ""
     gpu_reason: str = ""
@@ -52,8 +52,8 @@ PROGRAMS = {
         "original --minutes 2 --sequences 64 --out {out}/balls",
         gpu_reason="it trains networks of the original size",
     ),
-    "atari100k": Program(skip_reason="it records finished runs: give their folders"),
-    "iris_crafter": Program(skip_reason="it records a finished run: give its folder"),
+    "atari100k": Program(skip_reason="its arguments are folders of finished runs"),
+    "iris_crafter": Program(skip_reason="its argument is the folder of a finished run"),
 }
 
 

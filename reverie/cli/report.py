@@ -33,7 +33,7 @@ class ReportOptions:
     window: float = 0.05
     """Share of the budget, at its end, whose episodes count for the score."""
     budget: float = 0.0
-    """Length of the training in units of x; 0 for that of the longest run of a task."""
+    """Length of the training in units of x; 0 for the longest run of each task."""
     by: tuple[str, ...] = ()
     """Settings that distinguish methods; empty for all settings that differ."""
     baseline: str = ""
@@ -82,7 +82,7 @@ def parse_runs(words: list[str], command: str, schema: type[T]) -> tuple[list[st
     arguments.refuse_other_flags(command, names)
     if not arguments.positional:
         raise UserError(
-            f"`{command}` needs folders of runs.\n  Fix: {command} LOGDIR ..."
+            f"`{command}` needs at least one run folder.\n  Fix: {command} LOGDIR ..."
         )
     return arguments.positional, options
 

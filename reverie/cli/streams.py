@@ -1,9 +1,9 @@
-"""Standard streams that are closed, full, or pipes without a reader.
+"""Handling of standard streams that are closed or cannot be written.
 
-What a command prints to standard error never stops it. Standard output is the result of
-commands that print, such as `reverie config`: they end quietly when the reader of a
-pipe has ended (`| head`), and fail if the output cannot be written. Training writes its
-metrics to files, too, and continues without the terminal.
+Errors of standard error are ignored. Commands whose result is standard output, such as
+`reverie config`, end without an error if the reader of a pipe has ended (`| head`), and
+fail if the output cannot be written otherwise. Training also writes its metrics to
+files, and continues if the terminal is closed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Output(io.TextIOWrapper):
 def open_standard_streams() -> None:
     """Open the null device in place of closed streams.
 
-    Otherwise a file that is opened later would get their number, and messages of this
-    process or its children would be written to it. Characters that the encoding of a
-    stream does not have are replaced.
+    Otherwise a file that is opened later would get their file descriptor, and messages
+    of this process or its children would be written to it. Characters that a stream
+    cannot encode are replaced.
     """
     for number in range(3):
         try:
@@ -54,8 +54,8 @@ def open_standard_streams() -> None:
 def flush_output() -> OSError | None:
     """Flush standard output; return the error if a part of it was not written.
 
-    In that case, what is left of it is discarded, so that the interpreter does not try
-    again when it exits.
+    In that case, the buffered output is discarded, so that the interpreter does not
+    write it again at exit.
     """
     try:
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Scores of benchmarks: how they are normalized, and published results."""
+"""Human-normalized scores, and published results of benchmarks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Baseline(NamedTuple):
     stds: Mapping[str, float]
     seeds: Mapping[str, int]
     budget: float
-    """Frames of the training."""
+    """Length of the training in simulator frames."""
 
 
 def normalize(task: str, score: float) -> float | None:
@@ -41,7 +41,7 @@ def normalize(task: str, score: float) -> float | None:
 
 
 def list_baselines() -> list[str]:
-    """Return the names of the published results that can be drawn."""
+    """Return the names of all published results, as `method/suite`."""
     names = []
     for path in sorted(DATA.glob("*.json")):
         if path.stem not in NOT_BASELINES:
@@ -52,7 +52,7 @@ def list_baselines() -> list[str]:
 def find_baseline(name: str, tasks: Iterable[str]) -> Baseline:
     """Return a published result: `dreamerv3` or, with its suite, `dreamerv3/atari100k`.
 
-    Without a suite it is the one that has all `tasks`.
+    Without a suite, the one that contains some of the `tasks` is returned.
     """
     method, _, suite = name.partition("/")
     available = list_baselines()

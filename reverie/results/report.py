@@ -21,7 +21,7 @@ from reverie.results.statistics import (
 )
 
 PUBLISHED = "published"
-"""Stands in the column of commands for published results."""
+"""Entry for published results in the column `command`."""
 
 
 class Row(NamedTuple):
@@ -40,6 +40,8 @@ class Row(NamedTuple):
 
 
 class Report(NamedTuple):
+    """Results of all tasks and methods, and their aggregates."""
+
     rows: list[Row]
     aggregates: dict[str, dict[str, Estimate]]
     """Statistics over normalized scores, by method; empty if tasks have none."""
@@ -162,7 +164,7 @@ def _scores_of(rows: Iterable[Row], method: str) -> dict[str, list[float]]:
 
 
 def _normalized(scores: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Normalize the scores of the tasks whose benchmark defines it."""
+    """Return human-normalized scores of the tasks for which they are defined."""
     result = {}
     for task, values in scores.items():
         normalized = [normalize(task, value) for value in values]
@@ -226,7 +228,7 @@ def _aggregate_cells(report: Report) -> list[list[str]]:
 
 
 def describe_windows(report: Report) -> str:
-    """Describe which episodes count for the final score."""
+    """Return a sentence that states which episodes the final scores average."""
     windows = {*report.windows.values()}
     shares = {round(100 * (1 - window.start / window.end), 3) for window in windows}
     if len(windows) > 1 and len(shares) == 1:  # tasks with budgets of their own

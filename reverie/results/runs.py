@@ -1,8 +1,8 @@
-"""Runs to compare: finds them, reads their episodes, and groups them by method.
+"""Find runs, read their scores, and group them by method.
 
-A run is a run folder, or an entry of a `runs.json`, which lists files of scores that
-were kept without their run folder. Settings are read as plain data; no code that a
-config names is imported.
+A run is a run folder, or an entry of a `runs.json`, which lists score files that were
+copied without their run folder. Settings are read as plain data: modules that a config
+names are not imported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from reverie.envs import EnvConfig, action_repeat
 
 SCORE = "episode/score"
 INDEX = "runs.json"
-"""Lists score files, their settings and where they come from."""
+"""File that maps names of score files to their settings, command and commit."""
 CONFIG, SCORES, METRICS, ABOUT = (
     "config.yaml",
     "scores.jsonl",
@@ -43,7 +43,7 @@ NOT_METHOD_SETTINGS = (
     "run.clock",
     "run.eval_",
 )
-"""Settings, or beginnings of their names, that do not make a run another method."""
+"""Prefixes of the settings that may differ between runs of the same method."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ class Run:
     settings: Mapping[str, Any]
     """All settings, with dotted names."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """`commit`, `command`, `gpu` and others."""
+    """Metadata of the last start of the run: `commit`, `command`, `gpu` and others."""
     repeat: int = 1
     """Simulator frames per agent step."""
 
     def points(self, key: str, x: str) -> np.ndarray:
-        """Return (x, value) of each line that has the key, with shape (lines, 2).
+        """Return `(x, value)` of each line that has the key, as an array `(n, 2)`.
 
         `x` is `frames` (of the simulator), `step` (of the agent) or `hours`.
         """
@@ -89,7 +89,7 @@ class Run:
 
     @property
     def seconds(self) -> float | None:
-        """Time of training, from the last line of the metrics."""
+        """Duration of the training: the largest time in the logs."""
         folder = self.path if self.path.is_dir() else self.path.parent
         times = [
             entry["seconds"]
@@ -142,6 +142,8 @@ def _read_run(path: Path) -> Run:
     about: Any = []
     if (path / ABOUT).is_file():
         about = _read_json(path / ABOUT)
+    # one entry for each start of the run
+    # one entry for each start of the run
     starts = [entry for entry in about if isinstance(entry, dict)] if about else []
     return _make_run(path, settings, starts[-1] if starts else {})
 
@@ -150,8 +152,8 @@ def _read_index(path: Path) -> list[Run]:
     entries = _read_json(path)
     if not isinstance(entries, dict):
         raise UserError(
-            f"{path} is not a table of runs: it must map file names to settings.\n"
-            "  Fix: write it as the one in benchmarks/atari100k."
+            f"{path} must be a JSON object that maps file names to settings.\n"
+            '  Fix: write {"scores.jsonl": {"settings": {"task": "catch", "seed": 0}}}'
         )
     runs = []
     for name, entry in entries.items():
@@ -193,10 +195,10 @@ Groups = dict[str, dict[str, list[Run]]]
 def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> Groups:
     """Group runs by method, then by task; the runs of a group differ in their seeds.
 
-    Two runs are of different methods if their agents differ, or a setting that differs
-    between runs of one task (`NOT_METHOD_SETTINGS` excepted). With `by`, only these
-    settings count. The name of a method consists of its agent and of the settings that
-    differ.
+    Two runs belong to different methods if their agents differ, or if one of the
+    settings differs that vary between runs of the same task and agent (except
+    `NOT_METHOD_SETTINGS`). With `by`, only these settings are compared. The name of a
+    method consists of its agent and these settings.
     """
     if by:
         known = {key for run in runs for key in run.settings}
@@ -229,7 +231,7 @@ def _varied_settings(runs: Sequence[Run]) -> list[str]:
                 values = {json.dumps(run.settings.get(key)) for run in same}
                 if len(values) > 1 and not key.startswith(NOT_METHOD_SETTINGS):
                     keys[key] = None
-    # A size stands for the many settings of the networks that it sets.
+    # a size preset sets many network settings, so its name is used instead of them
     return ["size"] if "size" in keys and len(keys) > 3 else [*keys]
 
 
@@ -262,7 +264,7 @@ def _read_json(path: Path) -> Any:
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of a JSONL file; the last may still be written."""
+    """Return the lines of a JSONL file without those that are incomplete."""
     try:
         text = path.read_text(errors="replace")
     except OSError:

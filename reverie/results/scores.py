@@ -1,4 +1,4 @@
-"""Final scores of runs, with the window of episodes that count for them."""
+"""Final scores of runs: the mean score in a window at the end of the training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from reverie.results.runs import Run
 
 
 class ScoreWindow(NamedTuple):
-    """The part of a run whose episodes count for its final score."""
+    """The part of a run whose episodes the final score averages."""
 
     start: float
     """First position, which is not part of the window."""
@@ -25,7 +25,7 @@ class ScoreWindow(NamedTuple):
 def final_window(
     runs: Sequence[Run], x: str, budget: float, share: float, key: str
 ) -> ScoreWindow:
-    """Return the last `share` of the budget; without one, of the longest run."""
+    """Return the last `share` of the budget, which is the longest run if it is 0."""
     if not budget:
         ends = [float(p[:, 0].max()) for r in runs if len(p := r.points(key, x))]
         budget = max(ends, default=0.0)
@@ -33,7 +33,10 @@ def final_window(
 
 
 def final_score(run: Run, key: str, window: ScoreWindow) -> float | None:
-    """Return the mean in the window; the last value before it if there is none."""
+    """Return the mean in the window, or the last value if the window is empty.
+
+    None if the run has no value up to the end of the window.
+    """
     points = run.points(key, window.x)
     points = points[points[:, 0] <= window.end]
     if not len(points):

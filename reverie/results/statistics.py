@@ -21,7 +21,7 @@ CONFIDENCE = 0.95
 
 
 class Estimate(NamedTuple):
-    """A value with its interval; NaN bounds where no interval can be estimated."""
+    """A value with its confidence interval, NaN if all tasks have only one run."""
 
     value: float
     low: float
@@ -128,10 +128,9 @@ def _weighted_mean(curves: np.ndarray, weights: np.ndarray) -> np.ndarray:
 def probability_of_improvement(
     scores_a: Scores, scores_b: Scores, seed: int = 0
 ) -> Estimate:
-    """Probability that a run of `scores_a` beats one of `scores_b` on a random shared
-    task.
+    """Probability that a run of A has a higher score than a run of B on a random task.
 
-    Ties count as one half.
+    Only tasks of both methods are used. Ties count as one half.
     """
     tasks = [task for task in scores_a if task in scores_b]
     if not tasks:
@@ -166,10 +165,7 @@ def _resample(
     return [x[rng.integers(0, len(x), len(x))] for x in arrays]
 
 
-def _tails() -> list[float]:
-    return [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
-
-
 def _interval(values: Sequence[float]) -> tuple[float, float]:
-    low, high = np.quantile(np.asarray(values), _tails())
+    quantiles = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
+    low, high = np.quantile(np.asarray(values), quantiles)
     return float(low), float(high)

@@ -54,7 +54,7 @@ _allowed: ContextVar[_Allowed] = ContextVar("_allowed", default=_NOTHING)
 def allow(names: Iterable[str] = (), everything: bool = False) -> Iterator[None]:
     """Allow the modules of these import paths, or all modules, for all stored configs.
 
-    For the code inside the block, in addition to what was allowed before.
+    Applies to code inside the block. Nested blocks add to the allowed modules.
     """
     before = _allowed.get()
     modules = before.modules | {_module_of(name) for name in names}
@@ -87,9 +87,9 @@ def check_trusted(folder: Path, names: Iterable[tuple[str, str]]) -> None:
         f"{setting} {name[:200]!r}" for setting, name in unknown[:4]
     )
     raise UserError(
-        f"{folder} was not made by you on this machine, and its config names code that "
-        f"would be imported: {settings}.\n  Fix: add --trust to the command (in "
-        "Python: trust=True) if you trust this code with your permissions."
+        f"{folder} was not created by you on this machine, and its config imports "
+        f"code: {settings}.\n  Fix: add --trust to the command (in Python: trust=True) "
+        "if you trust this code to run with your permissions."
     )
 
 
@@ -145,7 +145,7 @@ def _listed_names(folder: Path) -> set[str]:
 
 
 def _read_id(path: Path) -> str:
-    """Return the id in a file that may be anything; empty if it is not an id."""
+    """Return the id in a file; empty if it contains no id or is not a regular file."""
     path = path.expanduser()
     flags = os.O_RDONLY | open_flags("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")
     try:

@@ -1,8 +1,8 @@
-"""Errors of the operating system about files, as one sentence with a fix.
+"""Messages with a fix for file errors of the operating system.
 
-A read-only or failing disk, a folder that was deleted or unmounted, missing permissions
-and limits are no errors of the program: the user can correct them and run the same
-command again.
+The user can correct the cause (a read-only or failing disk, a folder that was deleted
+or unmounted, missing permissions, limits) and run the same command again, so these
+errors are reported without a traceback.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 FILE_INTACT = (*EXHAUSTED, errno.EACCES, errno.EPERM)
-"""Codes after which a file is not damaged: it can be read when the cause is removed."""
+"""Codes that do not mean that a file is damaged: it can be read after the cause is
+removed."""
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ENODEV, errno.ENXIO)
 _PATH_EXISTS = (errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY, errno.ELOOP)
 _FAILING = (
@@ -52,7 +53,7 @@ FILE_ERRORS = (
     *_FAILING,
     errno.ENAMETOOLONG,
 )
-"""Codes that are always about a file, its disk, or the number of open files."""
+"""Codes that are always caused by a file, its disk, or the number of open files."""
 
 
 class WriteFailed(UserError):
@@ -95,7 +96,7 @@ def write_error(code: int, path: Path) -> WriteFailed:
 
 
 def describe_error(code: int, name: str | bytes | int | None) -> str:
-    """Return a sentence with a fix about a file, if its name is known."""
+    """Return a message with a fix; `name` is that of the file, if it is known."""
     path = Path(os.fsdecode(name)) if isinstance(name, str | bytes) else None
     if code in (errno.EMFILE, errno.ENFILE):
         problem = TOO_MANY_FILES
@@ -108,7 +109,7 @@ def describe_error(code: int, name: str | bytes | int | None) -> str:
 
 
 def fix_for(code: int | None, path: Path | None) -> str:
-    """Return what to do about an error of the operating system."""
+    """Return the fix for an error of the operating system."""
     folder = path.parent if path else "the folder"
     if code in FULL:
         return "free some space (or raise the quota) and run the same command again."
@@ -119,7 +120,7 @@ def fix_for(code: int | None, path: Path | None) -> str:
         )
     if code in NOT_PERMITTED:
         return (
-            f"make {folder} writable for you, or choose another folder, and run the "
+            f"get write permission for {folder}, or choose another folder, and run the "
             "same command again."
         )
     if code in _GONE:

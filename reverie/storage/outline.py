@@ -1,6 +1,7 @@
-"""The contents of a checkpoint file without the data of its arrays.
+"""Read the structure of a checkpoint file without the data of its arrays.
 
-An outline is read to recognize a file and to infer sizes from the shapes of its arrays.
+The structure (outline) is used to detect which program wrote a file, and to infer sizes
+from the shapes of its arrays.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from reverie.storage.numpy_pickle import parse_arrays
 from reverie.storage.torch_file import read_shapes
 
 MAX_PICKLE_BYTES = 16 << 30
-"""The largest preset of DreamerV3 has 5 GiB with its optimizer."""
+"""Larger pickle files are refused. A checkpoint of the largest preset of DreamerV3 has
+5 GiB."""
 
 
 class Outline(NamedTuple):
@@ -26,8 +28,7 @@ class Outline(NamedTuple):
     contents: Any
     """Containers, numbers and arrays without data; None if they cannot be read."""
     problem: str = ""
-    """Why a file of this format cannot be read: the end of a sentence that begins with
-    the path."""
+    """Why a file of this format cannot be read, as a text that follows the path."""
 
 
 def read_outline(path: Path) -> Outline:

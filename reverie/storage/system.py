@@ -1,7 +1,7 @@
-"""Functions of the operating system that Windows has under other names, or not at all.
+"""Functions of the operating system that differ between Linux, macOS and Windows.
 
-The modules `fcntl` and `resource` exist on Linux and macOS only, so they are imported
-here where they are used.
+The modules `fcntl` and `resource` do not exist on Windows, so they are imported inside
+the functions that use them.
 """
 
 from __future__ import annotations

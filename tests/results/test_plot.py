@@ -182,7 +182,7 @@ def test_profiles_and_aggregates_of_atari(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ([], "needs folders of runs"),
+        ([], "needs at least one run folder"),
         (["nowhere"], "does not exist"),
         (["."], "contains no run"),
         (["RUNS", "--out", "plot.jpg"], "ends with .png, .svg, .pdf"),

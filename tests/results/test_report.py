@@ -104,7 +104,7 @@ def test_score_files_with_an_index(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ([], "needs folders of runs"),
+        ([], "needs at least one run folder"),
         (["nowhere"], "does not exist"),
         (["."], "contains no run"),
         (["RUNS", "--format", "html"], "choose from md, latex, csv, json"),

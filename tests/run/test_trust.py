@@ -94,7 +94,7 @@ def test_every_command_refuses_code_of_a_foreign_run(foreign, folder, capsys, co
     change(foreign, task="evilmod:make")
     assert main(command.split()) == 2
     error = capsys.readouterr().err
-    assert "was not made by you on this machine" in error
+    assert "was not created by you on this machine" in error
     assert "task 'evilmod:make'" in error
     assert "--trust" in error
     assert not was_imported(folder)

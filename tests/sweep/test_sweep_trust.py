@@ -49,7 +49,7 @@ def test_a_saved_sweep_of_others_is_refused(tmp_path, capsys, change, words):
     (tmp_path / "evilmod.py").write_text("open('imported', 'w')\n")
     assert main(["sweep", *words]) == 2
     error = capsys.readouterr().err
-    assert "was not made by you on this machine" in error
+    assert "was not created by you on this machine" in error
     assert "--trust" in error
     assert not (tmp_path / "imported").exists()
 

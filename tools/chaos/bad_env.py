@@ -1,8 +1,9 @@
 """An environment with a fault that `CHAOS_FAULT` names, at step `CHAOS_STEP`.
 
-The file `fault_happened` in the current folder ends faults that happen once per run.
 Faults of the class `exceptions` are raised, `values` are returned, `crashes` end the
-process, `hangs` stop it, and `side effects` change the process.
+process, `hangs` block it, and `side effects` change its state. Crashes and hangs happen
+once per run: they create the file `fault_happened` in the current folder, and do
+nothing if it exists.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class MessageError(Exception):
 
 
 class BadEnv(gymnasium.Env):
-    """Ten steps per episode, four numbers, and one fault."""
+    """Episodes of ten steps with vector observations, and one fault."""
 
     observation_space = spaces.Box(-1, 1, (4,), np.float32)
     action_space = spaces.Discrete(3)
@@ -155,7 +156,7 @@ def make_env():
 
 
 def raise_fault(fault: str) -> None:
-    """Raise the exception of a fault, if it is one."""
+    """Raise the exception of a fault of the class `exceptions`."""
     if fault == "recursion":
         raise_fault(fault)
     if fault == "exit_in_step":
@@ -174,7 +175,7 @@ def raise_fault(fault: str) -> None:
 
 
 def stop_process(fault: str) -> None:
-    """End or stop this process in the way of a fault."""
+    """Crash or block this process, for a fault of the class `crashes` or `hangs`."""
     if fault == "exit_process":
         os._exit(7)
     elif fault == "abort":
@@ -190,7 +191,7 @@ def stop_process(fault: str) -> None:
 
 
 def change_process(fault: str) -> None:
-    """Change the state of this process in the way of a fault."""
+    """Change the state of this process, for a fault of the class `side effects`."""
     if fault == "output":
         os.write(1, os.urandom(3000))
         os.write(2, os.urandom(3000))
@@ -220,7 +221,7 @@ def change_process(fault: str) -> None:
 
 
 def change_row(fault: str, row: tuple) -> tuple | None:
-    """Return what `step` returns with a fault."""
+    """Return the result of `step`, changed by a fault of the class `values`."""
     obs, reward, terminated, truncated, info = row
     observations = {
         "nan": np.full(4, np.nan, np.float32),

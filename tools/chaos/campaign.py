@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 Trial = Callable[[str, random.Random, Path], list[str]]
-"""Runs one trial of a class in an empty folder; returns what went wrong."""
+"""Runs one trial of a class in an empty folder; returns the problems it found."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Section:
     name: str
     summary: str
     classes: Callable[[], Sequence[str]]
-    """Names of the classes; trials take them in turn."""
+    """Names of the classes; trial `i` has the class `i % len(classes)`."""
     trial: Trial
     skip_reason: Callable[[], str] = lambda: ""
     """Why the section cannot run on this machine; empty if it can."""
@@ -65,7 +65,7 @@ def run_section(
         rng = random.Random(f"{seed} {section.name} {index}")
         try:
             problems = section.trial(name, rng, folder)
-        except Exception:  # a fault of the tool, or a file that it cannot check
+        except Exception:  # an error of the tool, or a file that it cannot read
             problems = [f"the trial failed:\n{traceback.format_exc()}"]
         result.trials[name] = result.trials.get(name, 0) + 1
         if problems:
@@ -80,7 +80,7 @@ def run_section(
 
 
 def format_table(results: Sequence[Result]) -> str:
-    """Class x trials x failures as text, with skipped sections and a last line."""
+    """Trials and failures of each class as text, with skipped sections and totals."""
     rows = [("section", "class", "trials", "failures")]
     for result in results:
         if result.skipped:

@@ -20,11 +20,11 @@ PATTERNS = ("(a+)+$", "[", "(?P<x>", "*", ".*", "\\")
 NAMES = ("train", "eval", "data", "draw", "config", "sweep", "envs", "check-env", "bc")
 SUBCOMMANDS = ("inspect", "stats", "view", "convert", "split", "merge", "replay", "x")
 SIGTERM_AFTER = 20.0
-"""Seconds after which a command gets SIGTERM: huge settings may be valid."""
+"""Seconds after which a command gets SIGTERM, because valid settings may take long."""
 
 
 def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
-    """Run a random command line; it must work, or explain what is wrong."""
+    """Run a random command line; it must succeed, or print a message with a fix."""
     inside = folder / "work"
     inside.mkdir()
     running = Running(CLASSES[name](rng, inside), inside)

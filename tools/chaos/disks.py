@@ -1,4 +1,4 @@
-"""Sections `kills`, `errors` and `space`: processes and disks that fail in a write."""
+"""Sections `kills`, `errors` and `space`: faults while files are written."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MNT_DETACH = 2
 
 
 def kill_trial(name: str, rng: random.Random, folder: Path) -> list[str]:
-    """Kill the run at a random file call, some resumed runs again, then resume."""
+    """Kill the run at random file calls, up to three times, then resume it."""
     logdir, storage = folder / "run", rng.choice(["disk", "ram"])
     arguments = train_arguments(storage)
     kind = KILLS[name]
@@ -53,7 +53,7 @@ def kill_trial(name: str, rng: random.Random, folder: Path) -> list[str]:
 
 
 def error_trial(name: str, rng: random.Random, folder: Path) -> list[str]:
-    """Let file calls fail; the run must explain it, and resume afterwards."""
+    """Let file calls fail; the run must print a fix, and then resume without faults."""
     logdir, storage = folder / "run", rng.choice(["disk", "ram"])
     arguments, number = train_arguments(storage), getattr(errno, name)
     kind, persistent = rng.choice(ERROR_CALLS), rng.random() < 0.7
@@ -84,7 +84,7 @@ def space_trial(name: str, rng: random.Random, folder: Path) -> list[str]:
 
 
 def mounts_skip_reason() -> str:
-    """Why no file systems can be mounted; enters a mount namespace of its own."""
+    """Enter a new mount namespace; return why it is not possible, or an empty text."""
     if os.geteuid() != 0:
         return "mounting a tmpfs needs root"
     libc = _libc()

@@ -12,8 +12,8 @@ from chaos.processes import describe_code, run
 from chaos.runs import shared_memory
 
 IN_PROCESS = ("exceptions", "values", "side effects")
-"""Faults of environments that are stepped in the process of the run. A crash or hang
-there is one of the whole process."""
+"""Classes of faults for environments in the process of the run. Crashes and hangs are
+not among them, because they would affect the whole run."""
 CLASSES = tuple(
     [f"{kind}, in the process" for kind in IN_PROCESS]
     + [f"{kind}, in workers" for kind in FAULTS]
@@ -27,7 +27,7 @@ FLAGS = (
 
 
 def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
-    """Train with a fault: the run must end or explain it, and then work without it."""
+    """Train with a fault: the run must succeed or print a fix. Train without it."""
     kind, _, place = name.partition(", ")
     fault, step = rng.choice(FAULTS[kind]), rng.choice([1, 2, 9, 10, 11, 25, 33])
     workers = rng.choice([1, 2]) if place == "in workers" else 0
@@ -37,11 +37,11 @@ def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
     before = shared_memory()
     variables = {"CHAOS_FAULT": fault, "CHAOS_STEP": str(step)}
     outcome = run(arguments, folder, variables=variables)
-    # raised in the process of the run, it is the same as Ctrl-C
+    # a KeyboardInterrupt in the process of the run is handled like Ctrl-C
     is_ctrl_c = fault == "keyboard_interrupt" and not workers
     problems = outcome.problems((0, 2, 130) if is_ctrl_c else (0, 2))
     if fault == "closes_streams" and outcome.code == 2:
-        problems = []  # there is nowhere to print the message
+        problems = []  # the message cannot be printed
     if not problems and outcome.code == 0 and not (logdir / "ckpt").exists():
         problems.append("the run ended with exit code 0 and without a checkpoint")
     (folder / HAPPENED).touch()

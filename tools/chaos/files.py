@@ -47,7 +47,7 @@ MARKER = "executed"
 
 @functools.cache
 def trained_run() -> Path:
-    """A run of Dreamer on a replay on disk, made once."""
+    """A run of Dreamer with a replay buffer on disk, trained once."""
     folder = Path(tempfile.mkdtemp())
     outcome = run([*DREAMER.split(), "--logdir", str(folder / "run")], folder)
     assert not outcome.problems([0]), outcome.problems([0])
@@ -56,7 +56,7 @@ def trained_run() -> Path:
 
 
 def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
-    """Damage files, then read them: nothing may crash, hang or be changed outside."""
+    """Read damaged files: the command must not crash, hang or change other files."""
     outside = folder / "outside"
     outside.mkdir()
     (outside / "file").write_text("not to be changed")
@@ -131,6 +131,7 @@ def wrong_values(
         place = rng.choice(leaves)
         value = rng.choice(values)
         _set(data, place, value() if callable(value) else value)
+    # a placeholder, because `json.dumps` cannot write lists this deep
     path.write_text(json.dumps(data).replace('"DEEP_NESTING"', "[" * 100_000))
     _fix_checksums(logdir)
     where = ".".join(map(str, place))
@@ -205,7 +206,7 @@ def _random_file(rng: random.Random, folder: Path) -> Path:
 
 
 def _leaves(value: Any, place: tuple = ()) -> Any:
-    """Places of all values in JSON data."""
+    """Keys that lead to each value in JSON data."""
     if isinstance(value, dict | list):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, inner in items:

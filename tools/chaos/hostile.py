@@ -86,7 +86,7 @@ def hostile_pickle(rng: random.Random, marker: Path) -> bytes:
 
 
 def hostile_torch_file(rng: random.Random, marker: Path) -> bytes:
-    """A file like those of `torch.save`, with a pickle that does not belong there."""
+    """A file in the format of `torch.save` that is damaged or has a hostile pickle."""
     import torch
 
     buffer = io.BytesIO()

@@ -18,6 +18,8 @@ from chaos.campaign import Result, Section, format_table, run_section
 TRIALS = 100
 """Trials of a section if neither `--trials` nor `--minutes` is given."""
 PRELOADED = "REVERIE_CHAOS_PRELOADED"
+"""Environment variable that is set in the process with the shim."""
+"""Environment variable that is set in the process with the shim."""
 MODULES = (
     "torch._inductor",  # imported by deterministic runs
     "reverie.cli.main",
@@ -78,7 +80,7 @@ def start_with_shim(argv: Sequence[str], scratch: Path) -> int:
     """Start this program again with the shim loaded, if it can be built."""
     library, reason = shim.build(scratch)
     if reason:
-        print(f"No faults of file calls: {reason}.", flush=True)
+        print(f"Sections with faults of file calls are skipped: {reason}.", flush=True)
     variables = {**os.environ, **dict.fromkeys(THREADS, "1"), PRELOADED: "1"}
     if library:
         variables["LD_PRELOAD"] = str(library)
@@ -106,7 +108,7 @@ def memory_folder() -> str | None:
 
 
 def import_for_trials() -> None:
-    """Import what commands import, so that forked processes have it already."""
+    """Import the modules of all commands, so that forked processes start fast."""
     import torch
 
     for module in MODULES:
@@ -117,7 +119,7 @@ def import_for_trials() -> None:
 def run_campaign(
     arguments: argparse.Namespace, scratch: Path, sections: Sequence[Section]
 ) -> list[Result]:
-    """Run one or all sections; the time is divided evenly among those that are left."""
+    """Run one or all sections; each gets an equal part of the remaining time."""
     import_for_trials()
     for variable in ("HOME", "XDG_STATE_HOME", "TMPDIR"):
         (scratch / variable.lower()).mkdir()

@@ -1,6 +1,6 @@
 """Run `reverie` commands in forked processes.
 
-A fresh interpreter takes seconds to import torch, a fork of this process takes
+A new interpreter needs seconds to import torch; a fork of this process needs
 milliseconds. The parent must not start threads or run torch operations.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 TIMEOUT = 120.0
 """Seconds after which a command counts as hanging."""
 EXTRA_MEMORY = 6 << 30
-"""Address space that a command may use in addition to that of this process."""
+"""Bytes of address space that a command may use in addition to this process."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,9 @@ class Outcome:
     hung: bool = False
 
     def problems(self, codes: Collection[int] = (0, 2)) -> list[str]:
-        """What is wrong with it, if it must end with one of these exit codes.
+        """Return the problems: another exit code than these, a timeout or a traceback.
 
-        Exit code 2 must come with a message that has a fix, and no command may print a
-        traceback.
+        With exit code 2, a message with a fix must be printed.
         """
         found = []
         if self.hung:

@@ -1,4 +1,4 @@
-"""The training run of the trials, and what must be true of its folder."""
+"""The training run of the trials, and the checks of its run folder."""
 
 from __future__ import annotations
 
@@ -50,11 +50,12 @@ def reference(storage: str) -> tuple[list[dict], dict[str, int]]:
 def resume(
     logdir: Path, folder: Path, arguments: Sequence[str], log_check: str = "equal"
 ) -> list[str]:
-    """Resume a run without faults; returns what is wrong with it.
+    """Resume a run without faults; returns the problems.
 
     It must continue from the newest complete checkpoint without damaged files, and end
-    without temporary files. The log must have all episodes of a run without faults;
-    `some` of them if the log could not be written, `any` if the environments differ.
+    without temporary files. Its log is compared with that of a run without faults:
+    `equal` requires the same episodes, `subset` allows missing ones (the log could not
+    be written), and `skip` compares nothing (the environments differ).
     """
     step = newest_step(logdir)
     outcome = run([*arguments, "--logdir", str(logdir)], folder)

@@ -2,8 +2,8 @@
  *
  * Counts the calls of each kind that change files below a folder. At the n-th call of
  * one kind, the process is killed with SIGKILL, or the call fails with an error number.
- * A write is executed by half before that, as if the machine had stopped in between.
- * Calls on other files are passed on. `chaos_arm` is called with ctypes after a fork.
+ * If that call is a write, half of the data is written first (a torn write). Calls on
+ * other files are not changed. `chaos_arm` is called with ctypes after a fork.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -76,7 +76,7 @@ static int is_at_below(int fd, const char *path) {
   return getcwd(current, sizeof current) && is_below(current);
 }
 
-/* Returns true if this call has to fail or is the last one. */
+/* Counts a call; returns true if it has to fail, or to kill the process. */
 static int is_due(enum kind kind) {
   long count = atomic_fetch_add(&counts[kind], 1) + 1;
   if (fault_kind != (int)kind) return 0;
