@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from reverie.play.messages import encode_view, parse_command, parse_message
@@ -59,7 +60,7 @@ class Client:
         self.unacknowledged = [sent for sent in self.unacknowledged if sent > number]
         self.changed.set()
 
-    async def send_views(self, hub: Hub) -> None:
+    async def send_views(self, encode: Callable[[View], bytes]) -> None:
         """Send the newest view when enough earlier ones are acknowledged."""
         while True:
             await self.changed.wait()
@@ -69,7 +70,7 @@ class Client:
                 continue
             self.newest = None
             self.unacknowledged.append(view.number)
-            await self.connection.send_bytes(hub.encode(view))
+            await self.connection.send_bytes(encode(view))
             if self.newest is not None:
                 self.changed.set()
 

@@ -207,7 +207,7 @@ def make_app(
             await socket.send_json({"type": "error", "message": message})
             await socket.close(1013)
             return
-        sender = asyncio.create_task(client.send_views(hub))
+        sender = asyncio.create_task(client.send_views(hub.encode))
         try:
             while True:
                 text = await socket.receive_text()

@@ -279,15 +279,14 @@ def test_slow_clients_get_the_newest_view():
 
     class Slow:
         async def send_bytes(self, data):
-            sent.append(data)
+            sent.extend(data)
 
-    class Encoder:
-        def encode(self, view):
-            return view.number
+    def encode(view):
+        return bytes([view.number])
 
     async def run():
         client = Client(1, Slow())
-        task = asyncio.create_task(client.send_views(Encoder()))
+        task = asyncio.create_task(client.send_views(encode))
         for number in range(1, 9):
             client.newest = View(number, {}, [])
             client.changed.set()
@@ -304,7 +303,7 @@ def test_slow_clients_get_the_newest_view():
 def test_a_used_port_is_an_error_with_a_fix():
     with (
         bind("127.0.0.1", 0) as listener,
-        pytest.raises(UserError, match="Fix: --port"),
+        pytest.raises(UserError, match="Fix: use another --port"),
     ):
         bind("127.0.0.1", listener.getsockname()[1])
     assert is_loopback("127.0.0.1")
