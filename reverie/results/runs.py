@@ -143,7 +143,6 @@ def _read_run(path: Path) -> Run:
     if (path / ABOUT).is_file():
         about = _read_json(path / ABOUT)
     # one entry for each start of the run
-    # one entry for each start of the run
     starts = [entry for entry in about if isinstance(entry, dict)] if about else []
     return _make_run(path, settings, starts[-1] if starts else {})
 

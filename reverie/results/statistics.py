@@ -18,6 +18,8 @@ Statistic = Callable[[Sequence[np.ndarray]], float]
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
+QUANTILES = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
+"""Bounds of the confidence intervals."""
 
 
 class Estimate(NamedTuple):
@@ -105,7 +107,7 @@ def mean_with_band(
     has_band &= np.isfinite(means)
     if has_band.any():
         low[has_band], high[has_band] = np.nanquantile(
-            draws[:, has_band], _tails(), axis=0
+            draws[:, has_band], QUANTILES, axis=0
         )
     return means, low, high
 
@@ -166,6 +168,5 @@ def _resample(
 
 
 def _interval(values: Sequence[float]) -> tuple[float, float]:
-    quantiles = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
-    low, high = np.quantile(np.asarray(values), quantiles)
+    low, high = np.quantile(np.asarray(values), QUANTILES)
     return float(low), float(high)

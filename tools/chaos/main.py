@@ -19,7 +19,6 @@ TRIALS = 100
 """Trials of a section if neither `--trials` nor `--minutes` is given."""
 PRELOADED = "REVERIE_CHAOS_PRELOADED"
 """Environment variable that is set in the process with the shim."""
-"""Environment variable that is set in the process with the shim."""
 MODULES = (
     "torch._inductor",  # imported by deterministic runs
     "reverie.cli.main",
