@@ -211,7 +211,7 @@ def test_code_that_a_package_names_is_not_imported(packed, tmp_path, capsys):
         settings = json.loads(archive.read("config.json"))
     settings["task"] = "evil_module:make"
     changed = rewrite(packed, {"config.json": json.dumps(settings).encode()})
-    with pytest.raises(UserError, match="names code that would be imported"):
+    with pytest.raises(UserError, match="config imports code"):
         reverie.load(changed)
     assert main(["eval", str(changed)]) == 2
     assert "Fix: add --trust" in capsys.readouterr().err
