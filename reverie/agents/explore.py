@@ -1,9 +1,9 @@
 """Exploration policies that agents share: settings, and intrinsic rewards.
 
-Plan2Explore (Sekar et al., 2020) rewards states whose successors an ensemble of
-predictors disagrees about: there, the world model can learn most. A separate
-actor-critic is trained on this reward in imagination and collects the data, while the
-task policy is trained on the predicted task reward from the same world model.
+Plan2Explore (Sekar et al., 2020) trains an ensemble to predict the next state, and uses
+the disagreement of its members as reward: it is high where the world model was trained
+on little data. A separate actor-critic is trained on this reward in imagination and
+collects the data; the task policy is trained with the same world model.
 
 The disagreement of continuous predictions is their standard deviation, and that of
 predicted tokens is the Jensen-Shannon divergence of their distributions.
@@ -25,8 +25,8 @@ from reverie.nets.ensemble import EnsembleConfig, TokenHeadsConfig
 from reverie.nets.normalize import NormalizeConfig
 
 ENSEMBLE, PREFIX = "ensemble", "explore_"
-"""Component of the ensemble, and prefix of those of the exploration actor-critic."""
-MINIMUM = 1e-8
+"""Component name of the ensemble, and prefix of the names of the actor-critic's."""
+MIN_DISAGREEMENT = 1e-8
 """Lower bound of the disagreement before its logarithm."""
 
 
@@ -98,10 +98,10 @@ def token_disagreement(logits: Float[Tensor, "M *b K C"]) -> Float[Tensor, "*b"]
     """Return the Jensen-Shannon divergence over members, averaged over K tokens.
 
     It is the entropy of the mean distribution minus the mean entropy of all members, in
-    nats: from 0 if they are equal to log(M) if they exclude each other.
+    nats. It is 0 if all members are equal, and log(M) if they have no code in common.
     """
     probs = logits.float().softmax(-1)
     entropies: Tensor = torch.special.entr(probs).sum(-1)
-    of_mean: Tensor = torch.special.entr(probs.mean(0)).sum(-1)
-    divergence = of_mean - entropies.mean(0)
+    mixture_entropy: Tensor = torch.special.entr(probs.mean(0)).sum(-1)
+    divergence = mixture_entropy - entropies.mean(0)
     return divergence.clamp(min=0).mean(-1)  # rounding errors may be negative

@@ -30,7 +30,7 @@ OUTCOME = ("reward", "cont")
 """Predicted keys that are not observations."""
 
 
-class Imagined(NamedTuple):
+class ImaginedRollout(NamedTuple):
     """A rollout of a world model; entry h follows the h-th action.
 
     Arrays are `(H, ...)`, or `(N, H, ...)` for a batch.
@@ -123,7 +123,7 @@ class Player:
         horizon: int | None = None,
         greedy: bool = False,
         seed: int = 0,
-    ) -> Imagined:
+    ) -> ImaginedRollout:
         """Predict what follows the last observation given to `act`.
 
         `actions` is a sequence of actions as `act` returns them; or a function from an
@@ -164,7 +164,7 @@ class Player:
         taken = [{k: _to_own_units(a[k], s) for k, s in spaces.items()} for a in acts]
         predicted = self._stack([{k: x[k] for k in keys} for x in all_rows])
         outcome = self._stack([{k: x[k] for k in OUTCOME} for x in all_rows])
-        return Imagined(
+        return ImaginedRollout(
             predicted,
             outcome["reward"],
             outcome["cont"],

@@ -24,7 +24,7 @@ from reverie.agents.dreamer.config import DreamerConfig
 from reverie.agents.dreamer.updates import MakeOptimizer, update_actor_critic
 from reverie.agents.explore import (
     ENSEMBLE,
-    MINIMUM,
+    MIN_DISAGREEMENT,
     PREFIX,
     ExploreConfig,
     disagreement,
@@ -134,7 +134,7 @@ class Explorer(nn.Module):
         spread = disagreement(self.predict(self._inputs(feat, actions)))
         reward = spread
         if self.settings.log:
-            reward = torch.log(spread.clamp(min=MINIMUM))
+            reward = torch.log(spread.clamp(min=MIN_DISAGREEMENT))
         if self.settings.action_conditioned:
             first = torch.zeros_like(reward[:, :1])  # not used by the returns
             reward = torch.cat([first, reward[:, :-1]], 1)
@@ -149,9 +149,9 @@ class Explorer(nn.Module):
 
         def outcome(feat: Tensor, actions: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
             extrinsic, cont = world.outcome(feat)
-            intrinsic, disagreed = self.intrinsic_reward(feat, actions)
+            intrinsic, spread = self.intrinsic_reward(feat, actions)
             metrics["intrinsic_reward"] = intrinsic[:, 1:].mean().detach()
-            metrics["disagreement"] = disagreed.mean().detach()
+            metrics["disagreement"] = spread.mean().detach()
             return settings.reward(intrinsic, extrinsic), cont
 
         return outcome

@@ -36,8 +36,11 @@ from reverie.worlds.iris.world import IrisStep, IrisWorld, StepReward
 
 ACTIVATION = "silu"
 """Activation function of the heads."""
-EXPLORER_OF = {"world_model": ENSEMBLE, "actor_critic": f"{PREFIX}actor_critic"}
-"""Components that train on the batches of another one, right after it."""
+EXPLORATION_COMPONENTS = {
+    "world_model": ENSEMBLE,
+    "actor_critic": f"{PREFIX}actor_critic",
+}
+"""Components that are trained after another one, on the same batches."""
 
 
 class TokenExplorer(nn.Module):
@@ -73,7 +76,7 @@ class TokenExplorer(nn.Module):
     def components(self) -> dict[str, nn.Module]:
         """Return all modules with weights or running statistics, by name."""
         modules = (self.heads, self.actor_critic)
-        return dict(zip(EXPLORER_OF.values(), modules, strict=True))
+        return dict(zip(EXPLORATION_COMPONENTS.values(), modules, strict=True))
 
     def running_stats(self, name: str) -> list[Tensor]:
         """Return the statistics that a skipped update of `name` must not change."""
@@ -94,8 +97,8 @@ class TokenExplorer(nn.Module):
         logits = self.heads(blocks[:, :-1, 1 : 1 + self.tokens])  # (M, B, T, K, C)
         loss = Categorical(logits).loss(tokens.expand(logits.shape[:-1]))
         real = segment.real[:, :-1]
-        disagreed = token_disagreement(logits.detach())
-        metrics: Metrics = {"disagreement": scale_by_mask(disagreed, real).mean()}
+        spread = token_disagreement(logits.detach())
+        metrics: Metrics = {"disagreement": scale_by_mask(spread, real).mean()}
         return {"tokens": scale_by_mask(loss.mean((0, -1)), real)}, metrics
 
     def intrinsic_reward(self, step: IrisStep) -> Float[Tensor, " N"]:
