@@ -84,7 +84,7 @@ LOCK = ".lock"
 MAX_ERROR = 2000
 """Characters of an error that are kept."""
 MAX_NESTING = 16
-"""Folders inside of each other in a run folder."""
+"""Maximum depth of the folders in a run folder."""
 INVALID_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
 

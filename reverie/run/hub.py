@@ -97,7 +97,7 @@ def explain(error: Exception, name: str) -> Exception:
         return error
     is_offline = isinstance(error, errors.LocalEntryNotFoundError)
     if isinstance(error, errors.EntryNotFoundError) and not is_offline:
-        return not_a_package(name, InvalidFile("has not all files of one"))
+        return not_a_package(name, InvalidFile("lacks files of a package"))
     if isinstance(error, errors.RevisionNotFoundError):
         return UserError(
             f"{repository} has no such revision: {name}.\n"
