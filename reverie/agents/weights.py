@@ -75,9 +75,11 @@ def check_fit(
     """
     saved = state.get(name)
     if not isinstance(saved, Mapping):
+        common = "|".join(each for each in own_state or {} if each in state)
+        some = f", or --run.from_components '{common}'" if common else ""
         raise UserError(
             f"The checkpoint has no component {name!r}, only {', '.join(state)}.\n"
-            "  Fix: load a checkpoint of the same agent."
+            f"  Fix: load a checkpoint of the same agent{some}."
         )
     for key, tensor in tensors.items():
         other = saved.get(key)

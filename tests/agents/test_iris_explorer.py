@@ -250,8 +250,10 @@ def test_tensors_that_the_losses_change_can_be_restored():
 
 def test_weights_of_an_agent_without_explorer_can_be_loaded_by_component():
     plain, agent = make_agent(settings(**SMALL), seed=1), make()
-    with pytest.raises(UserError, match="no component 'ensemble'"):
+    with pytest.raises(UserError, match="no component 'ensemble'") as error:
         agent.load_weights(plain.state_dict())
+    pattern = str(error.value).split("--run.from_components ")[1].split("'")[1]
+    assert agent.load_weights(plain.state_dict(), pattern) == list(COMPONENTS)
     names = agent.load_weights(plain.state_dict(), "(?!ensemble|explore).*")
     assert names == list(COMPONENTS)
     assert not changed(weights(plain, "world_model"), weights(agent, "world_model"))
