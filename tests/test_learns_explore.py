@@ -26,8 +26,7 @@ LEARNING = {
     "run.envs": 4,
     "run.train_ratio": 64,
     "replay.capacity": 20_000,
-    # a short horizon, and rewards that are not large negative numbers, so that the
-    # critic of the exploration policy is accurate after few updates
+    # chosen together for short runs, see docs/explore.md; not tuned one by one
     "dreamer.horizon": 15,
     "explore.log": False,
     "explore.retnorm.limit": 0.01,
