@@ -15,7 +15,7 @@ SEED ?= 0
 # Remove targets of failed commands.
 .DELETE_ON_ERROR:
 .PHONY: help demo install check test lint format types pytest coverage \
-	coverage-html licences test-slow test-gpu test-envs test-browser chaos bench clean distclean
+	coverage-html licences test-slow test-gpu test-envs test-browser chaos bench docs clean distclean
 
 help:
 	@echo "make demo       install, then train an agent on catch and save videos of imagined rollouts"
@@ -31,6 +31,7 @@ help:
 	@echo "make coverage-html  line by line report of the last tests, in $(LOCAL)/coverage-html"
 	@echo "make bench      run the benchmarks that this machine can run, with small sizes"
 	@echo "make test-browser  test the pages of reverie play and view in Chromium"
+	@echo "make docs       build the documentation site, in $(LOCAL)/site"
 	@echo "make clean      remove caches and reports; distclean removes $(VENV) too"
 
 demo: $(VENV)/.installed
@@ -96,6 +97,9 @@ test-browser: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python tools/run_benchmarks.py $(LOCAL)/bench
 
+docs: $(VENV)/.installed-docs
+	$(BIN)/python tools/build_docs.py
+
 clean:
 	rm -rf $(LOCAL) .mypy_cache .ruff_cache .pytest_cache build dist
 	find reverie tests tools benchmarks -name __pycache__ -type d -prune \
@@ -111,4 +115,8 @@ $(VENV)/.installed: pyproject.toml tools/install.sh
 
 $(VENV)/.installed-dev: pyproject.toml tools/install.sh
 	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" sh tools/install.sh $(VENV) '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-docs: pyproject.toml tools/install.sh
+	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" sh tools/install.sh $(VENV) '.[docs]'
 	@touch $@ $(VENV)/.installed

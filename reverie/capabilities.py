@@ -195,8 +195,7 @@ class FindsBoundaries(Agent, Protocol):
 class ProfilableWorld(Protocol):
     """A world whose loss can be run section by section, for `reverie bench`."""
 
-    def sections(self, state: State, batch: Batch, rng: Any) -> dict[str, Any]:
-        """Return the sections of `loss` in order, by name."""
+    def sections(self, state: State, batch: Batch, rng: Any) -> dict[str, Any]: ...
 
 
 @runtime_checkable
@@ -355,7 +354,7 @@ class ExportStep(NamedTuple):
 
 @runtime_checkable
 class Exportable(SeedablePolicy, Protocol):
-    """Has a policy that `reverie export` can write to a file."""
+    """Has a policy that `reverie export` can write."""
 
     def policy_step(self, greedy: bool) -> ExportStep:
         """Return `policy` in mode `greedy` or `eval`, from observations and `is_first`
