@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import tracemalloc
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,6 +55,14 @@ def read_everything(path) -> int:
         return readable
     finally:
         reader.close()
+
+
+def assert_refused(path: Path, message: str) -> None:
+    """Check that the third episode is refused with this message."""
+    reader = open_episodes(path)
+    with pytest.raises(BadEpisode, match=message):
+        reader.read("demo_2")
+    reader.close()
 
 
 def test_the_example_is_valid(path):
@@ -120,20 +129,14 @@ def test_data_in_other_files_is_refused(tmp_path, path, change):
     with h5py.File(path, "a") as file:
         change(file, str(other))
     assert read_everything(path) == 2
-    reader = open_episodes(path)
-    with pytest.raises(BadEpisode, match="in another file"):
-        reader.read("demo_2")
-    reader.close()
+    assert_refused(path, "in another file")
 
 
 def test_circular_links_are_refused(path):
     with h5py.File(path, "a") as file:
         file["a"], file["b"] = h5py.SoftLink("/b"), h5py.SoftLink("/a")
         file["data/demo_2"] = h5py.SoftLink("/a")
-    reader = open_episodes(path)
-    with pytest.raises(BadEpisode, match="too many links"):
-        reader.read("demo_2")
-    reader.close()
+    assert_refused(path, "too many links")
 
 
 @pytest.mark.parametrize("chunks", [None, (1, 1 << 20), (1 << 10, 1 << 20)])
@@ -162,10 +165,7 @@ def test_many_arrays_that_are_larger_than_the_file_are_refused(path):
             file.create_dataset(
                 f"data/demo_2/obs/{i}", shape, np.uint8, chunks=(1, 1 << 16)
             )
-    reader = open_episodes(path)
-    with pytest.raises(BadEpisode, match="more than 256 MiB of arrays"):
-        reader.read("demo_2")
-    reader.close()
+    assert_refused(path, "more than 256 MiB of arrays")
 
 
 def test_many_episodes_that_are_larger_than_the_file_are_refused(path):

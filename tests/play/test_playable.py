@@ -10,16 +10,7 @@ from original_checkpoints import write_dreamerv3, write_iris
 
 from reverie.capabilities import HasWorldModelEnv
 from reverie.cli.main import main
-from reverie.play import server
-from reverie.play.load import (
-    AGENT_ENV,
-    AGENT_MODEL,
-    HUMAN_ENV,
-    HUMAN_MODEL,
-    MODES,
-    RECORDED,
-    load_run,
-)
+from reverie.play import load, server
 from reverie.play.session import Session
 from reverie.play.simulation import Simulation
 from reverie.run.config import resolve
@@ -33,8 +24,7 @@ SMALL = {
     "run.report_every": 0,
     "offline.epochs": 0,
     "bc.batch_size": 2,
-    "dreamer.enc.mults": (1, 1),
-    "dreamer.dec.mults": (1, 1),
+    r"dreamer\.(enc|dec)\.mults": (1, 1),
     "dreamer.dec.depth": 8,
 }
 
@@ -64,27 +54,27 @@ def train_offline(run_folder, logdir, *blocks: str, **flags):
 
 
 @pytest.mark.parametrize("loaded", ["dreamerv3_torch"], indirect=True)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", load.MODES)
 def test_the_world_of_dreamerv3_torch_is_played(loaded, mode):
     snapshot = play(loaded, mode).snapshot()
     assert snapshot.imagined["image"].shape == (1, *loaded.obs_space["image"].shape)
     assert {"predicted reward", "value", "entropy"} <= set(snapshot.scalars)
-    if mode in (AGENT_ENV, HUMAN_ENV, RECORDED):
+    if mode in (load.AGENT_ENV, load.HUMAN_ENV, load.RECORDED):
         assert snapshot.scalars["KL"] >= 0
 
 
 @pytest.mark.parametrize("loaded", ["random"], indirect=True)
 def test_an_agent_without_a_world_model_acts_in_the_environment(loaded):
-    assert available(loaded) == {AGENT_ENV, HUMAN_ENV, RECORDED}
-    for mode in (AGENT_MODEL, HUMAN_MODEL):
+    assert available(loaded) == {load.AGENT_ENV, load.HUMAN_ENV, load.RECORDED}
+    for mode in (load.AGENT_MODEL, load.HUMAN_MODEL):
         assert loaded.modes()[mode] == "the agent 'random' has no world model"
-    for mode in (AGENT_ENV, HUMAN_ENV, RECORDED):
+    for mode in (load.AGENT_ENV, load.HUMAN_ENV, load.RECORDED):
         snapshot = play(loaded, mode).snapshot()
         assert snapshot.imagined is None
         assert snapshot.real is not None
     session = Session(loaded)
     assert session.describe()["max_rollouts"] == 0
-    session._apply({"type": "mode", "mode": AGENT_ENV})
+    session._apply({"type": "mode", "mode": load.AGENT_ENV})
     session._apply({"type": "step"})
     assert [picture.pane for picture in session.view.images] == ["real"]
 
@@ -92,13 +82,13 @@ def test_an_agent_without_a_world_model_acts_in_the_environment(loaded):
 def test_a_clone_is_played_in_the_environment(run_folder, tmp_path):
     base = {"bc.run": str(run_folder("dreamer"))}
     clone = train_offline(run_folder, tmp_path / "clone", "bc", **base)
-    without = load_run(clone)
-    assert available(without) == {RECORDED}
-    assert "without a simulator" in without.modes()[AGENT_ENV]
-    loaded = load_run(clone, [("task", "catch")])
-    assert available(loaded) == {AGENT_ENV, HUMAN_ENV, RECORDED}
-    assert loaded.modes()[AGENT_MODEL] == "the agent 'bc' has no world model"
-    snapshot = play(loaded, AGENT_ENV).snapshot()
+    without = load.load_run(clone)
+    assert available(without) == {load.RECORDED}
+    assert "without a simulator" in without.modes()[load.AGENT_ENV]
+    loaded = load.load_run(clone, [("task", "catch")])
+    assert available(loaded) == {load.AGENT_ENV, load.HUMAN_ENV, load.RECORDED}
+    assert loaded.modes()[load.AGENT_MODEL] == "the agent 'bc' has no world model"
+    snapshot = play(loaded, load.AGENT_ENV).snapshot()
     assert snapshot.action["action"] in (0, 1, 2)
     assert snapshot.imagined is None
     loaded.close()
@@ -106,32 +96,32 @@ def test_a_clone_is_played_in_the_environment(run_folder, tmp_path):
 
 def test_dreams_of_an_offline_world_start_from_recordings(run_folder, tmp_path):
     world = train_offline(run_folder, tmp_path / "world")
-    loaded = load_run(world)
+    loaded = load.load_run(world)
     assert loaded.env is None
-    assert HUMAN_MODEL in available(loaded)
-    for mode in (AGENT_ENV, HUMAN_ENV):
+    assert load.HUMAN_MODEL in available(loaded)
+    for mode in (load.AGENT_ENV, load.HUMAN_ENV):
         assert "without a simulator" in loaded.modes()[mode]
-    assert "no trained policy" in loaded.modes()[AGENT_MODEL]
-    simulation = play(loaded, HUMAN_MODEL)
+    assert "no trained policy" in loaded.modes()[load.AGENT_MODEL]
+    simulation = play(loaded, load.HUMAN_MODEL)
     snapshot = simulation.snapshot()
     assert snapshot.imagined["image"].shape == (1, *loaded.obs_space["image"].shape)
     assert snapshot.real is None
     starts = []
     for seed in (1, 1, 2, 3):
-        simulation.start(HUMAN_MODEL, seed)
+        simulation.start(load.HUMAN_MODEL, seed)
         starts.append(simulation.rows[0]["image"])
     np.testing.assert_array_equal(starts[0], starts[1])
     assert any(not np.array_equal(starts[0], start) for start in starts[2:])
-    assert play(loaded, RECORDED).snapshot().imagined is not None
+    assert play(loaded, load.RECORDED).snapshot().imagined is not None
 
 
 def test_an_offline_world_with_a_policy_acts_in_its_dream(run_folder, tmp_path):
     flags = {"dreamer.behaviour": True}
     world = train_offline(run_folder, tmp_path / "world", **flags)
-    loaded = load_run(world)
-    assert available(loaded) == {AGENT_MODEL, HUMAN_MODEL, RECORDED}
-    assert play(loaded, AGENT_MODEL).snapshot().action["action"] in (0, 1, 2)
-    assert load_run(world, [("task", "catch")]).env is not None
+    loaded = load.load_run(world)
+    assert available(loaded) == {load.AGENT_MODEL, load.HUMAN_MODEL, load.RECORDED}
+    assert play(loaded, load.AGENT_MODEL).snapshot().action["action"] in (0, 1, 2)
+    assert load.load_run(world, [("task", "catch")]).env is not None
 
 
 @pytest.mark.parametrize(
@@ -145,10 +135,15 @@ def test_checkpoints_of_other_implementations_are_played(write, task, flags, tmp
     path = write(tmp_path)
     name = f"original_checkpoints:{task}"
     with allow([name]):
-        loaded = load_run(path, [("task", name), ("device", "cpu"), *flags])
-    assert available(loaded) == {AGENT_ENV, HUMAN_ENV, AGENT_MODEL, HUMAN_MODEL}
-    assert loaded.modes()[RECORDED] == "the run has no recorded episodes"
-    for mode in (AGENT_ENV, HUMAN_MODEL, AGENT_MODEL):
+        loaded = load.load_run(path, [("task", name), ("device", "cpu"), *flags])
+    assert available(loaded) == {
+        load.AGENT_ENV,
+        load.HUMAN_ENV,
+        load.AGENT_MODEL,
+        load.HUMAN_MODEL,
+    }
+    assert loaded.modes()[load.RECORDED] == "the run has no recorded episodes"
+    for mode in (load.AGENT_ENV, load.HUMAN_MODEL, load.AGENT_MODEL):
         snapshot = play(loaded, mode).snapshot()
         assert snapshot.imagined["image"].shape[1:] == loaded.obs_space["image"].shape
     loaded.close()
@@ -197,8 +192,8 @@ def test_a_plugin_is_played_if_its_code_is_trusted(
 def test_every_entry_of_a_multi_discrete_action_has_its_own_keys(loaded):
     controls = loaded.controls
     assert [len(control.value_names) for control in controls] == [3, 4]
-    session = Session(loaded, HUMAN_ENV)
-    session._apply({"type": "mode", "mode": HUMAN_ENV})
+    session = Session(loaded, load.HUMAN_ENV)
+    session._apply({"type": "mode", "mode": load.HUMAN_ENV})
     held = [controls[0].key_combinations[2][0], controls[1].key_combinations[3][0]]
     session._apply({"type": "keys", "held": held})
     session._apply({"type": "step"})
@@ -211,8 +206,8 @@ def test_every_entry_of_a_multi_discrete_action_has_its_own_keys(loaded):
 @pytest.mark.parametrize("loaded", ["sliders"], indirect=True)
 def test_sliders_set_continuous_actions_of_a_session(loaded):
     assert [(c.low, c.high) for c in loaded.controls] == [(-1.0, 1.0)] * 2
-    session = Session(loaded, HUMAN_ENV)
-    session._apply({"type": "mode", "mode": HUMAN_ENV})
+    session = Session(loaded, load.HUMAN_ENV)
+    session._apply({"type": "mode", "mode": load.HUMAN_ENV})
     session._apply({"type": "slider", "number": 1, "value": 0.5, "timestamp": 2.0})
     session._apply({"type": "step"})
     header = session.view.header
@@ -229,11 +224,11 @@ def test_a_policy_in_units_of_the_environment_declares_its_world_model(
 ):
     """Found without calling `__getattr__`, as `isinstance` does since Python 3.12."""
     flags = {"dreamer.behaviour": True, "task": "catch"}
-    world = load_run(train_offline(run_folder, tmp_path / "world", **flags))
+    world = load.load_run(train_offline(run_folder, tmp_path / "world", **flags))
     assert isinstance(world.policy, HasWorldModelEnv)
     inspect.getattr_static(world.policy, "world_model_env")
     base = {"bc.run": str(run_folder("dreamer")), "task": "catch"}
-    clone = load_run(train_offline(run_folder, tmp_path / "clone", "bc", **base))
+    clone = load.load_run(train_offline(run_folder, tmp_path / "clone", "bc", **base))
     assert not isinstance(clone.policy, HasWorldModelEnv)
     for loaded in (world, clone):
         loaded.close()

@@ -10,33 +10,24 @@ import pytest
 from PIL import Image
 
 from reverie.api import UserError
-from reverie.render.panels import (
-    COLORS,
-    DPI,
-    WIDTHS,
-    Interval,
-    IntervalPanel,
-    Line,
-    Panel,
-    draw_intervals,
-    draw_panels,
-    encode_figure,
-)
+from reverie.render import panels
 
 X = np.array([0.0, 1.0, 2.0])
 NAN = np.full(3, np.nan)
 
 
-def line(name: str, offset: float = 0.0) -> Line:
-    return Line(name, X, X + offset, X + offset - 0.1, X + offset + 0.1)
+def line(name: str, offset: float = 0.0) -> panels.Line:
+    return panels.Line(name, X, X + offset, X + offset - 0.1, X + offset + 0.1)
 
 
 def test_panels_share_a_legend_and_colors():
-    panels = [
-        Panel("a", [line("one"), line("two", 1)], {"published": 0.5}, "frames", "y"),
-        Panel("b", [line("two")], {}, "frames", "y", (0.0, 1.0)),
+    both = [
+        panels.Panel(
+            "a", [line("one"), line("two", 1)], {"published": 0.5}, "frames", "y"
+        ),
+        panels.Panel("b", [line("two")], {}, "frames", "y", (0.0, 1.0)),
     ]
-    figure = draw_panels(panels, "Mean of episodes.")
+    figure = panels.draw_panels(both, "Mean of episodes.")
     first, second = figure.axes
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [
         "one",
@@ -49,46 +40,51 @@ def test_panels_share_a_legend_and_colors():
     assert len(first.collections) == 2  # bands
     assert second.get_ylim() == pytest.approx((-0.03, 1.03))
     assert first.get_xlim()[0] == 0
-    assert figure.get_figwidth() == WIDTHS[2]
+    assert figure.get_figwidth() == panels.WIDTHS[2]
     assert [text.get_text() for text in figure.texts] == ["Mean of episodes."]
 
 
 def test_lines_without_a_band_and_with_one_point():
-    single = Line("one", X[:1], X[:1], NAN[:1], NAN[:1])
-    figure = draw_panels([Panel("a", [single, line("b")], {}, "x", "y")])
+    single = panels.Line("one", X[:1], X[:1], NAN[:1], NAN[:1])
+    figure = panels.draw_panels([panels.Panel("a", [single, line("b")], {}, "x", "y")])
     assert figure.axes[0].lines[0].get_marker() == "o"
     assert len(figure.axes[0].collections) == 1
 
 
 def test_repeated_colors_have_another_line_style():
-    lines = [line(str(i), i) for i in range(len(COLORS) + 1)]
-    axis = draw_panels([Panel("a", lines, {}, "x", "y")]).axes[0]
+    lines = [line(str(i), i) for i in range(len(panels.COLORS) + 1)]
+    axis = panels.draw_panels([panels.Panel("a", lines, {}, "x", "y")]).axes[0]
     first, last = axis.lines[0], axis.lines[-1]
     assert first.get_color() == last.get_color()
     assert first.get_linestyle() != last.get_linestyle()
 
 
 def test_intervals():
-    rows = [Interval("a", 0.4, 0.3, 0.5), Interval("b", 0.8, np.nan, np.nan)]
-    panel = IntervalPanel("", rows, "probability", 0.5, (0.0, 1.0))
-    (axis,) = draw_intervals([panel]).axes
+    rows = [
+        panels.Interval("a", 0.4, 0.3, 0.5),
+        panels.Interval("b", 0.8, np.nan, np.nan),
+    ]
+    panel = panels.IntervalPanel("", rows, "probability", 0.5, (0.0, 1.0))
+    (axis,) = panels.draw_intervals([panel]).axes
     assert [text.get_text() for text in axis.get_yticklabels()] == ["a", "b"]
     xs = [list(map(float, x.get_xdata())) for x in axis.lines]
     assert xs == [[0.3, 0.5], [0.4], [0.8], [0.5, 0.5]]
 
 
 def test_files_of_all_formats_are_the_same_every_time():
-    figure = draw_panels([Panel("a", [line("one")], {}, "frames", "score")])
-    image = Image.open(io.BytesIO(encode_figure(figure, "png")))
-    assert image.width == round(WIDTHS[1] * DPI)
+    figure = panels.draw_panels(
+        [panels.Panel("a", [line("one")], {}, "frames", "score")]
+    )
+    image = Image.open(io.BytesIO(panels.encode_figure(figure, "png")))
+    assert image.width == round(panels.WIDTHS[1] * panels.DPI)
     starts = {"svg": b"<?xml", "pdf": b"%PDF"}
     for format, start in starts.items():
-        content = encode_figure(figure, format)
+        content = panels.encode_figure(figure, format)
         assert content.startswith(start)
-        assert encode_figure(figure, format) == content
+        assert panels.encode_figure(figure, format) == content
 
 
 def test_missing_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match=r"Fix: pip install .*\[plot\]"):
-        draw_panels([Panel("a", [line("one")], {}, "x", "y")])
+        panels.draw_panels([panels.Panel("a", [line("one")], {}, "x", "y")])
