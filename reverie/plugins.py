@@ -94,12 +94,24 @@ def find_in_current_folder(module_name: str) -> None:
 def is_failure(error: BaseException) -> bool:
     """True if an exception of a user's code is a failure of that code.
 
-    This includes `sys.exit()`. `KeyboardInterrupt` is Ctrl-C, except in processes that
-    ignore that signal.
+    This includes `sys.exit()`, and `KeyboardInterrupt` unless it is Ctrl-C.
     """
     if isinstance(error, KeyboardInterrupt):
-        return signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        return not _is_ctrl_c(error)
     return not isinstance(error, UserError)
+
+
+def _is_ctrl_c(error: KeyboardInterrupt) -> bool:
+    """True if a handler of the signal raised the error.
+
+    The handler of Python has no frame, so with it every such error counts as Ctrl-C.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.SIG_IGN:
+        return False
+    code = getattr(handler, "__code__", None)  # of a function or method
+    frames = traceback.walk_tb(error.__traceback__)
+    return code is None or any(frame.f_code is code for frame, _ in frames)
 
 
 def summarize_error(error: BaseException) -> str:
@@ -114,7 +126,7 @@ def error_message(error: BaseException) -> str:
     try:
         text = str(error)
     except BaseException as second:
-        if isinstance(second, KeyboardInterrupt):
+        if isinstance(second, KeyboardInterrupt) and _is_ctrl_c(second):
             raise
         return f"(its message cannot be shown: {type(second).__name__})"
     if len(text) > MAX_MESSAGE:

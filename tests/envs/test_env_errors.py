@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from reverie.envs import EnvFailure, VecEnvConfig, make_vec_env
 from reverie.envs.checker import check_env
 from reverie.envs.suites.catch import Catch, CatchConfig
 from reverie.plugins import MAX_MESSAGE, import_object
+from reverie.run.signals import Stopper
 from reverie.spaces import flag_spaces
 
 CONFIGS = [
@@ -43,6 +45,11 @@ class BaseError(BaseException):
     pass
 
 
+class Interrupting(Exception):
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
 def fail(how: str) -> None:
     if how == "exit":
         sys.exit(0)
@@ -56,6 +63,12 @@ def fail(how: str) -> None:
         raise RuntimeError("\ud800 \x00 \x1b[31m red")
     if how == "base":
         raise BaseError("not an Exception")
+    if how == "interrupt":
+        raise Interrupting
+    if how == "fork":
+        os.fork()
+    if how == "connection":
+        os.closerange(3, 100)
 
 
 MESSAGES = {
@@ -65,6 +78,7 @@ MESSAGES = {
     "long": rf"RuntimeError: x{{{MAX_MESSAGE}}}\.\.\. \(10,000,000 characters\)",
     "control": r"RuntimeError: \\ud800 \\x00 \\x1b\[31m red",
     "base": "BaseError: not an Exception",
+    "interrupt": r"Interrupting: \(its message cannot be shown: KeyboardInterrupt\)",
 }
 
 
@@ -191,6 +205,65 @@ def test_ctrl_c_is_not_a_failure_of_the_environment() -> None:
         with pytest.raises(KeyboardInterrupt):
             vec_env.step(actions(1))
     finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def test_a_worker_with_a_closed_connection_is_restarted(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    config = VecEnvConfig(workers=1)
+    vec_env = make_vec_env(partial(make_failing, "step", "connection"), 1, config)
+    try:
+        vec_env.reset()
+        assert vec_env.step(actions(0))["is_last"].all()
+        assert vec_env.step(actions(1))["is_first"].all()
+    finally:
+        vec_env.close()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_copy_of_a_worker_that_an_environment_forks_does_not_answer() -> None:
+    config = VecEnvConfig(workers=1)
+    forking = make_vec_env(partial(make_failing, "step", "fork"), 1, config)
+    plain = make_vec_env(partial(make_failing, "", ""), 1)
+    try:
+        forking.reset()
+        plain.reset()
+        for action in (0, 1, 0, 2, 0):
+            found, expected = (env.step(actions(action)) for env in (forking, plain))
+            assert {k: v.tolist() for k, v in found.items()} == {
+                k: v.tolist() for k, v in expected.items()
+            }
+    finally:
+        forking.close()
+        plain.close()
+
+
+@pytest.mark.parametrize("is_signal", [True, False])
+def test_only_an_interrupt_of_the_signal_ends_a_run(is_signal: bool) -> None:
+    """In a run, the signal has a handler of its own."""
+
+    class Interrupted(Catch):
+        def step(self, action: Any) -> Obs:
+            if not is_signal:
+                raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)  # the second one stops immediately
+            return super().step(action)
+
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    vec_env = make_vec_env(lambda index: Interrupted(), 1)
+    vec_env.reset()
+    try:
+        with Stopper():
+            if is_signal:
+                with pytest.raises(KeyboardInterrupt):
+                    vec_env.step(actions(1))
+            else:
+                assert vec_env.step(actions(1))["is_first"].all()
+                assert vec_env.metrics()["env/errors"] == 1
+    finally:
+        vec_env.close()
         signal.signal(signal.SIGINT, previous)
 
 

@@ -37,9 +37,7 @@ def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
     before = shared_memory()
     variables = {"CHAOS_FAULT": fault, "CHAOS_STEP": str(step)}
     outcome = run(arguments, folder, variables=variables)
-    # a KeyboardInterrupt in the process of the run is handled like Ctrl-C
-    is_ctrl_c = fault == "keyboard_interrupt" and not workers
-    problems = outcome.problems((0, 2, 130) if is_ctrl_c else (0, 2))
+    problems = outcome.problems()
     if fault == "closes_streams" and outcome.code == 2:
         problems = []  # the message cannot be printed
     if not problems and outcome.code == 0 and not (logdir / "ckpt").exists():

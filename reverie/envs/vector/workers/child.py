@@ -33,20 +33,28 @@ def main(connection: int, lifeline: int, memory: int, use_death_signal: int) -> 
         # sent to all processes of a job; the main process saves, then ends the workers
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     _exit_with_parent(lifeline, bool(use_death_signal))
-    sock = socket.socket(fileno=connection)
     slots: list[EnvSlot] = []
     try:
-        _serve(sock, memory, slots)
-    except UserError as error:
-        payload = pickle.dumps((isinstance(error, EnvFailure), str(error)))
-        send(sock, b"u", payload, 0.0)
-    except ConnectionError:
-        pass  # the main process has ended
+        with socket.socket(fileno=connection) as sock:
+            try:
+                _serve(sock, memory, slots)
+            except UserError as error:
+                payload = pickle.dumps((isinstance(error, EnvFailure), str(error)))
+                send(sock, b"u", payload, 0.0)
+    except OSError:
+        pass  # the main process has ended, or an environment has closed the connection
     for slot in slots:
         slot.close()
 
 
 def _serve(sock: socket.socket, memory: int, slots: list[EnvSlot]) -> None:
+    process = os.getpid()
+
+    def answer(kind: bytes, payload: bytes = b"") -> None:
+        if os.getpid() != process:  # an environment has forked and returned twice
+            os._exit(1)
+        send(sock, kind, payload, 0.0)
+
     hello = pickle.loads(receive(sock)[1])
     make_env = pickle.loads(hello["make_env"])
     for index, attempt in zip(hello["indices"], hello["attempts"], strict=True):
@@ -55,7 +63,7 @@ def _serve(sock: socket.socket, memory: int, slots: list[EnvSlot]) -> None:
         slot.open()
     gc.freeze()  # objects created so far are permanent; skip them in collections
     spaces = [(slot.obs_space, slot.act_space) for slot in slots]
-    send(sock, b"r", pickle.dumps((spaces, slots[0].render_fps)), 0.0)
+    answer(b"r", pickle.dumps((spaces, slots[0].render_fps)))
     shared: SharedArrays | None = None
     while True:
         kind, payload = receive(sock)
@@ -68,16 +76,16 @@ def _serve(sock: socket.socket, memory: int, slots: list[EnvSlot]) -> None:
             assert shared is not None
             errors = _run_commands(slots, shared)
             if errors:
-                send(sock, b"e", pickle.dumps(errors), 0.0)
+                answer(b"e", pickle.dumps(errors))
             else:
-                send(sock, b"k", b"", 0.0)
+                answer(b"k")
         elif kind == b"g":
             states: list[StateDict] = [slot.state_dict() for slot in slots]
-            send(sock, b"k", pickle.dumps(states), 0.0)
+            answer(b"k", pickle.dumps(states))
         elif kind == b"l":
             saved: list[StateDict] = pickle.loads(payload)
             restored = [s.load_state_dict(d) for s, d in zip(slots, saved, strict=True)]
-            send(sock, b"k", pickle.dumps(restored), 0.0)
+            answer(b"k", pickle.dumps(restored))
 
 
 def _run_commands(
