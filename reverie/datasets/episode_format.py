@@ -19,6 +19,7 @@ Episode = Arrays
 LOG = "log/"
 STATE, MODEL = "log/state", "log/model"
 """Simulator states of all rows, and bytes of the simulator's model (XML)."""
+INT32 = np.iinfo(np.int32)
 
 
 class BadEpisode(ValueError):
@@ -36,21 +37,21 @@ def from_steps(
     Observations have T + 1 rows. Action, reward and terminal flag have T rows: the
     action of step t is taken in row t, its reward and flag belong to row t + 1.
     """
-    steps = len(reward)
+    steps = _rows(reward, "reward")
     for key, value in obs.items():
-        if len(value) != steps + 1:
+        if _rows(value, key) != steps + 1:
             raise BadEpisode(f"{key!r} has {len(value)} rows, expected {steps + 1}")
     for key, value in {**action, "terminal": terminal}.items():
-        if len(value) != steps:
+        if _rows(value, key) != steps:
             raise BadEpisode(f"{key!r} has {len(value)} rows, expected {steps}")
     rows = steps + 1
     return {
         **{key: as_observation(value, key) for key, value in obs.items()},
         **{key: _pad_end(as_action(value, key)) for key, value in action.items()},
-        "reward": _pad_start(np.asarray(reward, np.float32).reshape(steps)),
+        "reward": _pad_start(_column(reward, "reward").astype(np.float32, copy=False)),
         "is_first": np.arange(rows) == 0,
         "is_last": np.arange(rows) == rows - 1,
-        "is_terminal": _pad_start(np.asarray(terminal).astype(bool).reshape(steps)),
+        "is_terminal": _pad_start(_column(terminal, "terminal").astype(bool)),
     }
 
 
@@ -73,7 +74,11 @@ def as_observation(value: Any, key: str) -> np.ndarray:
 def as_action(value: Any, key: str) -> np.ndarray:
     """Return float actions as float32 and integer actions as int32."""
     array = _numeric(value, key)
-    return array.astype(np.float32 if array.dtype.kind == "f" else np.int32, copy=False)
+    if array.dtype.kind == "f":
+        return array.astype(np.float32, copy=False)
+    if array.size and (array.min() < INT32.min or array.max() > INT32.max):
+        raise BadEpisode(f"{key!r} has values that do not fit in 32 bits")
+    return array.astype(np.int32, copy=False)
 
 
 def is_image(array: np.ndarray) -> bool:
@@ -134,6 +139,22 @@ def _numeric(value: Any, key: str) -> np.ndarray:
     if array.dtype.kind not in "fiub":
         raise BadEpisode(f"{key!r} has dtype {array.dtype}, which is not numeric")
     return array
+
+
+def _rows(value: Any, key: str) -> int:
+    if not np.ndim(value):
+        raise BadEpisode(f"{key!r} is a single value, not one per row")
+    return len(value)
+
+
+def _column(value: Any, key: str) -> np.ndarray:
+    """Return one number per row."""
+    array = _numeric(value, key)
+    if array.size != len(array):
+        raise BadEpisode(
+            f"{key!r} has shape {array.shape}, expected one number per row"
+        )
+    return array.reshape(len(array))
 
 
 def _pad_end(value: np.ndarray) -> np.ndarray:

@@ -25,6 +25,7 @@ _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ENODEV, errno.ENXIO)
 _PATH_EXISTS = (errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY, errno.ELOOP)
 _FAILING = (
     errno.EIO,
+    errno.EINTR,
     errno.EBUSY,
     errno.ETXTBSY,
     errno.ENOLCK,

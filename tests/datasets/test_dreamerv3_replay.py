@@ -93,3 +93,30 @@ def test_a_folder_of_episodes_is_not_a_replay(tmp_path):
     npz.write_npz_episode(tmp_path, "demo_0", make_episode(5), SCALED)
     assert "demo_0" in open_episodes(tmp_path).names()
     assert paths[0].exists()
+
+
+def test_chunks_that_name_each_other_in_a_circle_are_read_once(tmp_path):
+    paths = write_chunks(tmp_path, 0, (2, 4), [make_episode(5, seed=0)])
+    paths[2].rename(tmp_path / paths[2].name.replace("-0x3-", "-0x1-"))
+    assert open_episodes(tmp_path).names() == ["env0_step0"]
+
+
+WRONG_CHUNKS = {
+    "text as flags": {"is_last": np.array(["a"] * 3)},
+    "a single flag": {"is_first": np.float32(1), "is_last": np.float32(1)},
+    "flags of another length": {"is_last": np.ones(9, bool)},
+    "text as rewards": {"reward": np.array(["a"] * 3)},
+    "two rewards": {"reward": np.zeros((3, 2))},
+    "a single action": {"action": np.float32(0)},
+    "large actions": {"action": np.full(3, 1 << 40)},
+    "another shape": {"vector": np.zeros((3, 9), np.float32)},
+}
+
+
+@pytest.mark.parametrize("case", WRONG_CHUNKS)
+def test_wrong_chunks_are_one_message(tmp_path, case):
+    paths = write_chunks(tmp_path, 0, (3,), [make_episode(5, seed=0)])
+    arrays = {**npz.load_arrays(paths[0]), **WRONG_CHUNKS[case]}
+    npz.save_arrays(paths[0], arrays)
+    with pytest.raises(UserError, match="Fix:"):
+        _ = open_episodes(tmp_path).act_space

@@ -136,3 +136,22 @@ def test_damaged_files_and_empty_folders_are_errors(tmp_path):
         path.unlink()
     with pytest.raises(UserError, match=r"no readable episode(.|\n)*Fix: "):
         assert open_episodes(tmp_path).obs_space
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rewards": torch.zeros(4, 2)},
+        {"rewards": torch.zeros(4, dtype=torch.bfloat16)},
+        {"ends": torch.zeros(4, 2)},
+        {"actions": torch.full((4,), 1 << 40)},
+        {"observations": torch.zeros(4, 3, 6, 8, dtype=torch.bool)},
+    ],
+)
+def test_tensors_of_other_shapes_and_types_are_bad_episodes(tmp_path, change):
+    write(tmp_path, {0: make_episode(4, 0), 1: {**make_episode(4, 1), **change}})
+    reader = open_episodes(tmp_path)
+    assert reader.act_space["action"].high <= 5
+    assert len(reader.read("0")["reward"]) == 5
+    with pytest.raises(BadEpisode):
+        reader.read("1")

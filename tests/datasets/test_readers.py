@@ -26,10 +26,7 @@ from reverie.datasets.episode_format import (
     to_steps,
 )
 from reverie.datasets.episodes import open_episodes
-from reverie.datasets.readers import (
-    READERS,
-    npz,
-)
+from reverie.datasets.readers import READERS, natural_sort, npz
 from reverie.datasets.readers.metadata import DatasetMetadata, read_metadata
 from reverie.datasets.robomimic import write_robomimic
 from reverie.replay.buffer import Replay
@@ -355,3 +352,8 @@ def test_log_keys_are_not_checked(tmp_path):
     assert not find_problems(episode, {"speed": Space(np.float32, (3,))}, ACTION)
     npz.write_npz_episode(tmp_path, "a", episode, ACTION)
     assert_same(open_episodes(tmp_path).read("a"), episode)
+
+
+def test_names_with_long_numbers_and_other_digits_are_sorted():
+    names = ["a10", "a²", "a" + "9" * 5000, "a2"]
+    assert natural_sort(names) == ["a2", "a10", "a" + "9" * 5000, "a²"]

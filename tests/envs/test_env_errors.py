@@ -21,7 +21,7 @@ from reverie.api import Obs, StateDict, UserError
 from reverie.envs import EnvFailure, VecEnvConfig, make_vec_env
 from reverie.envs.checker import check_env
 from reverie.envs.suites.catch import Catch, CatchConfig
-from reverie.plugins import MAX_MESSAGE, import_object
+from reverie.plugins import MAX_MESSAGE, error_message, import_object
 from reverie.run.signals import Stopper
 from reverie.spaces import flag_spaces
 
@@ -63,8 +63,6 @@ def fail(how: str) -> None:
         raise RuntimeError("\ud800 \x00 \x1b[31m red")
     if how == "base":
         raise BaseError("not an Exception")
-    if how == "interrupt":
-        raise Interrupting
     if how == "fork":
         os.fork()
     if how == "connection":
@@ -78,7 +76,6 @@ MESSAGES = {
     "long": rf"RuntimeError: x{{{MAX_MESSAGE}}}\.\.\. \(10,000,000 characters\)",
     "control": r"RuntimeError: \\ud800 \\x00 \\x1b\[31m red",
     "base": "BaseError: not an Exception",
-    "interrupt": r"Interrupting: \(its message cannot be shown: KeyboardInterrupt\)",
 }
 
 
@@ -237,6 +234,12 @@ def test_a_copy_of_a_worker_that_an_environment_forks_does_not_answer() -> None:
     finally:
         forking.close()
         plain.close()
+
+
+def test_a_message_that_interrupts_is_not_ctrl_c() -> None:
+    with Stopper():
+        text = error_message(Interrupting())
+    assert text == "(its message cannot be shown: KeyboardInterrupt)"
 
 
 @pytest.mark.parametrize("is_signal", [True, False])

@@ -156,7 +156,7 @@ def _layer(key: str) -> tuple[str, str, int, str]:
     if len(words) == 5 and words[3] in ("linear", "normalize"):
         kind = "conv" if words[3] == "linear" else "norm"
         return words[0], kind, int(words[2]), words[4]
-    if len(words) == 4 and words[0] in _NETS and words[2].isdigit():
+    if len(words) == 4 and words[0] in _NETS and words[2].isdecimal():
         index, place = divmod(int(words[2]), 3)
         return words[0], "norm" if place else "conv", index, words[3]
     raise UserError(

@@ -12,7 +12,8 @@ import functools
 import importlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,13 @@ from reverie.api import UserError
 from reverie.datasets.episode_format import LOG, BadEpisode, Episode, check_episode
 from reverie.datasets.readers.metadata import read_metadata
 from reverie.spaces import FLAGS, Space, Spaces
+from reverie.storage.limits import quote
 
 NUM_SAMPLED = 8
 """Number of episodes, evenly spaced, from which spaces are inferred."""
+
+MAX_DIGITS = 1000
+"""Digits of a number in a name; Python refuses to convert many more."""
 
 
 class Reader(ABC):
@@ -334,12 +339,24 @@ def make_reader(path: str | Path, **options: Any) -> Reader:
     return reader
 
 
+@contextmanager
+def as_bad_episode(package: str) -> Iterator[None]:
+    """Raise every error of a package that reads an episode as `BadEpisode`."""
+    try:
+        yield
+    except BadEpisode:
+        raise
+    except Exception as error:
+        reason = quote(f"{type(error).__name__}: {error}")
+        raise BadEpisode(f"cannot be read by {package} ({reason})") from error
+
+
 def natural_sort(names: Iterable[str]) -> list[str]:
     """Sort with numbers compared as numbers: demo_2 comes before demo_10."""
 
     def parts(name: str) -> list[tuple[int, str]]:
         pieces = re.findall(r"\d+|\D+", name)
-        return [(int(x), "") if x.isdigit() else (-1, x) for x in pieces]
+        return [(int(x[:MAX_DIGITS]), "") if x.isdecimal() else (-1, x) for x in pieces]
 
     return sorted(names, key=parts)
 

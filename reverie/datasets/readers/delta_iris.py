@@ -21,7 +21,7 @@ import numpy as np
 from torch import Tensor
 
 from reverie.api import UserError
-from reverie.datasets.episode_format import BadEpisode, Episode, from_steps
+from reverie.datasets.episode_format import BadEpisode, Episode, as_action, from_steps
 from reverie.datasets.readers import Reader, infer_spaces, natural_sort
 from reverie.spaces import Space, Spaces
 from reverie.storage.torch_file import read_torch_file
@@ -93,7 +93,12 @@ class DeltaIrisReader(Reader):
         for key in keys:
             if not isinstance(entries.get(key), Tensor) or entries[key].ndim < 1:
                 raise BadEpisode(f"has no {key!r}")
-        return {key: entries[key].numpy() for key in keys}
+        try:
+            return {key: entries[key].numpy() for key in keys}
+        except TypeError as error:  # bfloat16
+            raise BadEpisode(
+                f"has a type that NumPy does not have ({error})"
+            ) from error
 
 
 def _check_actions(value: np.ndarray) -> None:
@@ -101,6 +106,7 @@ def _check_actions(value: np.ndarray) -> None:
         raise BadEpisode(
             f"has actions of {value.dtype} {value.shape}, expected integers (T,)"
         )
+    as_action(value, "actions")
 
 
 def _count_steps(ends: np.ndarray) -> int:

@@ -54,7 +54,7 @@ class DreamerV3ReplayReader(Reader):
         for file in find_chunks(path):
             try:
                 arrays = load_arrays(file, lambda key: key in ("is_first", "is_last"))
-                flags[file] = {key: arrays[key].astype(bool) for key in FLAGS[1:3]}
+                flags[file] = _read_flags(arrays)
             except (BadEpisode, KeyError):
                 self._damaged.append(file.name)
         self._pieces: dict[str, list[tuple[Path, slice]]] = {}  # of each episode
@@ -112,13 +112,25 @@ class DreamerV3ReplayReader(Reader):
         """Read an episode with actions as they are stored."""
         parts = []
         for file, part in self._pieces[name]:
-            parts.append({key: value[part] for key, value in self._load(file).items()})
+            arrays = {k: v for k, v in self._load(file).items() if v.ndim}
+            parts.append({key: value[part] for key, value in arrays.items()})
         try:
             rows = {k: np.concatenate([part[k] for part in parts]) for k in parts[0]}
             action, reward, terminal = (rows.pop(key) for key in _OUTCOME)
         except KeyError as error:
             raise BadEpisode(f"has no {error}") from error
+        except ValueError as error:
+            raise BadEpisode(f"has chunks of different shapes ({error})") from error
         return from_steps(rows, {"action": action[:-1]}, reward[1:], terminal[1:])
+
+
+def _read_flags(arrays: Arrays) -> Arrays:
+    """Return the first and last steps of a chunk as booleans."""
+    first, last = (arrays[key] for key in FLAGS[1:3])
+    kinds = first.dtype.kind + last.dtype.kind
+    if first.ndim != 1 or first.shape != last.shape or {*kinds} - {*"biuf"}:
+        raise BadEpisode("has flags that are not one per row")
+    return {key: arrays[key].astype(bool) for key in FLAGS[1:3]}
 
 
 def _load_chunk(file: Path) -> Arrays:
@@ -133,10 +145,14 @@ def _chains(files: list[Path]) -> list[list[Path]]:
     by_id = {file.stem.split("-")[1]: file for file in files}
     following = {file: by_id.get(file.stem.split("-")[2]) for file in files}
     continued = set(following.values())
-    chains = []
+    chains: list[list[Path]] = []
+    used: set[Path] = set()  # the names of a damaged dataset may be a circle
     for start in files:
         if start not in continued:
             chains.append([start])
-            while (file := following[chains[-1][-1]]) is not None:
+            file = following[start]
+            while file is not None and file not in used:
+                used.add(file)
                 chains[-1].append(file)
+                file = following[file]
     return chains

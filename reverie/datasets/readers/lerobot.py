@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from reverie.api import UserError
-from reverie.datasets.episode_format import Episode, from_steps
-from reverie.datasets.readers import Reader
+from reverie.datasets.episode_format import BadEpisode, Episode, from_steps
+from reverie.datasets.readers import Reader, as_bad_episode
 
 PREFIX = "observation."
 
@@ -38,8 +38,13 @@ class LeRobotReader(Reader):
         return stop - start + 1
 
     def read(self, name: str) -> Episode:
-        start, stop = self._frame_ranges[name]
+        with as_bad_episode("LeRobot"):
+            return self._read(*self._frame_ranges[name])
+
+    def _read(self, start: int, stop: int) -> Episode:
         frames = [self._data[i] for i in range(start, stop)]
+        if not frames:
+            raise BadEpisode("is empty")
         keys = [key for key in frames[0] if key.startswith(PREFIX)]
         obs = {_short_name(key): _convert_images(_stack(frames, key)) for key in keys}
         steps = len(frames)
@@ -115,7 +120,7 @@ def _load(path: str) -> Any:
         if path.startswith("lerobot:"):
             return LeRobotDataset(name)
         return LeRobotDataset(Path(path).name, root=Path(path))
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # the files of a dataset are read by LeRobot
         raise UserError(
             f"LeRobot cannot open {name!r} ({error}).\n"
             "  Fix: check the name, and that it was downloaded."

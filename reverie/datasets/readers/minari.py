@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from reverie.api import UserError
-from reverie.datasets.episode_format import BadEpisode, Episode, from_steps, is_image
-from reverie.datasets.readers import Reader, infer_spaces
+from reverie.datasets.episode_format import Episode, from_steps, is_image
+from reverie.datasets.readers import Reader, as_bad_episode, infer_spaces
 from reverie.plugins import import_optional
 from reverie.spaces import Space, Spaces
 
@@ -31,17 +31,16 @@ class MinariReader(Reader):
 
     def rows(self, name: str) -> int:
         number = int(name.removeprefix("episode_"))
-        (metadata,) = self._data.storage.get_episode_metadata([number])
-        return int(metadata["total_steps"]) + 1
+        with as_bad_episode("Minari"):
+            (metadata,) = self._data.storage.get_episode_metadata([number])
+            return int(metadata["total_steps"]) + 1
 
     def read(self, name: str) -> Episode:
         number = int(name.removeprefix("episode_"))
-        (data,) = self._data.iterate_episodes([number])
-        obs, action = _observations(data.observations), _actions(data.actions)
-        try:
+        with as_bad_episode("Minari"):
+            (data,) = self._data.iterate_episodes([number])
+            obs, action = _observations(data.observations), _actions(data.actions)
             return from_steps(obs, action, data.rewards, data.terminations)
-        except TypeError as error:
-            raise BadEpisode(f"has values that are not arrays ({error})") from error
 
     @functools.cached_property
     def _spaces(self) -> tuple[Spaces, Spaces]:
@@ -110,7 +109,7 @@ def _load(name: str) -> Any:
     minari = import_optional("minari", "minari", f"The dataset {name!r}")
     try:
         return minari.load_dataset(name)
-    except (FileNotFoundError, ValueError, KeyError) as error:
+    except Exception as error:  # the files of a dataset are read by Minari
         raise UserError(
             f"Minari has no local dataset {name!r} ({error}).\n"
             f"  Fix: minari download {name}"

@@ -113,7 +113,7 @@ def _list_segments(folder: Path) -> list[ArrayFile]:
     longest: dict[int, tuple[int, Path]] = {}
     for path in sorted(folder.glob(f"*{files.SUFFIX}")):
         parts = path.stem.split("-")  # first, count, checksum; extras have one more
-        if len(parts) == 3 and parts[0].isdigit() and parts[1].isdigit():
+        if len(parts) == 3 and parts[0].isdecimal() and parts[1].isdecimal():
             first, count = int(parts[0]), int(parts[1])
             longest[first] = max(longest.get(first, (-1, path)), (count, path))
     sources = []

@@ -19,7 +19,7 @@ class SafetensorsReader(FolderReader):
 
     def rows(self, name: str) -> int:
         rows = self.paths[name].stem.rsplit("-", 2)[1]
-        if not rows.isdigit():
+        if not rows.isdecimal():
             raise BadEpisode(f"has {rows!r} in place of the length in its file name")
         return int(rows)
 
