@@ -35,6 +35,7 @@ EXCEPTIONS = (
     "long_message",
     "control_characters",
     "message_raises",
+    "message_interrupts",
     "in_close",
 )
 VALUES = (
@@ -64,11 +65,19 @@ VALUES = (
     "same_buffer",
     "not_an_env",
 )
-CRASHES = ("exit_process", "abort", "segmentation_fault", "kill")
+CRASHES = (
+    "exit_process",
+    "abort",
+    "segmentation_fault",
+    "kill",
+    "fork",
+    "closes_connection",
+)
 HANGS = ("sleep", "stopped", "sleep_in_close", "sleep_in_make")
 SIDE_EFFECTS = (
     "output",
     "closes_streams",
+    "no_streams",
     "closes_files",
     "changes_folder",
     "ignores_signals",
@@ -91,6 +100,11 @@ HAPPENED = "fault_happened"
 class MessageError(Exception):
     def __str__(self) -> str:
         raise ValueError("no message")
+
+
+class InterruptingError(Exception):
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
 
 
 class BadEnv(gymnasium.Env):
@@ -169,6 +183,7 @@ def raise_fault(fault: str) -> None:
         "long_message": RuntimeError("x" * 5_000_000),
         "control_characters": RuntimeError("\ud800 \x00 \x1b[31m text"),
         "message_raises": MessageError(),
+        "message_interrupts": InterruptingError(),
     }
     if fault in errors:
         raise errors[fault]
@@ -184,6 +199,10 @@ def stop_process(fault: str) -> None:
         ctypes.string_at(0)
     elif fault == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif fault == "fork":
+        os.fork()
+    elif fault == "closes_connection":
+        os.closerange(3, 60)
     elif fault == "stopped":
         os.kill(os.getpid(), signal.SIGSTOP)
     elif fault == "sleep":
@@ -198,6 +217,8 @@ def change_process(fault: str) -> None:
     elif fault == "closes_streams":
         sys.stdout.close()
         sys.stderr.close()
+    elif fault == "no_streams":
+        sys.stdout = sys.stderr = None
     elif fault == "closes_files":
         os.closerange(60, 200)
     elif fault == "changes_folder":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import io
@@ -9,13 +10,15 @@ import json
 import os
 import random
 import shutil
+import socket
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from chaos.campaign import Section
+from chaos.datasets import write_chunks, write_hdf5
 from chaos.hostile import (
     STRINGS,
     VALUES,
@@ -41,6 +44,16 @@ READERS = (
     "--run.from_checkpoint run --logdir other",
 )
 """Commands that read a run folder."""
+KINDS = (
+    "folder",
+    "deep folder",
+    "pipe",
+    "socket",
+    "link to a file",
+    "link to a folder",
+    "loop",
+    "hard link",
+)
 MARKER = "executed"
 """File that hostile code would write."""
 
@@ -104,12 +117,23 @@ def wrong_kinds(rng: random.Random, folder: Path) -> tuple[list[str], str]:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-    kind = rng.choice(["folder", "pipe", "link to a file", "link to a folder", "loop"])
+    kind = rng.choice(KINDS)
     target = folder.parent / "outside"
     if kind == "folder":
         path.mkdir()
     elif kind == "pipe":
         os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as server, _inside(path.parent):
+            server.bind(path.name)
+    elif kind == "hard link":
+        os.link(target / "file", path)
+    elif kind == "deep folder":
+        path.mkdir()
+        with _inside(path):
+            for _ in range(1100):
+                os.mkdir("a")
+                os.chdir("a")
     elif kind == "loop":
         path.symlink_to(path)
     else:
@@ -164,7 +188,7 @@ def weights(rng: random.Random, folder: Path) -> tuple[list[str], str]:
 
 
 def datasets(rng: random.Random, folder: Path) -> tuple[list[str], str]:
-    kind = rng.choice(["npz", "zip", "hdf5", "json"])
+    kind = rng.choice(["npz", "zip", "hdf5", "replay", "json"])
     data = folder / "data"
     data.mkdir()
     if kind == "npz":
@@ -175,8 +199,9 @@ def datasets(rng: random.Random, folder: Path) -> tuple[list[str], str]:
             archive.writestr(rng.choice(["reward.npy", "../x.npy"]), bytes(10**8))
         (data / "episode.npz").write_bytes(buffer.getvalue())
     elif kind == "hdf5":
-        start = b"\x89HDF\r\n\x1a\n" if rng.random() < 0.8 else b""
-        (data / "episodes.hdf5").write_bytes(start + rng.randbytes(2000))
+        write_hdf5(data / "episodes.hdf5", rng)
+    elif kind == "replay":
+        write_chunks(data, rng)
     else:
         deep = rng.choice(["[" * 100_000, '{"a":' * 100_000, "{}", "1" * 10_000])
         (data / "spaces.json").write_text(deep)
@@ -195,6 +220,17 @@ CLASSES: dict[str, Callable[[random.Random, Path], tuple[list[str], str]]] = {
     "hostile weights": weights,
     "hostile datasets": datasets,
 }
+
+
+@contextlib.contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    """Change the current folder; paths of sockets and deep folders are limited."""
+    previous = os.getcwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(previous)
 
 
 def _copy_run(folder: Path) -> Path:

@@ -64,7 +64,9 @@ def hostile_pickle(rng: random.Random, marker: Path) -> bytes:
     """A pickle that executes code, builds wrong arrays, is huge, or is random."""
     import numpy as np
 
-    kind = rng.randrange(8)
+    kind = rng.randrange(9)
+    if kind == 8:
+        return pickle.dumps(unexpected_weights(rng))
     if kind == 0:
         return pickle.dumps({"agent": Call(exec, f"open({str(marker)!r}, 'w')")})
     if kind == 1:  # an object array over bytes of the file
@@ -85,13 +87,34 @@ def hostile_pickle(rng: random.Random, marker: Path) -> bytes:
     return b"\x80\x04" + rng.randbytes(rng.randrange(1, 3000)) + b"."
 
 
+def unexpected_weights(rng: random.Random) -> dict[str, Any]:
+    """Names of a known program with other shapes and values."""
+    import numpy as np
+
+    shape = rng.choice([(), (0,), (2,), (0, 0, 0, 0), (3, 3, 3, 3), (1,) * 30])
+    value = rng.choice([np.zeros(shape, np.float32), np.zeros(shape), 3, None, "x"])
+    dreamer = ("dyngru/kernel", "dynin0/bias", "obslogit/bias", "obs0/bias")
+    contents: list[dict[str, Any]] = [
+        {"params": {f"dyn/{name}": value for name in dreamer}},
+        {"params": {"dyn/x": value, "enc/cnn3/kernel": value, "dec/imgout/kernel": 3}},
+        {"agent_state_dict": {"_wm.encoder._cnn.layers.0.weight": value}},
+        {"tokenizer.quantizer.codebook": value, "world_model.x": value},
+        {"state_model.abs_feat.weight": value},
+    ]
+    return rng.choice(contents)
+
+
 def hostile_torch_file(rng: random.Random, marker: Path) -> bytes:
     """A file in the format of `torch.save` that is damaged or has a hostile pickle."""
     import torch
 
     buffer = io.BytesIO()
-    torch.save({"agent_state_dict": {"a": torch.ones(8, 8)}}, buffer)
-    data, kind = buffer.getvalue(), rng.randrange(5)
+    contents = {"agent_state_dict": {"a": torch.ones(8, 8)}}
+    kind = rng.randrange(6)
+    torch.save(unexpected_weights(rng) if kind == 5 else contents, buffer)
+    data = buffer.getvalue()
+    if kind == 5:
+        return data
     if kind == 0:
         return mutate(data, rng)
     if kind == 1:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -104,4 +104,13 @@ def leftovers(logdir: Path) -> list[str]:
 
 
 def shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    """Names of shared memory that no process uses; others may run in parallel."""
+    found = {path.name for path in Path("/dev/shm").glob("*") if path.is_file()}
+    if not found:
+        return found
+    used = set()
+    for path in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            lines = path.read_text().splitlines()
+            used |= {line.rpartition("/")[2] for line in lines if "/dev/shm/" in line}
+    return found - used
