@@ -263,7 +263,7 @@ def test_only_an_interrupt_of_the_signal_ends_a_run(is_signal: bool) -> None:
                 with pytest.raises(KeyboardInterrupt):
                     vec_env.step(actions(1))
             else:
-                assert vec_env.step(actions(1))["is_first"].all()
+                assert vec_env.step(actions(1))["is_last"].all()
                 assert vec_env.metrics()["env/errors"] == 1
     finally:
         vec_env.close()

@@ -82,7 +82,7 @@ def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
         (outside / "file").read_text() != "not to be changed"
     ):
         problems.append("a file outside of the run folder was changed")
-    if any(folder.rglob(MARKER)):
+    if (inside / MARKER).exists():
         problems.append("code of a file was executed")
     return [f"({description}) {text}" for text in problems]
 
