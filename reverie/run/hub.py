@@ -27,9 +27,6 @@ class HubName(NamedTuple):
     repository: str
     revision: str | None
 
-    def __str__(self) -> str:
-        return f"{PREFIX}{self.repository}"
-
 
 def is_hub_name(name: str) -> bool:
     # `Path` turns `hf://` into `hf:/`

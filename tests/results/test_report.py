@@ -84,6 +84,22 @@ def test_tasks_without_a_normalization_have_no_aggregates(tmp_path, capsys):
     assert "| catch | dreamer | 9 | 1 |" in text
 
 
+def test_windows_of_tasks_and_runs_of_other_lengths(tmp_path, capsys):
+    write_run(tmp_path / "a", task="catch")
+    short = write_run(tmp_path / "b", task="catch", seed=1)
+    lines = (short / "scores.jsonl").read_text().splitlines()[:5]
+    (short / "scores.jsonl").write_text("\n".join(lines))
+    last = write_run(tmp_path / "c", task="reach")
+    lines = (last / "scores.jsonl").read_text().splitlines()[:9]
+    (last / "scores.jsonl").write_text("\n".join(lines))
+    assert main(["report", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "episodes in the last 5 % of the training of each task" in text
+    assert "ends at 360 to 400 frames." in text
+    assert "1 run has no episode there, so the last one before it counts." in text
+    assert "| catch | dreamer | 6.5 [4, 9] | 2 |" in text
+
+
 def test_score_files_with_an_index(tmp_path, capsys):
     run = write_run(tmp_path / "run")
     (tmp_path / "kept").mkdir()
