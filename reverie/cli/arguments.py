@@ -6,11 +6,11 @@ import contextlib
 import dataclasses
 import errno
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from reverie import config as configs
 from reverie.api import UserError
-from reverie.config import Layer
+from reverie.config import Layer, UnknownSetting
 
 T = TypeVar("T")
 
@@ -49,7 +49,17 @@ class Arguments(NamedTuple):
         own = [f for f in self.flags if f[0].split(".")[0].replace("-", "_") in fields]
         self.flags[:] = [flag for flag in self.flags if flag not in own]
         base = configs.resolve(schema, layers)
-        flags = configs.flag_layer(schema, own, base)
+        try:
+            flags = configs.flag_layer(schema, own, base)
+        except UnknownSetting as error:
+            group = error.name.rpartition(".")[0] + "."
+            settings = configs.settings_of(cast(type, schema))
+            names = [name for name in settings if name.startswith(group)]
+            hint = configs.suggest(error.name, names)
+            raise UserError(
+                f"There is no option --{error.name}.{hint}"
+                f"\n  Fix: choose from {', '.join('--' + name for name in names)}."
+            ) from None
         return configs.resolve(schema, [*layers, ("the flags", flags)])
 
     def refuse_other_flags(self, command: str, options: Collection[str]) -> None:

@@ -189,7 +189,7 @@ def test_statistics_of_cropped_training_images_are_saved_and_used(folder, tmp_pa
     space = {"obs_space": {**SPACES, **flag_spaces()}, "act_space": ACTION}
     spaces = type("Spaces", (), space)
     agent = open_run(clone).load_policy(spaces)
-    standard = agent.feature_extractor.encoder.standardizers["image"]
+    standard = agent.agent.feature_extractor.encoder.standardizers["image"]
     assert torch.equal(standard.get_buffer("mean"), kept[key])
     row = {k: np.asarray(v[:1]) for k, v in episode(3).items() if k != "action"}
     seen = torch.as_tensor(agent.crop.center_crop(row)["image"]).float() / 255
