@@ -36,8 +36,7 @@ class Moments(NamedTuple):
     std: np.ndarray
     low: np.ndarray
     high: np.ndarray
-    rows: int = 0
-    """Number of rows."""
+    rows: int = 0  # number of rows
 
 
 Statistics = dict[str, Moments]
@@ -112,8 +111,7 @@ class CanRepeatUpdate(Protocol):
 class HasParameterCount(Protocol):
     """Has trained networks."""
 
-    def parameter_count(self) -> int:
-        """Return the number of trained parameters."""
+    def parameter_count(self) -> int: ...  # trained parameters
 
 
 @runtime_checkable
@@ -171,8 +169,7 @@ class FindsBoundaries(Agent, Protocol):
     """An agent that divides sequences into segments, such as VTA."""
 
     @property
-    def image_key(self) -> str:
-        """The image that the agent models."""
+    def image_key(self) -> str: ...  # the image that the agent models
 
     @property
     def modeled_rows(self) -> slice:
@@ -248,16 +245,12 @@ class StateInspection(NamedTuple):
     """What an agent predicts in one state; None where it predicts nothing."""
 
     value: float | None = None
-    entropy: float | None = None
-    """Of the policy, summed over all actions."""
+    entropy: float | None = None  # of the policy, summed over all actions
     probs: dict[str, np.ndarray] = {}  # noqa: RUF012
     """Probability of every value of the discrete actions `(..., K)`, by key."""
-    latents: np.ndarray | None = None
-    """Class indices `(S,)` of the categorical latents."""
-    classes: int = 0
-    """Number of classes K of each latent."""
-    boundary: float | None = None
-    """Probability that the next step begins a segment."""
+    latents: np.ndarray | None = None  # class indices `(S,)` of categorical latents
+    classes: int = 0  # number of classes K of each latent
+    boundary: float | None = None  # probability that the next step begins a segment
     context: tuple[int, int] | None = None
     """Steps in the context of a transformer, and the most that it can hold."""
 
@@ -331,8 +324,7 @@ class HasSimulatorState(Protocol):
     `camera_names`.
     """
 
-    def simulator_state(self) -> np.ndarray:
-        """Return the current state as one vector."""
+    def simulator_state(self) -> np.ndarray: ...  # the current state as one vector
 
     def simulator_model(self) -> str:
         """Return the scene of the episode (XML); empty if it is always the same."""
