@@ -48,7 +48,7 @@ import sys
 from reverie.cli.main import main
 from reverie.play import session
 if sys.argv.pop(1) == "unlimited":
-    session.Playable.fps = property(lambda parts: 1000.0)
+    session.LoadedRun.fps = property(lambda run: 1000.0)
 sys.exit(main(sys.argv[1:]))
 """
 """The server process; with `unlimited`, it steps as often as it can."""
@@ -199,7 +199,7 @@ def receive_for(socket: ClientConnection, seconds: float, keys: list[str]) -> Ba
             pressed += 1
             held = [keys[pressed % len(keys)]] if keys else []
             waiting = now
-            send(socket, type="keys", held=held, stamp=now)
+            send(socket, type="keys", held=held, timestamp=now)
             next_key = now + KEY_SECONDS
         try:
             message = socket.recv(timeout=max(0.001, next_key - now))
@@ -212,7 +212,7 @@ def receive_for(socket: ClientConnection, seconds: float, keys: list[str]) -> Ba
         header = decode(message)
         now = time.perf_counter()
         send(socket, type="ack", number=header["number"])
-        if waiting is not None and header["stamp"] == waiting:
+        if waiting is not None and header["timestamp"] == waiting:
             latencies.append(now - waiting)
             waiting = None
         frames += 1
@@ -238,7 +238,9 @@ def decode(message: bytes) -> dict[str, Any]:
 
 def single_keys(controls: list[dict[str, Any]]) -> list[str]:
     """Return the keys that alone select an action."""
-    return [keys[0] for c in controls for keys in c["keys"] if len(keys) == 1]
+    return [
+        keys[0] for c in controls for keys in c["key_combinations"] if len(keys) == 1
+    ]
 
 
 def send(socket: ClientConnection, **message: Any) -> None:

@@ -11,7 +11,7 @@ from score_files import write_run
 
 import reverie
 from reverie.cli.main import main
-from reverie.play.load import load_playable
+from reverie.play.load import load_run
 from reverie.run.package import run_path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +44,7 @@ def test_commands_of_the_page_about_sharing(tmp_path, monkeypatch, capsys):
         monkeypatch.setenv("HF_ENDPOINT", hub.address)
         for words in commands:
             if words[0] == "play":  # without its server
-                assert not load_playable(run_path(words[1])).modes()["agent-env"]
+                assert not load_run(run_path(words[1])).modes()["agent-env"]
             else:
                 more = ["--episodes", "2"] if words[0] == "eval" else []
                 assert main([*words, *more]) == 0
