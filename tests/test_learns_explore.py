@@ -85,7 +85,7 @@ def rewarded_episodes(logdir: Path, policy: str, seed: int, *blocks, **flags) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_plan2explore_finds_a_reward_that_the_default_does_not(tmp_path, seed):
     default = rewarded_episodes(tmp_path / "default", "none", seed, "tiny", **LEARNING)
     explore = rewarded_episodes(
