@@ -35,7 +35,7 @@ import numpy as np
 from reverie import envs
 from reverie.api import Env, UserError
 from reverie.envs.seeding import derive_seed
-from reverie.envs.wrappers import Wrapper
+from reverie.envs.wrappers import without_wrappers
 from reverie.spaces import Space
 from reverie.storage.atomic import make_parent, write_json
 
@@ -264,10 +264,7 @@ def _simulator_step(task: str, settings: envs.EnvConfig, index: int) -> Step:
         return _atari_step(name, settings, index, seed)
     if suite == "crafter":
         return _crafter_step(settings, index, seed)
-    env: Any = envs.make(task, settings)
-    while isinstance(env, Wrapper):
-        env = env.env
-    return _make_step(env, index, seed)
+    return _make_step(without_wrappers(envs.make(task, settings)), index, seed)
 
 
 def _atari_step(name: str, settings: envs.EnvConfig, index: int, seed: int) -> Step:

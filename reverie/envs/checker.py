@@ -18,7 +18,7 @@ import numpy as np
 
 from reverie.api import Env, Obs, UserError
 from reverie.envs.registry import EnvConfig, make
-from reverie.envs.wrappers import Wrapper
+from reverie.envs.wrappers import without_wrappers
 from reverie.plugins import is_failure, summarize_error
 from reverie.spaces import FLAGS, RESERVED, Space, Spaces, agent_obs_space
 
@@ -49,9 +49,7 @@ def check_env(
     episodes have ended. The wrappers of `reverie.envs.make` are removed first, because
     they correct or reject some problems.
     """
-    while isinstance(env, Wrapper):
-        env = env.env
-    checker = _Checker(env)
+    checker = _Checker(without_wrappers(env))
     if checker.check_spaces() and checker.check_episodes(steps, episodes, seed):
         checker.check_determinism(seed)
     return sorted(checker.findings, key=lambda finding: finding.severity)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 import numpy as np
 
 from reverie.api import Action, Env, Obs, StateDict, UserError
+from reverie.capabilities import HasSimulatorState
 from reverie.spaces import FLAGS, Space, Spaces, agent_obs_space
 
 Resample = Literal["nearest", "bilinear"]
@@ -57,6 +58,21 @@ class Wrapper:
 
     def close(self) -> None:
         self.env.close()
+
+
+def without_wrappers(env: Any) -> Any:
+    """Return the environment inside all wrappers."""
+    while isinstance(env, Wrapper):
+        env = env.env
+    return env
+
+
+def has_simulator_state(env: Env) -> TypeGuard[HasSimulatorState]:
+    """True if the simulator can be set to recorded states; wrappers forward this.
+
+    `isinstance` does not find forwarded methods on Python 3.12 and newer.
+    """
+    return isinstance(without_wrappers(env), HasSimulatorState)
 
 
 class ObsWrapper(Wrapper):

@@ -7,6 +7,7 @@ and the world model; listeners encode and send views.
 
 from __future__ import annotations
 
+import contextvars
 import queue
 import threading
 import time
@@ -82,7 +83,10 @@ class Session:
         self._times: deque[float] = deque(maxlen=60)
         self._num_views = 0
         self._commands: queue.Queue[dict[str, Any] | None] = queue.Queue(256)
-        self._thread = threading.Thread(target=self._run, name="session", daemon=True)
+        context = contextvars.copy_context()  # it contains which code is trusted
+        self._thread = threading.Thread(
+            target=context.run, args=(self._run,), name="session", daemon=True
+        )
         self._first_mode = mode
 
     # Used by other threads

@@ -15,12 +15,12 @@ import numpy as np
 
 from reverie import envs
 from reverie.api import Env, UserError
-from reverie.capabilities import HasSimulatorState
 from reverie.config import differences
 from reverie.datasets.convert import check_new
 from reverie.datasets.episode_format import MODEL, STATE, Episode
 from reverie.datasets.robomimic import write_robomimic
 from reverie.datasets.split import FRACTION, split_by_seed
+from reverie.envs.wrappers import has_simulator_state
 from reverie.spaces import SUCCESS
 
 MAX_FAILURES = 50
@@ -104,9 +104,9 @@ def _record_episode(
 ) -> Episode:
     rows = []
     obs = env.reset()
-    model = env.simulator_model() if isinstance(env, HasSimulatorState) else ""
+    model = env.simulator_model() if has_simulator_state(env) else ""
     while True:
-        if isinstance(env, HasSimulatorState):
+        if has_simulator_state(env):
             obs = {**obs, STATE: env.simulator_state()}
         action = {k: s.zeros() for k, s in env.act_space.items()}
         if not obs["is_last"]:

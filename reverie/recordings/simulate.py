@@ -18,12 +18,11 @@ import numpy as np
 
 from reverie import envs
 from reverie.api import Env, Obs, UserError
-from reverie.capabilities import HasSimulatorState
 from reverie.datasets.action_units import check_same_actions, convert_actions
 from reverie.datasets.episode_format import LOG, BadEpisode, Episode
 from reverie.datasets.readers import Reader, WrappedReader
 from reverie.envs.registry import SUITES, split_task
-from reverie.envs.wrappers import RENDERED
+from reverie.envs.wrappers import RENDERED, has_simulator_state
 from reverie.spaces import SUCCESS, Space, Spaces
 
 Play = Literal["actions", "states"]
@@ -208,7 +207,7 @@ class Simulator:
         return self._thread.submit(function).result()
 
     def _read_states(self, name: str, required: bool) -> tuple[np.ndarray | None, str]:
-        is_settable = isinstance(self.env, HasSimulatorState)
+        is_settable = has_simulator_state(self.env)
         if required and not is_settable:
             raise UserError(
                 f"Task {self.config.task!r} cannot be set to recorded states.\n  Fix: "

@@ -251,3 +251,21 @@ def test_action_repeat_widens_the_reward_bounds() -> None:
 def test_reserved_observation_names_are_refused(name: str):
     with pytest.raises(UserError, match=name):
         envs.make(Recorder({name: np.zeros(2)}))
+
+
+class Settable(Recorder):
+    def simulator_state(self) -> np.ndarray:
+        return np.zeros(2)
+
+    def simulator_model(self) -> str:
+        return ""
+
+    def set_simulator_state(self, state: np.ndarray, model: str = "") -> Obs:
+        return self.reset()
+
+
+def test_the_state_of_a_simulator_is_found_inside_wrappers() -> None:
+    for env in (Recorder(), Settable()):
+        wrapped = wrappers.ActionRepeat(wrappers.TimeLimit(env, 5), 2)
+        assert wrappers.without_wrappers(wrapped) is env
+        assert wrappers.has_simulator_state(wrapped) == isinstance(env, Settable)

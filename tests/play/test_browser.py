@@ -91,11 +91,12 @@ def new_page(browser, request):
     """Opens pages; fails if a script of a page failed; takes the screenshot."""
     pages, errors = [], []
 
-    def make(address, **options):
+    def make(address, script="", **options):
         context = browser.new_context(
             **{"viewport": {"width": 1280, "height": 960}, **options}
         )
         page = context.new_page()
+        page.add_init_script(script)
         page.set_default_timeout(WAIT)
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(address)
@@ -218,6 +219,50 @@ def test_buttons_on_the_screen_act(loaded, serve, new_page):
     page.mouse.up()
     width = page.evaluate("document.documentElement.scrollWidth")
     assert width <= 390
+
+
+GAMEPAD = """
+const buttons = Array.from({ length: 16 }, () => ({ pressed: false }));
+window.pad = { axes: [0, 0], buttons };
+navigator.getGamepads = () => [window.pad];
+"""
+
+
+def test_a_gamepad_acts(loaded, serve, new_page):
+    page = new_page(serve(Session(loaded, "human-env")).address, script=GAMEPAD)
+    header(page)
+    page.evaluate("window.dispatchEvent(new Event('gamepadconnected'))")
+    page.evaluate("window.pad.axes[0] = -1")
+    header(page, "h.action === 'left'")
+    page.evaluate("window.pad.axes[0] = 0; window.pad.buttons[15].pressed = true")
+    header(page, "h.action === 'right'")
+    page.evaluate("window.pad = null")  # disconnected
+    header(page, "h.action === 'stay'")
+
+
+@pytest.mark.parametrize("loaded", ["sliders"], indirect=True)
+def test_sliders_and_axes_set_continuous_actions(loaded, serve, new_page):
+    page = new_page(serve(Session(loaded, "human-env")).address, script=GAMEPAD)
+    header(page)
+    assert page.locator(".slider input").count() == 2
+    page.locator(".slider input").first.fill("0.5")
+    header(page, "h.action === '0.50 0.00'")
+    page.evaluate("window.dispatchEvent(new Event('gamepadconnected'))")
+    page.evaluate("window.pad.axes[1] = -1")
+    header(page, "h.action && h.action.endsWith(' -1.00')")
+
+
+@pytest.mark.parametrize("loaded", ["two groups"], indirect=True)
+def test_groups_of_keys_act_together(loaded, serve, new_page):
+    page = new_page(serve(Session(loaded, "human-env")).address)
+    header(page)
+    page.keyboard.down("2")
+    page.keyboard.down("w")
+    header(page, "h.action === '1 1'")
+    page.wait_for_function("() => document.querySelectorAll('.chosen').length === 2")
+    page.keyboard.up("2")
+    header(page, "h.action === '0 1'")
+    page.keyboard.up("w")
 
 
 def test_fork_rollouts_take_over_and_speed(loaded, serve, new_page):

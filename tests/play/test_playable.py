@@ -63,6 +63,12 @@ def test_the_world_of_dreamerv3_torch_is_played(loaded, mode):
         assert snapshot.scalars["KL"] >= 0
 
 
+@pytest.mark.parametrize("loaded", ["vta"], indirect=True)
+@pytest.mark.parametrize("mode", [AGENT_ENV, AGENT_MODEL])
+def test_the_probability_of_a_segment_boundary_is_shown(loaded, mode):
+    assert 0 <= play(loaded, mode).snapshot().scalars["boundary"] <= 1
+
+
 @pytest.mark.parametrize("loaded", ["random"], indirect=True)
 def test_an_agent_without_a_world_model_acts_in_the_environment(loaded):
     assert available(loaded) == {load.AGENT_ENV, load.HUMAN_ENV, load.RECORDED}

@@ -13,13 +13,13 @@ from PIL import Image
 
 from reverie import envs
 from reverie.api import UserError
-from reverie.capabilities import HasSimulatorState
 from reverie.cli.main import main
 from reverie.datasets.episode_format import STATE
 from reverie.datasets.episodes import open_episodes
 from reverie.datasets.robomimic import write_robomimic
 from reverie.envs import opengl
 from reverie.envs.suites.dmc import DMCConfig
+from reverie.envs.wrappers import has_simulator_state
 from reverie.recordings.simulate import Replay, Simulator, SimulatorConfig
 
 h5py = pytest.importorskip("h5py")
@@ -87,7 +87,7 @@ def replay_of(
 ) -> Replay:
     config = {"task": TASK, **config}
     with Simulator(SimulatorConfig(**config), open_episodes(path), seed) as simulator:
-        assert isinstance(simulator.env, HasSimulatorState)
+        assert has_simulator_state(simulator.env)
         return simulator.replay(name, play)
 
 

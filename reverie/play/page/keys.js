@@ -71,7 +71,11 @@ export class KeyInput {
 
   pollGamepad() {
     const pad = [...navigator.getGamepads()].find(Boolean);
-    if (!pad) return;
+    if (!pad) {
+      this.padText = "";
+      this.hold("gamepad", []);
+      return;
+    }
     const codes = [];
     const pressed = (index) => pad.buttons[index] && pad.buttons[index].pressed;
     if (pad.axes[0] < -0.5 || pressed(14)) codes.push("ArrowLeft");
