@@ -40,18 +40,14 @@ from PIL import Image
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from reverie.cli import main as cli
+from reverie.play.load import LoadedRun
+
 KEY_SECONDS = 0.25
 WARM_UP_SECONDS = 3.0
 FLAGS = {"human-model": "-w", "agent-model": "-a", "human-env": "-u"}
-SERVER = """\
-import sys
-from reverie.cli.main import main
-from reverie.play import session
-if sys.argv.pop(1) == "unlimited":
-    session.LoadedRun.fps = property(lambda run: 1000.0)
-sys.exit(main(sys.argv[1:]))
-"""
-"""The server process; with `unlimited`, it steps as often as it can."""
+SERVER = "server"
+"""First argument of the process of the server."""
 
 
 class Sample(NamedTuple):
@@ -105,8 +101,8 @@ class Server:
 
     def __init__(self, logdir: str, arguments: argparse.Namespace):
         limit = "unlimited" if arguments.unlimited else "limited"
-        command = [sys.executable, "-c", SERVER, limit, "play", logdir, "--no-open"]
-        command += ["--device", arguments.device]
+        command = [sys.executable, __file__, SERVER, limit, "play", logdir]
+        command += ["--no-open", "--device", arguments.device]
         if arguments.mode in FLAGS:
             command.append(FLAGS[arguments.mode])
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -238,14 +234,23 @@ def decode(message: bytes) -> dict[str, Any]:
 
 def single_keys(controls: list[dict[str, Any]]) -> list[str]:
     """Return the keys that alone select an action."""
-    return [
-        keys[0] for c in controls for keys in c["key_combinations"] if len(keys) == 1
-    ]
+    combinations = [keys for c in controls for keys in c["key_combinations"]]
+    return [keys[0] for keys in combinations if len(keys) == 1]
 
 
 def send(socket: ClientConnection, **message: Any) -> None:
     socket.send(json.dumps(message))
 
 
+def run_server(limit: str, *words: str) -> int:
+    """Run `reverie play`; with `unlimited`, it steps as often as it can."""
+    if limit == "unlimited":
+        fps = property(lambda loaded: 1000.0)
+        LoadedRun.fps = fps  # type: ignore[assignment, method-assign]
+    return cli.main(list(words))
+
+
 if __name__ == "__main__":
+    if sys.argv[1:2] == [SERVER]:
+        sys.exit(run_server(*sys.argv[2:]))
     main()

@@ -17,6 +17,12 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import run_benchmarks  # noqa: E402
 
+from reverie.play.controls import make_controls  # noqa: E402
+from reverie.play.messages import encode_view  # noqa: E402
+from reverie.play.pane_images import PaneImage  # noqa: E402
+from reverie.play.session import View  # noqa: E402
+from reverie.spaces import Space  # noqa: E402
+
 
 def load(name):
     """Import a program by its file name."""
@@ -172,3 +178,14 @@ def test_crafter_worlds_are_those_of_the_original(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["crafter_worlds.py", "--worlds", "1"])
     load("crafter_worlds.py").main()  # compares the worlds
     assert "ratio" in capsys.readouterr().out
+
+
+def test_the_client_of_play_speed_reads_views_and_controls():
+    client = load("play_speed.py")
+    space = {"action": Space(np.int32, (), 0, 3)}
+    controls = make_controls(space, ("left", "stay", "right"))
+    keys = client.single_keys([control.to_json() for control in controls])
+    assert keys == ["ArrowLeft", "ArrowRight"]
+    image = PaneImage("real", np.zeros((8, 8, 3), np.uint8))
+    header = client.decode(encode_view(View(3, {"number": 3}, [image])))
+    assert (header["number"], len(header["images"])) == (3, 1)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from reverie.api import UserError
 from reverie.cli.arguments import parse_arguments
 from reverie.config import check_minimum
 from reverie.plugins import PLAY_PACKAGES, install_command, missing_packages
+
+if TYPE_CHECKING:
+    from reverie.play.runs import RunIndex
+    from reverie.play.server import Sessions
 
 MODE_FLAGS = {
     "u": "human-env",
@@ -69,7 +74,7 @@ def play(words: list[str]) -> int:
     """Play with a trained agent and its world model in the browser."""
     _check_installed()
     from reverie.play.load import load_run
-    from reverie.play.server import Sessions, serve
+    from reverie.play.server import Sessions
     from reverie.play.session import Session
     from reverie.run.package import run_path
 
@@ -104,7 +109,7 @@ def play(words: list[str]) -> int:
         collection.add("", session)
         return collection
 
-    _serve(serve, sessions, options)
+    _serve(sessions, options)
     return 0
 
 
@@ -113,7 +118,7 @@ def view(words: list[str]) -> int:
     _check_installed()
     from reverie.play.load import load_run
     from reverie.play.runs import RunIndex
-    from reverie.play.server import Sessions, serve
+    from reverie.play.server import Sessions
     from reverie.play.session import Session
 
     arguments = parse_arguments(words, max_positional=1)
@@ -137,22 +142,22 @@ def view(words: list[str]) -> int:
         mode = next((key for key, reason in modes.items() if not reason), "recorded")
         return Session(loaded, mode)
 
-    _serve(serve, lambda: Sessions(open_run), options, runs=runs)
+    _serve(lambda: Sessions(open_run), options, runs)
     return 0
 
 
-def _serve(serve: Any, sessions: Any, options: ServerOptions, **more: Any) -> None:
-    def started(address: str) -> None:
+def _serve(
+    sessions: Callable[[], Sessions],
+    options: ServerOptions,
+    runs: RunIndex | None = None,
+) -> None:
+    from reverie.play.server import serve
+
+    def print_address(address: str) -> None:
         print(f"Open {address}\nStop with Ctrl-C.", flush=True)
 
-    serve(
-        sessions,
-        options.host,
-        options.port,
-        open_page=not options.no_open,
-        started=started,
-        **more,
-    )
+    open_page = not options.no_open
+    serve(sessions, options.host, options.port, open_page, runs, print_address)
 
 
 def take_short_flags(words: list[str]) -> tuple[str, bool, list[str]]:

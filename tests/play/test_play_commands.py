@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import shutil
 
 import pytest
@@ -20,9 +21,15 @@ def served(monkeypatch):
     """Collects the arguments of servers that would be started."""
     calls = []
 
-    def serve(sessions, host, port, open_page, started, runs=None):
-        started(f"http://{host}:{port}/?token=x")
-        calls.append((sessions, host, port, open_page, runs))
+    signature = inspect.signature(server.serve)
+
+    def serve(*arguments, **options):
+        given = signature.bind(*arguments, **options)
+        given.apply_defaults()
+        values = given.arguments
+        values["on_start"](f"http://{values['host']}:{values['port']}/?token=x")
+        names = ("make_sessions", "host", "port", "open_page", "runs")
+        calls.append(tuple(values[name] for name in names))
 
     monkeypatch.setattr(server, "serve", serve)
     return calls
