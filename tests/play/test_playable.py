@@ -64,7 +64,7 @@ def test_the_world_of_dreamerv3_torch_is_played(loaded, mode):
 
 
 @pytest.mark.parametrize("loaded", ["vta"], indirect=True)
-@pytest.mark.parametrize("mode", [AGENT_ENV, AGENT_MODEL])
+@pytest.mark.parametrize("mode", [load.AGENT_ENV, load.AGENT_MODEL])
 def test_the_probability_of_a_segment_boundary_is_shown(loaded, mode):
     assert 0 <= play(loaded, mode).snapshot().scalars["boundary"] <= 1
 
