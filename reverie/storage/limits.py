@@ -40,6 +40,11 @@ MAX_YAML_BYTES = 1 << 20
 MAX_DEPTH = 64
 MAX_VALUES = 300_000
 """Values in nested containers, where one that is referred to twice counts twice."""
+MAX_DIGITS = 100
+"""Digits of a number in YAML; the time to convert it is quadratic."""
+MAX_KEY_DIGITS = 18
+"""Digits of a number that is a key; larger ones can all have the same hash."""
+NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 MAX_NAME_BYTES = 255
 PIPE_SECONDS = 30
 SHELL_PIPES = ("/dev/fd", "/proc/self/fd")
@@ -283,9 +288,18 @@ def _json_children(value: Any) -> Iterable[Any]:
 
 
 def _yaml_children(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.ScalarNode):
+        _check_number(node, MAX_DIGITS)
     if isinstance(node, yaml.MappingNode):
+        for key, _ in node.value:
+            _check_number(key, MAX_KEY_DIGITS)
         return [part for pair in node.value for part in pair]
     return node.value if isinstance(node, yaml.SequenceNode) else []
+
+
+def _check_number(node: yaml.Node, max_digits: int) -> None:
+    if node.tag in NUMBER_TAGS and len(node.value) > max_digits:
+        raise InvalidFile(f"has a number of more than {max_digits} digits")
 
 
 @contextmanager

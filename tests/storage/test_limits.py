@@ -267,3 +267,20 @@ def test_other_pipes_are_refused(tmp_path):
     os.mkfifo(tmp_path / "config.yaml")
     with pytest.raises(ConfigError, match="not a regular file"):
         read_config_file(tmp_path / "config.yaml")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: " + "9" * 5000,
+        "a: 0b" + "1" * 500_000,
+        "a: 1:" + ":".join(["59"] * 100_000),
+        "a: " + ":".join(["59"] * 100_000) + ".5",
+        "{" + ", ".join(str(i * (2**61 - 1)) for i in range(1, 20_000)) + "}",
+    ],
+)
+def test_yaml_numbers_are_converted_in_time(text):
+    start = time.perf_counter()
+    with pytest.raises(InvalidFile, match="digits"):
+        parse_yaml(text)
+    assert time.perf_counter() - start < 2

@@ -265,7 +265,15 @@ def _fix_checksums(logdir: Path) -> None:
                 data = (path.parent / name).read_bytes()
                 record["bytes"] = len(data)
                 record["sha256"] = hashlib.sha256(data).hexdigest()
-        except (ValueError, KeyError, TypeError, AttributeError, OSError):
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            OSError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ):
             continue  # this manifest was changed
         path.write_text(json.dumps(manifest))
 
