@@ -27,8 +27,8 @@ class Curve(NamedTuple):
 def bin_edges(points: Sequence[np.ndarray], bins: int = BINS) -> np.ndarray:
     """Return edges of equal bins from zero to the largest x of all runs.
 
-    Bins are not narrower than the mean distance between the episodes of any run: where
-    episodes are long, narrower bins would be empty in turns.
+    Bins are not narrower than the mean distance between the episodes of any run, so
+    that long episodes do not leave bins empty.
     """
     last = max(float(run[:, 0].max()) for run in points) or 1.0
     distance = max(float(run[:, 0].max()) / len(np.unique(run[:, 0])) for run in points)
@@ -63,9 +63,9 @@ def bin_run(points: np.ndarray, edges: np.ndarray) -> np.ndarray:
 def make_curve(points: Sequence[np.ndarray], edges: np.ndarray) -> Curve:
     """Average the runs of one method and task on common bins."""
     curves = np.stack([bin_run(run, edges) for run in points])
-    some = np.isfinite(curves).any(0)
-    means = mean_with_band([curves[:, some]])
-    return Curve(bin_centers(edges)[some], *means, len(points))
+    has_values = np.isfinite(curves).any(0)
+    means = mean_with_band([curves[:, has_values]])
+    return Curve(bin_centers(edges)[has_values], *means, len(points))
 
 
 def aggregate_curve(

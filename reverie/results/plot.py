@@ -42,7 +42,7 @@ NAMES = {
 """Labels of metrics in figures."""
 UNITS = {"frames": "frames", "step": "agent steps", "hours": "hours"}
 RATES = ("episode/success",)
-"""Metrics between 0 and 1, whose tasks have a common scale."""
+"""Metrics between 0 and 1, which need no normalization across tasks."""
 BAND = "band: 95 % stratified bootstrap over seeds"
 
 Points = dict[str, dict[str, list[np.ndarray]]]
@@ -57,7 +57,7 @@ class Scale(NamedTuple):
 
 
 def read_points(groups: Groups, key: str, x: str) -> Points:
-    """Return the values of all runs that have some."""
+    """Return the values of all runs that have values of this metric."""
     points: Points = {}
     for method, by_task in groups.items():
         for task, runs in by_task.items():
@@ -77,14 +77,14 @@ def draw_curves(
     """Draw learning curves: a panel per task, and one of the aggregate over tasks."""
     tasks = _tasks_of(points)
     label, y_range = NAMES.get(key, key), (0.0, 1.0) if key in RATES else None
-    seeds = _seeds_of(points)
+    labels = _method_labels(points)
     panels, widths = [], set()
     for task in tasks:
         runs = [r for by_task in points.values() for r in by_task.get(task, [])]
         edges = bin_edges(runs, bins)
         widths.add(float(edges[1]))
         lines = [
-            _to_line(seeds[method], make_curve(by_task[task], edges))
+            _to_line(labels[method], make_curve(by_task[task], edges))
             for method, by_task in points.items()
             if task in by_task
         ]
@@ -126,11 +126,11 @@ def draw_profiles(report: Report) -> Any:
     values = [x for by_task in scaled.values() for t in by_task.values() for x in t]
     low, high = min(*values, 0.0), max(values)
     thresholds = np.linspace(low, high + 0.02 * (high - low), 401)
-    seeds = _seeds_of(scaled)
+    labels = _method_labels(scaled)
     lines = []
     for method, by_task in scaled.items():
         curve = mean_with_band(exceedance(by_task, thresholds))
-        lines.append(Line(seeds[method], thresholds, *curve))
+        lines.append(Line(labels[method], thresholds, *curve))
     label = (
         "human-normalized score" if normalize(tasks[0], 0.0) is not None else "score"
     )
@@ -186,9 +186,9 @@ def _aggregate_panel(
     runs = [r for by_task in points.values() for rs in by_task.values() for r in rs]
     edges = bin_edges(runs, bins)
     scale = _make_scale(points, key)
-    seeds = _seeds_of(points)
+    labels = _method_labels(points)
     lines = [
-        _to_line(seeds[method], curve)
+        _to_line(labels[method], curve)
         for method, by_task in points.items()
         if len(by_task) == len(tasks)
         and len((curve := aggregate_curve(by_task, edges, scale.function)).x)
@@ -242,7 +242,7 @@ def _tasks_of(points: Points) -> list[str]:
     return sorted({task for by_task in points.values() for task in by_task})
 
 
-def _seeds_of(groups: Mapping[str, Mapping[str, Sequence[Any]]]) -> dict[str, str]:
+def _method_labels(groups: Mapping[str, Mapping[str, Sequence[Any]]]) -> dict[str, str]:
     """Return the label of each method: its name and number of seeds."""
     labels = {}
     for method, by_task in groups.items():

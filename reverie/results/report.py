@@ -231,7 +231,7 @@ def describe_windows(report: Report) -> str:
     """Return a sentence that states which episodes the final scores average."""
     windows = {*report.windows.values()}
     shares = {round(100 * (1 - window.start / window.end), 3) for window in windows}
-    if len(windows) > 1 and len(shares) == 1:  # tasks with budgets of their own
+    if len(windows) > 1 and len(shares) == 1:  # each task has its own budget
         ends = sorted(window.end for window in windows)
         text = (
             f"episodes in the last {shares.pop():g} % of the training of each task, "
