@@ -33,7 +33,7 @@ def bench(words: list[str]) -> int:
 def parse_bench_arguments(words: list[str]) -> tuple[Any, Callable[..., Any]]:
     """The options, and a function that adds blocks and settings to the config."""
     from reverie.bench.update import BenchFlags
-    from reverie.run.used_settings import check_used
+    from reverie.run.used_settings import check_used, resolve_with_suggestions
 
     names = {"--compare": "--bench.compare"}
     arguments = parse_arguments([names.get(word, word) for word in words])
@@ -44,7 +44,7 @@ def parse_bench_arguments(words: list[str]) -> tuple[Any, Callable[..., Any]]:
     ) -> Any:
         all_blocks = [*base, *arguments.blocks, *blocks]
         flags = [*settings.items(), *arguments.flags]
-        config = to_config(arguments._replace(blocks=all_blocks, flags=flags))
+        config = resolve_with_suggestions("bench", all_blocks, arguments.files, flags)
         check_used(config, "bench", arguments.flags)
         return config
 

@@ -28,7 +28,7 @@ LAUNCHERS = ("python", "python3", "-m", "bash", "sh")
 """Words before the name of a program."""
 
 
-TRANSLATED = (*BASE_BLOCKS, "config")
+TRANSLATED = (*BASE_BLOCKS, "bench", "config")
 """Commands whose arguments are translated."""
 
 
@@ -318,7 +318,8 @@ def _replace(
         words = [word for word in new if not word.startswith("COMMAND:")]
         if len(words) < len(new):
             command = new[0].removeprefix("COMMAND:")
-        used = used_names(config, command) if command in BASE_BLOCKS else _settings()
+        is_run = command in (*BASE_BLOCKS, "bench")
+        used = used_names(config, command) if is_run else _settings()
         names = [word[2:].rstrip("+") for word in words if word.startswith("--")]
         known = {*used, "configs"}
         if all(name in known or configs.is_pattern(name) for name in names):

@@ -135,21 +135,31 @@ def resolve_for_command(
     flags: Flags = (),
     saved: Config | None = None,
 ) -> Config:
-    """Return the config of a training command; refuse flags that it does not use.
+    """Return the config of a command; refuse flags that it does not use.
 
-    For an unknown name, only settings that the run uses are suggested. `saved` is the
-    config of the run to resume.
+    `saved` is the config of the run to resume.
     """
+    config = resolve_with_suggestions(command, names, files, flags, saved)
+    check_used(config, command, flags)
+    return config
+
+
+def resolve_with_suggestions(
+    command: str,
+    names: Sequence[str] = (),
+    files: Sequence[str | Path] = (),
+    flags: Flags = (),
+    saved: Config | None = None,
+) -> Config:
+    """Return a config; for an unknown name, suggest only settings that are used."""
     pairs = list(flags.items()) if isinstance(flags, Mapping) else list(flags)
     try:
-        config = resolve(names, files, pairs, saved)
+        return resolve(names, files, pairs, saved)
     except UnknownSetting as error:
         similar = _config_of_known_names(names, files, pairs)
         is_unused = _find(error.name, unused_settings(similar, command)) is not None
         options = [] if is_unused else used_names(similar, command)
         raise UnknownSetting(error.name, error.origin, options) from None
-    check_used(config, command, pairs)
-    return config
 
 
 def with_used_flags(

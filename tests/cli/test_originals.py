@@ -35,7 +35,7 @@ def check_fix(text: str) -> str:
         to_config(arguments)
     elif command == "draw":
         assert words[0] in FIGURES
-    elif command == "config":
+    elif command in ("bench", "config"):
         to_config(parse_arguments(words))
     else:
         assert command in ("data", "play", "sweep", "view")
@@ -206,6 +206,7 @@ def test_every_block_has_valid_replacements_and_is_not_one_of_this_package():
 @pytest.mark.parametrize(
     "line",
     [
+        "bench --agent iris --batch_length 3",
         "train --configs iris_tiny --batch_length 3",  # Δ-IRIS has several
         "train --foo 3",
         "data convert SRC DST --size 32",
