@@ -46,6 +46,7 @@ train --logger.outputs tensorbored | tensorbored
 eval | reverie eval LOGDIR
 eval nowhere | nowhere does not exist
 eval run --episodes ten | episodes must be a whole
+data convert SRC DST --map.final drop | no option --map\.final(.|\n)*--map\.last_obs
 eval run --episodes ² | episodes must be a whole
 eval run --episodes 0 | episodes must be at least 1
 bench envs --task catch | Did you mean 'tasks'
