@@ -5,7 +5,8 @@
     python benchmarks/play_speed.py logdir/demo --minutes 10
 
 Starts the server with the run in LOGDIR, or with a new run of the task that has its
-initial weights. The client acknowledges every view, as the page does, and presses
+initial weights. Such a world model predicts the end of an episode at random, so the end
+is ignored there. The client acknowledges every view, as the page does, and presses
 another key four times per second. Printed are:
 
 - frames per second between consecutive steps of an episode, at the highest speed of the
@@ -42,6 +43,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from reverie.cli import main as cli
 from reverie.play.load import LoadedRun
+from reverie.play.simulation import IN_MODEL, Simulation
 
 KEY_SECONDS = 0.25
 WARM_UP_SECONDS = 3.0
@@ -100,8 +102,9 @@ class Server:
     """`reverie play` in its own process."""
 
     def __init__(self, logdir: str, arguments: argparse.Namespace):
-        limit = "unlimited" if arguments.unlimited else "limited"
-        command = [sys.executable, __file__, SERVER, limit, "play", logdir]
+        changes = ["unlimited"] * arguments.unlimited
+        changes += ["endless"] * (not arguments.logdir)
+        command = [sys.executable, __file__, SERVER, ",".join(changes), "play", logdir]
         command += ["--no-open", "--device", arguments.device]
         if arguments.mode in FLAGS:
             command.append(FLAGS[arguments.mode])
@@ -242,11 +245,23 @@ def send(socket: ClientConnection, **message: Any) -> None:
     socket.send(json.dumps(message))
 
 
-def run_server(limit: str, *words: str) -> int:
-    """Run `reverie play`; with `unlimited`, it steps as often as it can."""
-    if limit == "unlimited":
+def run_server(changes: str, *words: str) -> int:
+    """Run `reverie play`.
+
+    With `unlimited`, it steps as often as it can; with `endless`, episodes in the world
+    model do not end.
+    """
+    if "unlimited" in changes:
         fps = property(lambda loaded: 1000.0)
         LoadedRun.fps = fps  # type: ignore[assignment, method-assign]
+    if "endless" in changes:
+        original: Any = vars(Simulation)["ended"]
+
+        def ended(simulation: Simulation) -> Any:
+            in_model = simulation.mode in IN_MODEL
+            return "" if in_model else original.fget(simulation)
+
+        setattr(Simulation, "ended", property(ended))  # noqa: B010
     return cli.main(list(words))
 
 
