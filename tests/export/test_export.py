@@ -104,7 +104,7 @@ def test_step_and_runner_act_as_the_agent(tmp_path, monkeypatch, name, greedy):
     assert space.contains(policy.act(obs))
 
 
-@pytest.mark.parametrize("name", ["dreamer", "dreamerv3_torch", "vta"])
+@pytest.mark.parametrize("name", ["dreamer", "dreamerv3_torch", "vta", "iris"])
 def test_steps_of_the_world_model(tmp_path, monkeypatch, name):
     run_in_torch(monkeypatch)
     player = player_of(tmp_path, name)
@@ -135,7 +135,7 @@ def test_onnx_and_torch_files_act_as_the_agent(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", AGENTS)
 def test_onnx_files_of_all_agents(tmp_path, name, greedy):
     player = player_of(tmp_path, name)
-    world = name in ("dreamer", "dreamerv3_torch", "vta")
+    world = name in ("dreamer", "dreamerv3_torch", "vta", "iris")
     exported = export_policy(player, tmp_path / "out", "onnx", greedy, world)
     assert all(x.error < verify.TOLERANCE for x in exported.comparisons.values())
 

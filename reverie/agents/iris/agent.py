@@ -43,6 +43,7 @@ from reverie.agents.iris.config import (
 from reverie.agents.iris.explorer import EXPLORATION_COMPONENTS, TokenExplorer
 from reverie.agents.iris.report import episode_losses, report_metrics
 from reverie.agents.iris.schedule import EpochSchedule
+from reverie.agents.iris.world_steps import iris_world_steps
 from reverie.agents.options import BuildOptions
 from reverie.agents.trained import TrainedAgent
 from reverie.agents.weights import init_generator
@@ -202,6 +203,12 @@ class Iris(TrainedAgent):
 
         inputs = {self.image: self.obs_space[self.image], "is_first": IS_FIRST}
         return ExportStep(StepModule(step, inner), inputs, initial)
+
+    def world_steps(self) -> dict[str, ExportStep]:
+        blocks = self.config.world_model.transformer.blocks
+        frames = max(2, min(self.config.actor_critic.burn_in + 1, blocks - 1))
+        image = self.obs_space[self.image]
+        return iris_world_steps(self.world, frames, image, self.act_space)
 
     # Training
 
