@@ -79,7 +79,7 @@ def export_policy(
     world = {}
     if with_world and isinstance(agent, HasWorldSteps):
         steps = agent.world_steps()
-        world = {key: FlatStep(value, "", "") for key, value in steps.items()}
+        world = {k: FlatStep(x, state_prefix="state") for k, x in steps.items()}
     make_folder(folder, parents=True)
     info: dict[str, Any] = {
         "agent": name,

@@ -98,10 +98,16 @@ class TensorInfo(NamedTuple):
 class FlatStep(nn.Module):
     """A step on a flat list of tensors: inputs, state, then noise.
 
-    It returns outputs, then the next state. `prefix` is that of inputs and outputs.
+    It returns outputs, then the next state. Names have the given prefixes.
     """
 
-    def __init__(self, step: ExportStep, input_prefix: str, output_prefix: str):
+    def __init__(
+        self,
+        step: ExportStep,
+        input_prefix: str = "",
+        output_prefix: str = "",
+        state_prefix: str = "",
+    ):
         super().__init__()
         self.inner, self.keys = step.module, list(step.inputs)
         self._state = step.initial(BATCH)
@@ -123,7 +129,9 @@ class FlatStep(nn.Module):
         self.state = [
             TensorInfo.of(name, x)
             for name, x in zip(
-                leaf_names(self._state), tree_leaves(self._state), strict=True
+                leaf_names(self._state, state_prefix),
+                tree_leaves(self._state),
+                strict=True,
             )
         ]
         self.noise = [

@@ -135,7 +135,7 @@ def test_onnx_and_torch_files_act_as_the_agent(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", AGENTS)
 def test_onnx_files_of_all_agents(tmp_path, name, greedy):
     player = player_of(tmp_path, name)
-    world = name in ("dreamer", "dreamerv3_torch", "vta", "iris")
+    world = name in ("dreamer", "dreamerv3_torch", "vta")
     exported = export_policy(player, tmp_path / "out", "onnx", greedy, world)
     assert all(x.error < verify.TOLERANCE for x in exported.comparisons.values())
 
@@ -191,7 +191,7 @@ class Half(nn.Module):
 
 def test_only_differences_at_ties_are_accepted():
     space = Space(np.float32, (2,))
-    step = FlatStep(ExportStep(Half(), {"x": space}, lambda batch: ()), "", "")
+    step = FlatStep(ExportStep(Half(), {"x": space}, lambda batch: ()))
     feed, noise = {"x": space.zeros(verify.BATCH)}, RecordedNoise(0)
     verify.run_step(step, feed, noise)
     noise.noise[0].copy_(torch.tensor([[0.9], [0.5000001], [0.9], [0.9]]))
