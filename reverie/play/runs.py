@@ -72,12 +72,13 @@ class MetricsFile:
         try:
             entry = json.loads(line)
             step, seconds = int(entry["step"]), float(entry.get("seconds") or 0.0)
-        except (ValueError, KeyError, TypeError, RecursionError):
+            numbers = {k: float(v) for k, v in entry.items() if type(v) in (int, float)}
+        except (ArithmeticError, ValueError, KeyError, TypeError, RecursionError):
             return
         self.last_step = max(self.last_step, step)
-        for name, value in entry.items():
-            if name not in ("step", "seconds") and isinstance(value, int | float):
-                self.columns.setdefault(name, []).append((step, seconds, float(value)))
+        for name, value in numbers.items():
+            if name not in ("step", "seconds"):
+                self.columns.setdefault(name, []).append((step, seconds, value))
 
 
 @dataclass

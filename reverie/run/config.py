@@ -58,6 +58,7 @@ T = TypeVar("T")
 
 CONFIG_FILE, ABOUT_FILE = "config.yaml", "about.json"
 """Files of a run folder: its settings, and commands and versions of each start."""
+MAX_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,8 @@ class Config:
     def __post_init__(self) -> None:
         check_name(self.agent)
         configs.check_minimum(self, seed=0)
+        if self.seed > MAX_SEED:
+            raise UserError(f"seed must be at most {MAX_SEED}.\n  Fix: --seed 0")
         if self.deterministic and self.run.clock == "seconds":
             raise UserError(
                 "A deterministic run cannot log, report and save at times in seconds.\n"

@@ -228,3 +228,12 @@ def test_a_session_is_recorded_as_sheets_of_frames(loaded):
     assert len(session["steps"]) == 7
     assert all(sheet.startswith("data:image/png") for sheet in session["sprite_sheets"])
     assert all(len(step["shown"]) == 3 for step in session["steps"])
+
+
+def test_lines_with_numbers_that_are_too_large_are_skipped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = ['{"step": 1e999, "a": 1}', f'{{"step": 1, "a": {10**400}}}']
+    path.write_text("\n".join([*lines, '{"step": 2, "a": 3}', ""]))
+    file = MetricsFile(path)
+    file.update()
+    assert file.columns == {"a": [(2, 0.0, 3.0)]}

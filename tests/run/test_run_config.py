@@ -37,6 +37,7 @@ def test_the_last_task_selects_the_block_of_its_suite(tmp_path):
     ("name", "value"),
     [
         ("seed", -1),
+        ("seed", 10**40),
         ("run.train_ratio", "nan"),
         ("dreamer.enc.cnn_keys", "("),
         ("dreamer.dec.kernel", 0),

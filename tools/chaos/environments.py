@@ -9,7 +9,7 @@ from pathlib import Path
 from chaos.bad_env import FAULTS, HAPPENED
 from chaos.campaign import Section
 from chaos.processes import describe_code, run
-from chaos.runs import shared_memory
+from chaos.runs import left_in_memory, shared_memory
 
 IN_PROCESS = ("exceptions", "values", "side effects")
 """Classes of faults for environments in the process of the run. Crashes and hangs are
@@ -45,7 +45,7 @@ def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
     (folder / HAPPENED).touch()
     again = run(arguments, folder, variables={"CHAOS_FAULT": "", "CHAOS_STEP": "1"})
     problems += again.problems([0])
-    if left := shared_memory() - before:
+    if left := left_in_memory(before):
         problems.append(f"shared memory is left: {', '.join(left)}")
     end = describe_code(outcome.code)
     return [f"({fault} at step {step}, {end}) {text}" for text in problems]

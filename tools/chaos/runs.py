@@ -7,6 +7,7 @@ import functools
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -101,6 +102,16 @@ def leftovers(logdir: Path) -> list[str]:
     paths = [p for p in logdir.rglob("*") if p.name.endswith(".tmp")]
     paths += logdir.glob("ckpt/.partial-*")
     return [str(path.relative_to(logdir)) for path in paths]
+
+
+def left_in_memory(before: set[str]) -> set[str]:
+    """Names of shared memory that stays; other programs have some for a moment."""
+    left = shared_memory() - before
+    for _ in range(10):
+        if left:
+            time.sleep(0.2)
+            left &= shared_memory()
+    return left
 
 
 def shared_memory() -> set[str]:

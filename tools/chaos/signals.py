@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from chaos.campaign import Section
 from chaos.processes import Running
-from chaos.runs import STEPS, resume, shared_memory, train_arguments
+from chaos.runs import STEPS, left_in_memory, resume, shared_memory, train_arguments
 
 SIGNALS = {
     "SIGINT": [signal.SIGINT],
@@ -44,7 +45,7 @@ def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
     codes = {0, *(128 + number for number in sent), *(-number for number in sent)}
     problems = outcome.problems(codes - {-signal.SIGSTOP, -signal.SIGCONT})
     problems += resume(logdir, folder, arguments, "skip" if kills_worker else "equal")
-    if left := shared_memory() - before:
+    if left := left_in_memory(before):
         problems.append(f"shared memory is left: {', '.join(left)}")
     return problems
 
@@ -65,7 +66,8 @@ def kill_child(pid: int, rng: random.Random) -> None:
     except OSError:
         children = []
     if children:
-        os.kill(int(rng.choice(children)), signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.kill(int(rng.choice(children)), signal.SIGKILL)
 
 
 SECTIONS = [

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from chaos.campaign import Section
 from chaos.processes import Running
-from chaos.runs import shared_memory
+from chaos.runs import left_in_memory, shared_memory
 
 SECONDS = 20.0
 """Duration of a trial after its start; the first half is not compared."""
@@ -60,7 +60,7 @@ def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
         time.sleep(0.1)
     running.send(signal.SIGTERM)
     problems = running.wait().problems([128 + signal.SIGTERM])
-    if left := shared_memory() - before:
+    if left := left_in_memory(before):
         problems.append(f"shared memory is left: {', '.join(left)}")
     return problems + compare(usages)
 
