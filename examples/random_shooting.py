@@ -92,7 +92,7 @@ class RandomShooting:
             self.config.horizon,
             rng,
         )
-        reward, cont = self.world.outcome(self.world.features(rollout.states))
+        reward, cont = self.world.reward_and_cont(self.world.features(rollout.states))
         weight = torch.cumprod(cont[:, :-1], 1)  # of the states before each reward
         value = (reward[:, 1:] * weight).sum(1).reshape(count, candidates)
         best = value.argmax(1) + torch.arange(count, device=self.device) * candidates

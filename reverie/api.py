@@ -242,7 +242,7 @@ class LatentWorld(World, Protocol):
 
     def loss(self, state: State, batch: Batch, rng: Any) -> WorldLoss: ...
     def features(self, states: State) -> Tensor: ...  # (*b F), for actor and critic
-    def outcome(self, feat: Tensor) -> tuple[Tensor, Tensor]:
+    def reward_and_cont(self, feat: Tensor) -> tuple[Tensor, Tensor]:
         """Return expected reward and continue probability of arriving in a state."""
 
     def to_replay(self, states: State) -> Extras: ...  # the form that is stored

@@ -24,8 +24,9 @@ from reverie.config import check_minimum
 from reverie.nets.ensemble import EnsembleConfig, TokenHeadsConfig
 from reverie.nets.normalize import NormalizeConfig
 
-ENSEMBLE, PREFIX = "ensemble", "explore_"
-"""Component name of the ensemble, and prefix of the names of the actor-critic's."""
+ENSEMBLE, EXPLORE_PREFIX = "ensemble", "explore_"
+"""Component name of the ensemble, and prefix of the component names of the exploration
+actor-critic."""
 MIN_DISAGREEMENT = 1e-8
 """Lower bound of the disagreement before its logarithm."""
 
@@ -97,8 +98,11 @@ def disagreement(predictions: Float[Tensor, "M *b O"]) -> Float[Tensor, "*b"]:
 def token_disagreement(logits: Float[Tensor, "M *b K C"]) -> Float[Tensor, "*b"]:
     """Return the Jensen-Shannon divergence over members, averaged over K tokens.
 
+    `C` is the size of the codebook: each token is one of C codes.
+
     It is the entropy of the mean distribution minus the mean entropy of all members, in
-    nats. It is 0 if all members are equal, and log(M) if they have no code in common.
+    nats. It is 0 if all members are equal, and log(M) if no code has a probability
+    above 0 in more than one of them.
     """
     probs = logits.float().softmax(-1)
     entropies: Tensor = torch.special.entr(probs).sum(-1)

@@ -80,7 +80,7 @@ class LatentWorldModelEnv:
         with _eval_mode(self.world):
             rollout = self.world.imagine(state, lambda _: actions, 1, self.rng)
         states = tree_map(lambda x: x[:, 1:], rollout.states)
-        reward, cont = self.world.outcome(self.world.features(states))
+        reward, cont = self.world.reward_and_cont(self.world.features(states))
         decoded = {key: x[:, 0] for key, x in self.world.decode(states).items()}
         rows: Obs = {
             key: _to_space(decoded[key], space)
@@ -221,7 +221,7 @@ class IrisWorldModelEnv:
         return state.lstm._asdict()
 
     def inspect(self, state: ImaginedIrisState) -> StateInspection:
-        cache, block = state.world.cache, self.world.dynamics.block
+        cache, block = state.world.cache, self.world.dynamics.tokens_per_step
         context = (cache.size // block, cache.keys.shape[-2] // block)
         if state.lstm is None:
             return StateInspection(context=context)

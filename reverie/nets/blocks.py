@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 from reverie.api import UserError
 
-TRUNCATION = 1.1368
-"""Corrects the standard deviation for the truncation at two of them."""
+TRUNC_NORMAL_STD_CORRECTION = 1.1368
+"""Factor on the standard deviation of a normal distribution that is truncated at two
+standard deviations, so that the truncated samples have a standard deviation of 1."""
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -64,7 +65,7 @@ class AffineLayer(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(shape))
         self.bias = nn.Parameter(torch.empty(units))
-        self.std = TRUNCATION * math.sqrt(1 / fan_in) * outscale
+        self.std = TRUNC_NORMAL_STD_CORRECTION * math.sqrt(1 / fan_in) * outscale
         # copies to compute with: see kernels/optim/low_precision_weights.py
         self.low_precision: tuple[Tensor, Tensor] | None = None
 

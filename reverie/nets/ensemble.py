@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from reverie.nets.blocks import TRUNCATION, activation
+from reverie.nets.blocks import TRUNC_NORMAL_STD_CORRECTION, activation
 from reverie.nets.dreamerv3_torch.layers import uniform_limit
 
 EPS = 1e-3
@@ -102,7 +102,7 @@ class MemberLayer(nn.Module):
         self.scale = nn.Parameter(torch.empty(models, units))
         self.shift = nn.Parameter(torch.empty(models, units))
         self.act = activation(act)
-        self.std = TRUNCATION * math.sqrt(2 / (inputs + units))
+        self.std = TRUNC_NORMAL_STD_CORRECTION * math.sqrt(2 / (inputs + units))
 
     def forward(self, x: Float[Tensor, "_ N I"]) -> Float[Tensor, "M N U"]:
         y = _product(x, self.weight.to(x.dtype)).float()
@@ -139,7 +139,10 @@ class MemberOutput(nn.Module):
 def _product(
     x: Float[Tensor, "_ N I"], weight: Float[Tensor, "M U I"]
 ) -> Float[Tensor, "M N U"]:
-    """Multiply inputs by the weights of each member; `x[0]` if all share one input."""
+    """Multiply inputs by the weights of each member.
+
+    If `x` has a single entry on its first axis, all members share it.
+    """
     if len(x) == len(weight):
         return torch.bmm(x, weight.transpose(1, 2))
     models, units, _ = weight.shape

@@ -87,7 +87,7 @@ class ReconstructiveWorld(nn.Module):
         """Return the deterministic and the stochastic features."""
         raise NotImplementedError
 
-    def outcome(
+    def reward_and_cont(
         self, feat: Float[Tensor, "*b F"]
     ) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
         return self.rew(feat).pred(), self.con(feat).prob()

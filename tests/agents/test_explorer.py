@@ -132,8 +132,8 @@ def test_rewards_of_imagined_states(conditioned):
         inputs = torch.cat([feat, onehot], -1)
     deviation = torch.stack(members(agent, inputs)).std(0).mean(-1)
     metrics = {}
-    reward, cont = agent.explorer.outcome(agent.world, metrics)(feat, actions)
-    task_reward, task_cont = agent.world.outcome(feat)
+    reward, cont = agent.explorer.reward_fn(agent.world, metrics)(feat, actions)
+    task_reward, task_cont = agent.world.reward_and_cont(feat)
     torch.testing.assert_close(cont, task_cont)
     intrinsic = deviation[:, :-1] if conditioned else deviation[:, 1:]
     expected = 2 * intrinsic + 3 * task_reward[:, 1:]
@@ -268,7 +268,7 @@ def test_gradients_of_dynamics_go_through_the_ensemble():
     actor_critic = agent.explorer.actor_critic
     rollout = actor_critic.imagine(agent.world, start, agent.rng["train"])
     feat = agent.world.features(rollout.states)
-    reward, _ = agent.explorer.outcome(agent.world, {})(feat, rollout.actions)
+    reward, _ = agent.explorer.reward_fn(agent.world, {})(feat, rollout.actions)
     grads = torch.autograd.grad(
         reward[:, 1:].sum(), list(actor_critic.pol.parameters())
     )

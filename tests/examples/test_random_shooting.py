@@ -67,7 +67,7 @@ def test_reward_of_a_terminal_state_counts(monkeypatch):
     agent.world = SimpleNamespace(
         imagine=lambda *_: rollout,
         features=lambda states: states,
-        outcome=lambda feat: (reward, cont),
+        reward_and_cont=lambda feat: (reward, cont),
     )
     assert agent.plan((torch.zeros(1),), 1)["action"].tolist() == [2]
 

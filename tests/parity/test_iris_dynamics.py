@@ -158,7 +158,9 @@ def head_positions(head, length, before, block):
 
 def apply_heads(dynamics, outputs, before):
     def rows(head):
-        indices = head_positions(head, outputs.shape[1], before, dynamics.block)
+        indices = head_positions(
+            head, outputs.shape[1], before, dynamics.tokens_per_step
+        )
         return getattr(dynamics, head)(outputs[:, indices])
 
     return [rows(head) for head in ("latents", "rewards", "ends")]
@@ -188,7 +190,9 @@ def test_cached_steps_equal_the_full_forward(world, plan):
     close(latents[:, : IO["logits_latents"].shape[1]], IO["logits_latents"])
     close(rewards, IO["logits_rewards"])
     close(ends, IO["logits_ends"])
-    assert cache.free / dynamics.block == pytest.approx(float(c["blocks_left"]))
+    assert cache.free / dynamics.tokens_per_step == pytest.approx(
+        float(c["blocks_left"])
+    )
     if "output_sequence" not in c:
         return
     close(outputs, c["output_sequence"])

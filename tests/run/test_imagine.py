@@ -165,7 +165,7 @@ def test_the_latent_state_of_dreamer_and_its_rollout(tmp_path):
             state, policy, 4, Rng(7, "dreams", torch.device("cpu"))
         )
         states = tree_map(lambda x: x[:, 1:], expected.states)
-        reward, cont = world.outcome(world.features(states))
+        reward, cont = world.reward_and_cont(world.features(states))
     rollout = player.imagine(actions, seed=7)
     np.testing.assert_allclose(rollout.latent["deter"], states.deter[0], atol=1e-5)
     np.testing.assert_allclose(rollout.reward, reward[0], atol=1e-5)

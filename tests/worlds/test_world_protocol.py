@@ -164,7 +164,7 @@ def test_latent_worlds_observe_and_restore_states(make):
     states = world.observe(world.initial(N), batch, make_rng())
     feat = world.features(states)
     assert feat.shape == (N, 3, world.width)
-    reward, cont = world.outcome(feat)
+    reward, cont = world.reward_and_cont(feat)
     assert reward.shape == cont.shape == (N, 3)
     extras = world.to_replay(states)
     assert extras.keys() == world.extras.keys()

@@ -31,7 +31,7 @@ from reverie.worlds.rssm.sections import Section
 RETURN_KEYS = ("reward", "is_last", "is_terminal")
 """Batch keys that enter the lambda-returns."""
 
-Outcome = Callable[[Tensor, dict[str, Tensor]], tuple[Tensor, Tensor]]
+RewardFn = Callable[[Tensor, dict[str, Tensor]], tuple[Tensor, Tensor]]
 """Maps features and actions of imagined states to reward and continue probability of
 arriving in each state."""
 
@@ -142,11 +142,11 @@ class ActorCritic(nn.Module):
         batch: Batch,
         rng: Rng,
         training: bool,
-        outcome: Outcome | None = None,
+        reward_fn: RewardFn | None = None,
     ) -> BehaviourLoss:
         """Imagine rollouts from replay states; compute actor and critic losses.
 
-        `outcome` replaces the rewards of the world model, for exploration.
+        `reward_fn` replaces the rewards of the world model, for exploration.
         """
         config = self.config
         last, start_states, start = self.start_states(states)
@@ -155,8 +155,8 @@ class ActorCritic(nn.Module):
         replay_feat = world.features(start_states)  # (B, last, F)
         if config.ac_grads:
             feat = torch.cat([replay_feat.flatten(0, 1)[:, None], feat[:, 1:]], 1)
-        outcome = outcome or (lambda feat, actions: world.outcome(feat))
-        reward, cont = self._predict(outcome, feat, rollout.actions)
+        reward_fn = reward_fn or (lambda feat, actions: world.reward_and_cont(feat))
+        reward, cont = self._predict(reward_fn, feat, rollout.actions)
         imagined = ImaginedBatch(rollout.actions, feat, reward, cont)
         imag = self.imag_loss(imagined, training)
         losses = imag.per_start(last)
@@ -189,10 +189,10 @@ class ActorCritic(nn.Module):
 
     @torch.no_grad()
     def _predict(
-        self, outcome: Outcome, feat: Tensor, actions: dict[str, Tensor]
+        self, reward_fn: RewardFn, feat: Tensor, actions: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Return reward and continue probability of imagined states."""
-        return outcome(feat, actions)
+        return reward_fn(feat, actions)
 
     def _repl_loss(
         self, feat: Tensor, batch: Batch, imag: ImagLoss, last: int, training: bool
@@ -279,7 +279,7 @@ class ActorCritic(nn.Module):
 
         def actor_critic_losses() -> list[Tensor]:
             with torch.no_grad():
-                reward, cont = world.outcome(feat)
+                reward, cont = world.reward_and_cont(feat)
             imagined = ImaginedBatch(rollout.actions, feat, reward, cont)
             imag = self.imag_loss(imagined, False)
             repl = self._repl_loss(replay_feat[:, -last:], batch, imag, last, False)

@@ -18,7 +18,7 @@ from reverie.agents.dreamer.actor_critic import (
     ActorCritic,
     ImaginedBatch,
     ImagLoss,
-    Outcome,
+    RewardFn,
 )
 from reverie.api import Batch, Rollout, State
 from reverie.nets.dreamerv3_torch.heads import (
@@ -42,14 +42,14 @@ class DreamerV3TorchActorCritic(ActorCritic):
         return "reinforce" if discrete else "dynamics"
 
     def _predict(
-        self, outcome: Outcome, feat: Tensor, actions: dict[str, Tensor]
+        self, reward_fn: RewardFn, feat: Tensor, actions: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Return reward and continue probability, differentiable except in REINFORCE,
         which needs no gradients of the returns."""
         if self.imag_gradient == "reinforce":
             feat = feat.detach()
             actions = {key: action.detach() for key, action in actions.items()}
-        return outcome(feat, actions)
+        return reward_fn(feat, actions)
 
     def imagine(self, world: Any, start: State, rng: Rng) -> Rollout:
         """Imagine rollouts with differentiable actions; discrete ones are one-hot."""

@@ -19,13 +19,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from reverie.agents.dreamer.actor_critic import ActorCritic, BehaviourLoss, Outcome
+from reverie.agents.dreamer.actor_critic import ActorCritic, BehaviourLoss, RewardFn
 from reverie.agents.dreamer.config import DreamerConfig
 from reverie.agents.dreamer.updates import MakeOptimizer, update_actor_critic
 from reverie.agents.explore import (
     ENSEMBLE,
+    EXPLORE_PREFIX,
     MIN_DISAGREEMENT,
-    PREFIX,
     ExploreConfig,
     disagreement,
 )
@@ -35,7 +35,7 @@ from reverie.capabilities import HasEnsembleTargets
 from reverie.nets.blocks import initialize
 from reverie.nets.ensemble import Ensemble
 from reverie.nets.inputs import Concat
-from reverie.nets.optim.group import TOTALS, OptimizerGroup
+from reverie.nets.optim.group import REDUCTIONS, OptimizerGroup
 from reverie.nets.rng import Rng
 from reverie.nets.tree import tree_map
 from reverie.spaces import Spaces
@@ -57,7 +57,7 @@ class Explorer(nn.Module):
     ):
         super().__init__()
         self.settings = settings
-        features = world.width
+        feat_size = world.width
         if not isinstance(world, HasEnsembleTargets):
             raise UserError(
                 f"Plan2Explore does not support the world {config.world!r}, which does "
@@ -69,8 +69,8 @@ class Explorer(nn.Module):
                 f"{min(config.batch_length, config.report_length)} steps.\n"
                 "  Fix: --explore.offset 1"
             )
-        self.actions = Concat(act_space)
-        inputs = features + settings.action_conditioned * self.actions.width
+        self.concat_actions = Concat(act_space)
+        inputs = feat_size + settings.action_conditioned * self.concat_actions.width
         sizes = settings.ensemble
         self.ensemble = Ensemble(
             inputs,
@@ -84,7 +84,7 @@ class Explorer(nn.Module):
         config = replace(
             config, repval_loss=False, ac_grads=False, retnorm=settings.retnorm
         )
-        self.actor_critic = make_actor_critic(features, act_space, config)
+        self.actor_critic = make_actor_critic(feat_size, act_space, config)
 
     def initialize_weights(self, generator: torch.Generator) -> None:
         for module in (self.ensemble, self.actor_critic.pol, self.actor_critic.val):
@@ -94,7 +94,7 @@ class Explorer(nn.Module):
     def components(self) -> dict[str, nn.Module]:
         """Return all modules with weights or running statistics, by name."""
         children = self.actor_critic.named_children()
-        return {ENSEMBLE: self.ensemble} | {PREFIX + k: m for k, m in children}
+        return {ENSEMBLE: self.ensemble} | {EXPLORE_PREFIX + k: m for k, m in children}
 
     def predict(self, inputs: Float[Tensor, "*b I"]) -> Float[Tensor, "M *b O"]:
         """Return the target that each member predicts."""
@@ -104,17 +104,17 @@ class Explorer(nn.Module):
 
     def ensemble_loss(
         self, world: Any, states: State, batch: Batch
-    ) -> Float[Tensor, "B T"]:
+    ) -> Float[Tensor, "B _"]:
         """Return the negative log-likelihood of the targets, as a mean over members.
 
-        Steps without a target, at the end of a sequence, are left out.
+        The shape is (B, T - offset): the last steps of a sequence have no target.
         """
         settings, offset = self.settings, self.settings.offset
         with torch.no_grad():
             feat = world.features(states)
             target = world.target(settings.target, states, batch)[:, offset:].float()
             feat = feat[:, : feat.shape[1] - offset]
-            # the actions that led to a row were chosen in the row before
+            # prevact[t + 1] is the action that was taken at step t
             prevact = batch["prevact"].items()
             chosen = {k: x[:, 1:][:, : feat.shape[1]] for k, x in prevact}
             inputs = self._inputs(feat, chosen)
@@ -128,8 +128,10 @@ class Explorer(nn.Module):
     ) -> tuple[Float[Tensor, "N H1"], Float[Tensor, "N H1"]]:
         """Return the intrinsic reward of arriving in each state, and the disagreement.
 
-        The reward is the disagreement in the state. If the ensemble is conditioned on
-        actions, it is the disagreement for the previous state and its action.
+        `N` imagined trajectories have `H1` = horizon + 1 states each, with `F`
+        features. The reward is the disagreement in the state. If the ensemble is
+        conditioned on actions, it is the disagreement for the previous state and its
+        action.
         """
         spread = disagreement(self.predict(self._inputs(feat, actions)))
         reward = spread
@@ -140,21 +142,23 @@ class Explorer(nn.Module):
             reward = torch.cat([first, reward[:, :-1]], 1)
         return reward, spread
 
-    def outcome(self, world: Any, metrics: Metrics) -> Outcome:
+    def reward_fn(self, world: Any, metrics: Metrics) -> RewardFn:
         """Return the function that computes rewards and continue probabilities.
 
         The metrics of the rewards are added to `metrics`.
         """
         settings = self.settings
 
-        def outcome(feat: Tensor, actions: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-            extrinsic, cont = world.outcome(feat)
+        def reward_and_cont(
+            feat: Tensor, actions: dict[str, Tensor]
+        ) -> tuple[Tensor, Tensor]:
+            extrinsic, cont = world.reward_and_cont(feat)
             intrinsic, spread = self.intrinsic_reward(feat, actions)
             metrics["intrinsic_reward"] = intrinsic[:, 1:].mean().detach()
             metrics["disagreement"] = spread.mean().detach()
             return settings.reward(intrinsic, extrinsic), cont
 
-        return outcome
+        return reward_and_cont
 
     @torch.no_grad()
     def report(self, world: Any, states: State, batch: Batch, rng: Rng) -> Metrics:
@@ -162,14 +166,14 @@ class Explorer(nn.Module):
         metrics: Metrics = {}
         ensemble = self.ensemble_loss(world, states, batch)
         behaviour = self.actor_critic.losses(
-            world, states, batch, rng, False, self.outcome(world, metrics)
+            world, states, batch, rng, False, self.reward_fn(world, metrics)
         )
         return explore_metrics(ensemble, behaviour, metrics)
 
     def _inputs(self, feat: Tensor, actions: dict[str, Tensor]) -> Tensor:
         if not self.settings.action_conditioned:
             return feat
-        return torch.cat([feat, self.actions(actions, feat.dtype)], -1)
+        return torch.cat([feat, self.concat_actions(actions, feat.dtype)], -1)
 
 
 class ExplorerUpdate:
@@ -185,7 +189,7 @@ class ExplorerUpdate:
         if config.optimizers == "separate":
             opt_configs = (config.world_opt, config.actor_opt, config.critic_opt)
         modules = explorer.components()
-        names = (ENSEMBLE, f"{PREFIX}pol", f"{PREFIX}val")
+        names = (ENSEMBLE, f"{EXPLORE_PREFIX}pol", f"{EXPLORE_PREFIX}val")
         self.opt = OptimizerGroup(
             {
                 key: make(trainable_parameters({name: modules[name]}), opt_config)
@@ -196,34 +200,47 @@ class ExplorerUpdate:
         )
 
     def __call__(
-        self, agent: Dreamer, states: State, batch: Batch, rng: Rng, ok: Tensor
+        self,
+        agent: Dreamer,
+        states: State,
+        batch: Batch,
+        rng: Rng,
+        agent_stepped: Tensor,
     ) -> Metrics:
-        """Run one update; it is skipped if `ok` is False: the agent's was skipped."""
+        """Run one update of ensemble, actor and critic.
+
+        `agent_stepped` is False if the optimizer of the agent has skipped its step
+        because of non-finite gradients; this update is then skipped, too.
+        """
         explorer, world = self.explorer, agent.world
         actor_critic = explorer.actor_critic
         states = tree_map(lambda x: x.detach(), states)
         running_stats = actor_critic.normalizer_buffers()
         old_stats = [buffer.clone() for buffer in running_stats]
         loss = explorer.ensemble_loss(world, states, batch)
-        total = torch.where(ok, loss.mean(), torch.nan)
-        has_stepped, ensemble_metrics = self.opt["ensemble"].update(total)
+        # an optimizer skips its step if the loss is NaN: no transfer from the GPU
+        total = torch.where(agent_stepped, loss.mean(), torch.nan)
+        ensemble_stepped, ensemble_metrics = self.opt["ensemble"].update(total)
         metrics: Metrics = {}
-        behaviour, ok, by_name = update_actor_critic(
+        behaviour, all_stepped, by_name = update_actor_critic(
             agent,
             actor_critic,
             self.opt,
-            [*agent.update_step.world_leaves, *self.opt["ensemble"].leaves],
+            # world model and ensemble, which get no gradients of the actor-critic
+            [*agent.update_step.frozen_params, *self.opt["ensemble"].leaves],
             states,
             batch,
             rng,
-            ok & has_stepped,
-            explorer.outcome(world, metrics),
+            agent_stepped & ensemble_stepped,
+            explorer.reward_fn(world, metrics),
         )
         for buffer, old in zip(running_stats, old_stats, strict=True):
-            buffer.copy_(torch.where(ok, buffer, old))
+            buffer.copy_(torch.where(all_stepped, buffer, old))
         optimizer_metrics = self.opt.metrics({"ensemble": ensemble_metrics, **by_name})
         renamed = {
-            key if key in TOTALS else key.replace("opt/", f"opt/{PREFIX}", 1): value
+            key
+            if key in REDUCTIONS
+            else key.replace("opt/", f"opt/{EXPLORE_PREFIX}", 1): value
             for key, value in optimizer_metrics.items()
         }
         return {**explore_metrics(loss, behaviour, metrics), **renamed}
@@ -235,7 +252,7 @@ def explore_metrics(
     """Return losses and other metrics of an explorer by their names in the log."""
     losses = {"ensemble": ensemble_loss, **behaviour.losses}
     named = {f"explore/{k}": x for k, x in {**behaviour.metrics, **rewards}.items()}
-    named |= {f"loss/{PREFIX}{k}": x.mean() for k, x in losses.items()}
+    named |= {f"loss/{EXPLORE_PREFIX}{k}": x.mean() for k, x in losses.items()}
     return {key: value.detach() for key, value in named.items()}
 
 
@@ -243,7 +260,7 @@ def join_metrics(metrics: Metrics, explore: Metrics) -> Metrics:
     """Combine the metrics of the agent's and the explorer's update."""
     totals = {
         key: reduce(torch.stack([metrics[key], explore[key]]))
-        for key, reduce in TOTALS.items()
+        for key, reduce in REDUCTIONS.items()
         if key in explore
     }
     return {**metrics, **explore, **totals}

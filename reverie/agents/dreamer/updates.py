@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from reverie.agents.dreamer.actor_critic import ActorCritic, BehaviourLoss, Outcome
+from reverie.agents.dreamer.actor_critic import ActorCritic, BehaviourLoss, RewardFn
 from reverie.agents.weights import trainable_parameters
 from reverie.api import Batch, Metrics, Rollout, State, WorldLoss
 from reverie.nets.optim.group import OptimizerGroup
@@ -41,7 +41,7 @@ class DreamerLoss(NamedTuple):
 class JointUpdate:
     """One optimizer for the sum of all losses."""
 
-    world_leaves: Sequence[Tensor] = ()
+    frozen_params: Sequence[Tensor] = ()
     """Weights of the world model that must not get gradients of the actor-critic; none,
     because imagination has no gradients."""
 
@@ -81,7 +81,7 @@ class SeparateUpdates:
         )
 
     @property
-    def world_leaves(self) -> Sequence[Tensor]:
+    def frozen_params(self) -> Sequence[Tensor]:
         return self.opt["world"].leaves
 
     def __call__(
@@ -96,7 +96,7 @@ class SeparateUpdates:
                 agent,
                 agent.actor_critic,
                 self.opt,
-                self.world_leaves,
+                self.frozen_params,
                 states,
                 batch,
                 rng,
@@ -115,7 +115,7 @@ def update_actor_critic(
     batch: Batch,
     rng: Rng,
     ok: Tensor,
-    outcome: Outcome | None = None,
+    reward_fn: RewardFn | None = None,
 ) -> tuple[BehaviourLoss, Tensor, Mapping[str, Metrics]]:
     """Update the slow critic, then actor and critic in imagination.
 
@@ -127,7 +127,7 @@ def update_actor_critic(
     actor_critic.update_slow(agent.slow_updates, ok)
     agent.fast.refresh_frozen()
     with _without_gradients(list(frozen)):
-        loss = actor_critic.losses(agent.world, states, batch, rng, True, outcome)
+        loss = actor_critic.losses(agent.world, states, batch, rng, True, reward_fn)
     by_name: dict[str, Metrics] = {}
     for name, key in (("actor", "policy"), ("critic", "value")):
         total = agent.total_loss({key: loss.losses[key]})

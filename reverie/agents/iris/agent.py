@@ -40,7 +40,7 @@ from reverie.agents.iris.config import (
     ComponentTrainingConfig,
     IrisConfig,
 )
-from reverie.agents.iris.explorer import EXPLORATION_COMPONENTS, TokenExplorer
+from reverie.agents.iris.explorer import EXPLORE_COMPONENTS, TokenExplorer
 from reverie.agents.iris.report import episode_losses, report_metrics
 from reverie.agents.iris.schedule import EpochSchedule
 from reverie.agents.iris.world_steps import iris_world_steps
@@ -290,8 +290,8 @@ class Iris(TrainedAgent):
     def _trained_with(self, name: str) -> list[str]:
         """Return a component and that of the explorer on the same batches, if any."""
         others = (
-            [EXPLORATION_COMPONENTS[name]]
-            if self.explorer and name in EXPLORATION_COMPONENTS
+            [EXPLORE_COMPONENTS[name]]
+            if self.explorer and name in EXPLORE_COMPONENTS
             else []
         )
         return [name, *others]
@@ -325,7 +325,7 @@ class Iris(TrainedAgent):
             losses[name] = ComponentLoss(loss.losses, loss.metrics)
             if explorer:
                 heads = explorer.head_loss(loss.states, tokens, segment)
-                losses[EXPLORATION_COMPONENTS[name]] = ComponentLoss(*heads)
+                losses[EXPLORE_COMPONENTS[name]] = ComponentLoss(*heads)
         else:
             losses[name] = self._behaviour_loss(self.actor_critic, segment)
             if explorer:
@@ -334,7 +334,7 @@ class Iris(TrainedAgent):
                     explorer.actor_critic, segment, explorer.reward(rewards)
                 )
                 behaviour.metrics["intrinsic_reward"] = torch.stack(rewards).mean()
-                losses[EXPLORATION_COMPONENTS[name]] = behaviour
+                losses[EXPLORE_COMPONENTS[name]] = behaviour
             self.fast.refresh_frozen()
         return losses
 
@@ -464,7 +464,7 @@ class Iris(TrainedAgent):
             if parameter.requires_grad
         }
         decayed = [key for key in dense_weights(module) if key in trained]
-        same_batches = {other: own for own, other in EXPLORATION_COMPONENTS.items()}
+        same_batches = {other: own for own, other in EXPLORE_COMPONENTS.items()}
         training = getattr(self.config.training, same_batches.get(name, name))
         return self.fast.optimizer(
             trained, training.opt, decayed, accumulates=training.accumulate > 1

@@ -10,7 +10,8 @@ the task, with its own weights, target network and normalization of returns. It 
 its own rollouts, from the same real frames as the task policy. World model and task
 policy are trained as without exploration.
 
-Shapes: `M` heads, `N` imagined sequences, `K` tokens of a transition, `C` codes.
+Shapes: `M` heads, `N` imagined sequences, `K` tokens of a transition, `C` codes; `S`
+tokens of a whole sequence, `E` features of a transformer output.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from reverie.agents.explore import (
     ENSEMBLE,
-    PREFIX,
+    EXPLORE_PREFIX,
     ExploreConfig,
     token_disagreement,
 )
@@ -36,11 +37,12 @@ from reverie.worlds.iris.world import IrisStep, IrisWorld, StepReward
 
 ACTIVATION = "silu"
 """Activation function of the heads."""
-EXPLORATION_COMPONENTS = {
+EXPLORE_COMPONENTS = {
     "world_model": ENSEMBLE,
-    "actor_critic": f"{PREFIX}actor_critic",
+    "actor_critic": f"{EXPLORE_PREFIX}actor_critic",
 }
-"""Components that are trained after another one, on the same batches."""
+"""Maps a component of the agent to the exploration component that is trained after it,
+on the same batches."""
 
 
 class TokenExplorer(nn.Module):
@@ -55,7 +57,7 @@ class TokenExplorer(nn.Module):
         super().__init__()
         self.settings, heads = settings, settings.heads
         dynamics = world.dynamics
-        self.tokens, self.block = dynamics.tokens, dynamics.block
+        self.tokens, self.tokens_per_step = dynamics.tokens, dynamics.tokens_per_step
         self.heads = Ensemble(
             dynamics.config.transformer.width,
             world.tokenizer.quantizer.config.codes,
@@ -76,7 +78,7 @@ class TokenExplorer(nn.Module):
     def components(self) -> dict[str, nn.Module]:
         """Return all modules with weights or running statistics, by name."""
         modules = (self.heads, self.actor_critic)
-        return dict(zip(EXPLORATION_COMPONENTS.values(), modules, strict=True))
+        return dict(zip(EXPLORE_COMPONENTS.values(), modules, strict=True))
 
     def running_stats(self, name: str) -> list[Tensor]:
         """Return the statistics that a skipped update of `name` must not change."""
@@ -91,12 +93,18 @@ class TokenExplorer(nn.Module):
         """Return the cross-entropy of the tokens, as a mean over heads and tokens.
 
         `outputs` are those of the transformer for L = T + 1 frames. As in the loss of
-        the transformer, a transition counts if its own frame is real.
+        the transformer, transitions whose first frame is padding are masked.
         """
-        blocks = rearrange(outputs.detach(), "b (l k) e -> b l k e", k=self.block)
+        blocks = rearrange(
+            outputs.detach(), "b (l k) e -> b l k e", k=self.tokens_per_step
+        )
+        # tokens of a step: frame, action, then K Δ-tokens; the outputs at the positions
+        # 1 to K predict the K Δ-tokens
         logits = self.heads(blocks[:, :-1, 1 : 1 + self.tokens])  # (M, B, T, K, C)
         loss = Categorical(logits).loss(tokens.expand(logits.shape[:-1]))
         real = segment.real[:, :-1]
+        # the mask is scaled, so that the mean over all steps is that over unmasked
+        # steps
         spread = token_disagreement(logits.detach())
         metrics: Metrics = {"disagreement": scale_by_mask(spread, real).mean()}
         return {"tokens": scale_by_mask(loss.mean((0, -1)), real)}, metrics

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from reverie.nets.blocks import (
-    TRUNCATION,
+    TRUNC_NORMAL_STD_CORRECTION,
     AffineLayer,
     Linear,
     MLPConfig,
@@ -35,7 +35,7 @@ class HiddenLayer(nn.Module):
     ):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(shape))
-        self.std = TRUNCATION * math.sqrt(1 / fan)
+        self.std = TRUNC_NORMAL_STD_CORRECTION * math.sqrt(1 / fan)
         self.norm = Norm(config.norm, units)
         self.act = activation(config.act)
 

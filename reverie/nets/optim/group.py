@@ -11,7 +11,7 @@ from torch import Tensor
 from reverie.api import Metrics, StateDict
 from reverie.nets.optim.optimizer import Optimizer, Scalar
 
-TOTALS: dict[str, Callable[..., Tensor]] = {
+REDUCTIONS: dict[str, Callable[..., Tensor]] = {
     "opt/loss": torch.sum,
     "opt/skipped": torch.amax,
     "opt/nonfinite_in_row": torch.amax,
@@ -60,7 +60,7 @@ class OptimizerGroup:
         for name, values in by_name.items():
             for key, value in values.items():
                 metrics[key.replace("opt/", f"opt/{name}/", 1)] = value
-        for key, reduce in TOTALS.items():
+        for key, reduce in REDUCTIONS.items():
             metrics[key] = reduce(torch.stack([x[key] for x in by_name.values()]))
         return metrics
 

@@ -76,13 +76,13 @@ class TransformerDynamics(nn.Module):
     ):
         super().__init__()
         self.config, self.dtype = config, dtype
-        self.tokens, self.block = tokens, tokens + 2
+        self.tokens, self.tokens_per_step = tokens, tokens + 2
         embed = config.transformer.width
         self.frame = FrameEncoder(shape[-1], config.frame)  # of I-tokens
         self.frame_norm = Norm("layer1em5", embed)
         self.action = Embedding(actions, embed)
         self.latent = Embedding(codes, embed)  # of Δ-tokens
-        self.transformer = Transformer(self.block, config.transformer)
+        self.transformer = Transformer(self.tokens_per_step, config.transformer)
         self.latents = LogitHead(embed, codes)  # next Δ-token
         self.rewards = LogitHead(embed, BINS if config.two_hot_rewards else SIGNS)
         self.ends = LogitHead(embed, 2)
@@ -120,7 +120,7 @@ class TransformerDynamics(nn.Module):
 
     def predict(self, outputs: Float[Tensor, "B S E"]) -> PredictionLogits:
         """Apply the heads to the outputs of whole time steps."""
-        blocks = rearrange(outputs, "b (l k) e -> b l k e", k=self.block)
+        blocks = rearrange(outputs, "b (l k) e -> b l k e", k=self.tokens_per_step)
         at_action = blocks[:, :, 1]
         latents = self.latents(blocks[:, :, 1 : 1 + self.tokens].flatten(1, 2))
         return PredictionLogits(latents, self.rewards(at_action), self.ends(at_action))

@@ -38,6 +38,6 @@ def to_uint8(image: Float[Tensor, "*b"]) -> UInt8[Tensor, "*b"]:
 def scale_by_mask(
     loss: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
 ) -> Float[Tensor, "B T"]:
-    """Mask and scale a loss so that its plain mean is the mean over the mask."""
+    """Mask and scale a loss so that its mean is the mean over unmasked steps."""
     weight = mask / mask.sum().clamp(min=1) * mask.numel()
     return torch.where(mask, loss, 0) * weight

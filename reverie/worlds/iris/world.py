@@ -196,7 +196,7 @@ class IrisWorld(nn.Module):
         """
         dynamics, dtype = self.dynamics, self.dtype
         cache, last, is_cached = state.cache, state.last_token, state.i_token_is_cached
-        if cache.free <= dynamics.block:
+        if cache.free <= dynamics.tokens_per_step:
             cache, last, is_cached = cache.clear(), None, False
         inputs = [] if last is None else [dynamics.latent(last, dtype)]
         inputs += [] if is_cached else [self._i_token(state)]
