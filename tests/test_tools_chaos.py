@@ -232,7 +232,13 @@ def test_shim_counts_calls_below_the_folder(library, tmp_path):
 def test_bad_environments_have_their_faults(kind, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     harmless = {"in_close", "same_buffer", "output", "seeds_numpy", "no_info"}
-    left_out = {"closes_streams", "closes_files", "ignores_signals", "no_grad"}
+    left_out = {
+        "closes_streams",
+        "no_streams",
+        "closes_files",
+        "ignores_signals",
+        "no_grad",
+    }
     for fault in {*bad_env.FAULTS[kind]} - left_out - harmless:
         monkeypatch.setenv("CHAOS_FAULT", fault)
         if fault in ("children", "threads", "changes_folder", "default_dtype"):

@@ -67,14 +67,16 @@ def write_repository(
 
 def _write_video(run: SavedRun, path: Path) -> bool:
     """Record an episode; print the reason and return False if that is not possible."""
+    missing = f"There is no {path.name}"
+    if not can_write_mp4():
+        print_message(f"{missing}: the package imageio with ffmpeg is not installed.")
+        return False
     try:
-        if not can_write_mp4():
-            raise UserError("the package imageio with ffmpeg is not installed")
         with TemporaryDirectory() as temporary:
             shutil.move(_record(run, Path(temporary)), path)
     except UserError as error:
         reason = str(error).partition("\n")[0].rstrip(".")
-        print_message(f"There is no {path.name}: {reason}.")
+        print_message(f"{missing}: {reason}.")
         return False
     return True
 

@@ -110,7 +110,8 @@ def test_the_explorer_is_trained_on_its_own_rollouts_and_rewards(monkeypatch):
     segment = agent._to_segment(collected_feed(agent)("actor_critic"))
     losses = agent.losses("actor_critic", segment)
     assert list(losses) == ["actor_critic", "explore_actor_critic"]
-    ((_, _, _, reward, _, _),) = seen
+    ((_, frames, *_),) = seen
+    reward = frames.reward
     assert reward[:, 1:].min() > 0  # divergences; those of the task are near zero
     assert reward[:, 1:].max() <= math.log(3)
     intrinsic = losses["explore_actor_critic"].metrics["intrinsic_reward"]

@@ -36,12 +36,13 @@ READING = ReaderConfig(
 )
 TINY = shlex.split(
     """--configs debug --device cpu --logger.outputs jsonl --run.steps 2
-    --run.log_every 1 --run.report_every 2 --run.save_every 2 --offline.eval.context 2
-    --offline.eval.horizon 2 --offline.eval.ensemble.samples 0"""
+    --run.log_every 1 --run.report_every 2 --run.save_every 2"""
 )
 TINY_WORLD = shlex.split(
     """--dreamer.batch_size 2 --dreamer.batch_length 4 --dreamer.enc.mults 1 1
-    --dreamer.dec.mults 1 1 --dreamer.enc.depth 8 --dreamer.dec.depth 8"""
+    --dreamer.dec.mults 1 1 --dreamer.enc.depth 8 --dreamer.dec.depth 8
+    --offline.eval.context 2 --offline.eval.horizon 2
+    --offline.eval.ensemble.samples 0"""
 )
 TINY_CLONE = shlex.split("--bc.head.units 8 --bc.batch_size 4 --offline.epochs 0")
 
@@ -166,14 +167,14 @@ def test_the_robomimic_presets_train_a_world_model_and_a_policy(tmp_path):
     write_robomimic(tmp_path / "can.hdf5", episodes, ACTION)
     data = ["--offline.data", str(tmp_path / "can.hdf5")]
     read = ["--offline.read.like", "robomimic", "--offline.read.images"]
-    small = shlex.split(
-        """--device cpu --logger.outputs jsonl --run.steps 1 --offline.eval.horizon 2
+    small = shlex.split("--device cpu --logger.outputs jsonl --run.steps 1")
+    sizes = shlex.split(
+        """--dreamer.batch_size 2 --dreamer.batch_length 4 --offline.eval.horizon 2
         --offline.eval.ensemble.samples 2 --offline.eval.ensemble.horizon 2
         --offline.eval.ensemble.episodes 1"""
     )
     world, clone = tmp_path / "world", tmp_path / "clone"
     words = ["offline", "--configs", "robomimic", "size1m", "--logdir", str(world)]
-    sizes = ["--dreamer.batch_size", "2", "--dreamer.batch_length", "4"]
     cameras = ["agentview_image", eye]
     assert run_cli([*words, *data, *read, *cameras, *sizes, *small]) == 0
     seen = read_spaces(world).obs_space

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from state_helpers import assert_same
 
-from reverie.envs.suites.catch import Catch
 from reverie.run import checkpoint
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.config import resolve
@@ -92,7 +91,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, task, storage):
 
 
 @pytest.mark.parametrize("end", [100, 120])  # of the first part; one is due for a log
-def test_extending_a_finished_run_loses_no_line(tmp_path, end):
+def test_extending_a_finished_run_loses_no_line(tmp_path, monkeypatch, end):
     once = {"run.save_every": 100}
     train(settings(tmp_path / "whole", 160, "catch", "ram", **once))
     path = tmp_path / "split"
@@ -103,11 +102,11 @@ def test_extending_a_finished_run_loses_no_line(tmp_path, end):
     train(settings(path, end, "catch", "ram", **once))  # nothing is left to do
     assert lines(path / "metrics.jsonl") == first
 
-    with pytest.raises(KeyboardInterrupt):  # killed before the next save
-        train(
-            settings(path, 160, "catch", "ram", **once, **{"run.log_every": 10}),
-            Interrupts,
-        )
+    logs = {"run.log_every": 10}
+    with monkeypatch.context() as patch:
+        patch.setattr(OnlineRun, "collect", stops_after(12))  # before the next save
+        with pytest.raises(KeyboardInterrupt):
+            train(settings(path, 160, "catch", "ram", **once, **logs))
     assert len(lines(path / "metrics.jsonl")) > len(first)
     train(settings(path, 160, "catch", "ram", **once))
     whole, split = (lines(tmp_path / x / "metrics.jsonl") for x in ("whole", "split"))
@@ -122,18 +121,16 @@ def test_extending_a_finished_run_loses_no_line(tmp_path, end):
     assert_same(lines(tmp_path / "whole/scores.jsonl"), lines(path / "scores.jsonl"))
 
 
-class Interrupts(Catch):
-    """An environment that is stopped after some steps without saving the run."""
+def stops_after(calls: int):
+    """Return `OnlineRun.collect` that stops the process instead of its last call."""
+    original, left = OnlineRun.collect, iter(range(calls - 1))
 
-    def __init__(self, index: int):
-        super().__init__()
-        self.steps = 0
-
-    def step(self, action):
-        self.steps += 1
-        if self.steps == 12:
+    def collect(self):
+        if next(left, None) is None:
             raise KeyboardInterrupt
-        return super().step(action)
+        return original(self)
+
+    return collect
 
 
 def strip(state: dict) -> dict:

@@ -141,7 +141,7 @@ class Dreamer(TrainedAgent):
             policies["explore"] = self.explorer.actor_critic.pol
         self._run_policy = {
             purpose: self.fast.policy(
-                partial(self._act, self._policy_rng(purpose), self._is_greedy(purpose)),
+                partial(self._policy_step, purpose),
                 (self.world, pol),
                 self._policy_rng(purpose),
                 trains=purpose in ("policy", "explore"),
@@ -170,6 +170,17 @@ class Dreamer(TrainedAgent):
 
     def _is_greedy(self, purpose: str) -> bool:
         return purpose == "greedy" or (self.config.greedy_eval and purpose == "eval")
+
+    def _policy_step(
+        self,
+        purpose: str,
+        world: LatentWorld,
+        pol: PolicyHead,
+        carry: DreamerCarry,
+        obs: Batch,
+    ) -> tuple[DreamerCarry, dict[str, Tensor], Extras]:
+        rng, greedy = self._policy_rng(purpose), self._is_greedy(purpose)
+        return self._act(rng, greedy, world, pol, carry, obs)
 
     def _act(
         self,
