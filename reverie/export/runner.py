@@ -49,7 +49,11 @@ class Policy:
         )
 
     def sample(self, x: Any) -> Any:
-        draw: Any = {"uniform": self.rng.random, "normal": self.rng.standard_normal}
+        draw: Any = {
+            "uniform": self.rng.random,
+            "normal": self.rng.standard_normal,
+            "exponential": self.rng.standard_exponential,
+        }
         return draw[x["distribution"]](self.zeros(x).shape, x["dtype"])
 
     def observe(self, x: Any, obs: Any) -> Any:

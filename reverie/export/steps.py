@@ -1,7 +1,7 @@
 """Exported steps: flat tensors in, flat tensors out, random numbers as inputs.
 
 An agent declares a step on dicts and trees (`capabilities.ExportStep`). `FlatStep` has
-the same step on a flat list of tensors, and `Tensors` names and describes them.
+the same step on a flat list of tensors, and `TensorInfo` names and describes them.
 """
 
 from __future__ import annotations

@@ -172,8 +172,8 @@ def _moment(saved: Mapping[Any, Any], index: int, entry: str, like: Tensor) -> T
     if not isinstance(value, Tensor) or value.shape != like.shape:
         raise UserError(
             f"The optimizer in the checkpoint does not fit its weights ({entry} of "
-            f"parameter {index}).\n  Fix: --run.from_components '[a-z_]*', to load all "
-            "weights and no optimizers."
+            f"parameter {index}).\n  Fix: --run.from_components '[a-z_]*'. Optimizers "
+            "are loaded only with '.*', the default."
         )
     return value
 
