@@ -193,8 +193,8 @@ ABOUT = {
     "actions": "as the environment's `step` takes them, in its own units",
     "is_first": "bool; True for the first observation of an episode, resets the state",
     "state": "zeros before the first step, then the outputs named `next.*`",
-    "noise": "new random numbers for every step: `uniform` in [0, 1), or standard "
-    "`normal`",
+    "noise": "new random numbers for every step: `uniform` in [0, 1), standard "
+    "`normal`, or `exponential` with rate 1",
     "shape": "without the batch axis at the front",
 }
 

@@ -30,7 +30,7 @@ BATCH = 4
 TOLERANCE = 1e-4
 """Largest allowed difference; relative for values above 1."""
 TIE = 1e-5
-"""Largest gap between two candidates of a choice that counts as a tie."""
+"""Largest margin of a decision that counts as a tie."""
 REPEATS = 50
 """Timed steps of each policy."""
 RESET_RATE = 0.05
@@ -48,7 +48,7 @@ class Comparison(NamedTuple):
     error: float = 0.0
     """Largest difference, except for ties; relative for values above 1."""
     ties: int = 0
-    """Rows with another class within `TIE` of a tie."""
+    """Batch elements with another class within `TIE` of a tie."""
     steps: int = 0
 
     def add(self, error: float, ties: int) -> Comparison:
@@ -58,12 +58,13 @@ class Comparison(NamedTuple):
         return {"error": self.error, "ties": self.ties, "steps": self.steps}
 
 
-class ChoiceGaps(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records how close each row was to another result of a comparison or argmax."""
+class DecisionMargins(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the smallest margin of comparisons, argmax and rounding, per batch
+    element."""
 
-    def __init__(self, rows: int):
+    def __init__(self, batch: int):
         super().__init__()  # type: ignore[no-untyped-call]
-        self.gaps = np.full(rows, np.inf)
+        self.margins = np.full(batch, np.inf)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -79,10 +80,11 @@ class ChoiceGaps(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._record(0.5 - (args[0] - result).abs())
         return result
 
-    def _record(self, gap: Tensor) -> None:
-        if gap.ndim and gap.shape[0] == len(self.gaps):
-            rows = gap.reshape(len(self.gaps), -1).amin(1).cpu().numpy()
-            self.gaps = np.minimum(self.gaps, rows)
+    def _record(self, margin: Tensor) -> None:
+        batch = len(self.margins)
+        if margin.ndim and margin.shape[0] == batch:
+            smallest = margin.reshape(batch, -1).amin(1).cpu().numpy()
+            self.margins = np.minimum(self.margins, smallest)
 
 
 COMPARISONS = (aten.le.Tensor, aten.lt.Tensor, aten.ge.Tensor, aten.gt.Tensor)
@@ -129,7 +131,7 @@ def compare_world(
     shapes = {x.name: (BATCH, *x.shape) for x in observe.state}
     dtypes = {x.name: x.dtype for x in observe.state}
     state = {name: np.zeros(shape, dtypes[name]) for name, shape in shapes.items()}
-    own, results = state, {name: Comparison() for name in steps}
+    exported_state, results = state, {name: Comparison() for name in steps}
     for seed in range(STEPS):
         for name, step in steps.items():
             inputs = {k: x.sample(rng, BATCH) for k, x in spaces[name].items()}
@@ -138,7 +140,7 @@ def compare_world(
             noise = RecordedNoise(seed)
             feed = {**inputs, **state}
             reference = run_step(step, feed, noise)
-            start = own if name == "observe" else state
+            start = exported_state if name == "observe" else state
             exported = run[name]({**inputs, **start, **name_noise(step, noise)})
             error, tied = compare(step, feed, noise, reference, exported)
             results[name] = results[name].add(error, int(tied.sum()))
@@ -147,7 +149,7 @@ def compare_world(
                 mask = {
                     k: tied.reshape(-1, *[1] * (x.ndim - 1)) for k, x in state.items()
                 }
-                own = {
+                exported_state = {
                     k: np.where(mask[k], x, exported[f"{NEXT}{k}"])
                     for k, x in state.items()
                 }
@@ -161,7 +163,8 @@ def compare(
     reference: Arrays,
     exported: Arrays,
 ) -> tuple[float, np.ndarray]:
-    """Return the largest difference of all rows that are not ties, and the ties."""
+    """Return the largest difference of batch elements that are not ties, and the
+    ties."""
     errors = np.zeros(BATCH)
     for name, expected in reference.items():
         is_image = expected.dtype == np.uint8  # rounded, so one level may differ
@@ -172,9 +175,9 @@ def compare(
         errors = np.maximum(errors, error.max(1, initial=0))
     tied = errors > TOLERANCE
     if tied.any():
-        with ChoiceGaps(BATCH) as choices:
+        with DecisionMargins(BATCH) as decisions:
             run_step(step, feed, GivenNoise(noise.noise))
-        tied &= choices.gaps < TIE
+        tied &= decisions.margins < TIE
     return float(errors[~tied].max(initial=0)), tied
 
 

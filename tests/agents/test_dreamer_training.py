@@ -209,6 +209,17 @@ def test_ac_grads_reach_the_start_states():
     assert not has_gradient(losses["value"], [agent.world.rew])
 
 
+def test_separate_optimizers_train_the_critic_on_the_replay_value_loss():
+    critics = []
+    for repval_loss in (True, False):
+        config = replace(TINY, optimizers="separate", repval_loss=repval_loss)
+        agent = make(config, random_heads=True)
+        agent.train(RandomFeed(agent))
+        weights = agent.components()["val"].parameters()
+        critics.append(torch.cat([x.detach().flatten() for x in weights]))
+    assert not torch.equal(*critics)
+
+
 @pytest.mark.parametrize("repval_grad", [True, False])
 def test_repval_grad_trains_the_encoder(repval_grad):
     agent = make(replace(TINY, repval_grad=repval_grad), random_heads=True)

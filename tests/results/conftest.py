@@ -13,7 +13,10 @@ def trained(tmp_path_factory):
     logdir = tmp_path_factory.mktemp("trained") / "run"
     words = "--configs debug --task catch --run.steps 120 --logger.outputs jsonl"
     words += " --run.report_every 0 --run.save_every 0 --seed 3 --run.envs 2"
-    assert main(["train", *words.split(), "--logdir", str(logdir)]) == 0
+    arguments = ["train", *words.split(), "--logdir", str(logdir)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["reverie", *arguments])  # recorded by the run
+        assert main(arguments) == 0
     return logdir
 
 

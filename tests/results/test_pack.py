@@ -55,7 +55,7 @@ def test_a_package_has_weights_and_no_optimizer(trained, packed):
     assert sorted(names) == PACKAGE_FILES
     assert str(trained) not in json.dumps(settings)
     assert (results["task"], results["seed"]) == ("catch", 3)
-    assert results["command"].split()[0] == "reverie"
+    assert results["command"].startswith("reverie train --configs debug")
     assert "frames" in results["training"]["window"]
 
     whole = read_part(find_checkpoint(trained), "agent")

@@ -152,16 +152,17 @@ class ActorCritic(nn.Module):
         last, start_states, start = self.start_states(states)
         rollout = self.imagine(world, start, rng)
         feat = world.features(rollout.states)  # (N, H + 1, F)
-        replay_feat = world.features(start_states)  # (B, last, F)
         if config.ac_grads:
-            feat = torch.cat([replay_feat.flatten(0, 1)[:, None], feat[:, 1:]], 1)
+            first = world.features(start_states).flatten(0, 1)[:, None]
+            feat = torch.cat([first, feat[:, 1:]], 1)
         reward_fn = reward_fn or (lambda feat, actions: world.reward_and_cont(feat))
         reward, cont = self._predict(reward_fn, feat, rollout.actions)
         imagined = ImaginedBatch(rollout.actions, feat, reward, cont)
         imag = self.imag_loss(imagined, training)
         losses = imag.per_start(last)
         if config.repval_loss:
-            feat = replay_feat if config.repval_grad else replay_feat.detach()
+            feat = world.features(start_states)  # (B, last, F)
+            feat = feat if config.repval_grad else feat.detach()
             losses["repval"] = self._repl_loss(feat, batch, imag, last, training).loss
         return BehaviourLoss(losses, rollout, imag.metrics)
 

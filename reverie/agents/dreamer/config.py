@@ -287,6 +287,8 @@ class DreamerConfig(AgentConfig):
                 "--dreamer.world_opt.lr sets the learning rate of the world model."
             )
             unused = ["opt."]
+            reason = "with separate optimizers, the actor-critic does not train the "
+            names.append(UnusedSetting("dreamer.ac_grads", f"{reason}world model"))
         names += [UnusedSetting(f"dreamer.{x}", optimizers, instead) for x in unused]
         if not self.behaviour:
             reason = "only the world model is trained"

@@ -129,8 +129,9 @@ def update_actor_critic(
     with _without_gradients(list(frozen)):
         loss = actor_critic.losses(agent.world, states, batch, rng, True, reward_fn)
     by_name: dict[str, Metrics] = {}
-    for name, key in (("actor", "policy"), ("critic", "value")):
-        total = agent.total_loss({key: loss.losses[key]})
+    for name, keys in (("actor", ("policy",)), ("critic", ("value", "repval"))):
+        losses = {key: loss.losses[key] for key in keys if key in loss.losses}
+        total = agent.total_loss(losses)
         taken, by_name[name] = opts[name].update(torch.where(ok, total, torch.nan))
         ok = ok & taken
     return loss, ok, by_name

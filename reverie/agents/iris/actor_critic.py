@@ -255,7 +255,7 @@ class PixelActorCritic(nn.Module):
             return {"action": Categorical(logits).sample(rng)}
 
         start = world.state_from_frames(image, action[:, :-1])
-        return world.imagine(start, policy, steps, rng, reward)
+        return world.rollout(start, policy, steps, rng, reward)
 
     @torch.no_grad()
     def burn_in(

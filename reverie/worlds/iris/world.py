@@ -249,6 +249,12 @@ class IrisWorld(nn.Module):
         return state._replace(i_token=i_token, frame_features=features)
 
     def imagine(
+        self, state: IrisState, policy: Policy, horizon: int, rng: Rng
+    ) -> Rollout:
+        """Imagine `horizon` steps with the rewards of the task."""
+        return self.rollout(state, policy, horizon, rng)
+
+    def rollout(
         self,
         state: IrisState,
         policy: Policy,
