@@ -66,7 +66,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("logdir", nargs="?", help="folder of a run")
     parser.add_argument("--task", default="catch")
-    parser.add_argument("--configs", nargs="*", default=[], help="preset blocks")
+    parser.add_argument("--configs", nargs="*", default=[], help="presets")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--mode", choices=[*FLAGS, "agent-env"], default="human-model")
     parser.add_argument("--minutes", type=float, default=0.5)

@@ -34,7 +34,7 @@ VARIANTS: dict[str, tuple[list[str], dict[str, object]]] = {
     "static_3": (STATIC, {"abs_scale": 3}),
     "static_4": (STATIC, {"abs_scale": 4}),
 }
-"""By name: preset blocks in addition to `vta_balls`, and settings of `vta.world`."""
+"""By name: presets in addition to `vta_balls`, and settings of `vta.world`."""
 
 Runs = dict[tuple[str, int], Path]
 """Run folders by variant and seed."""
@@ -70,8 +70,8 @@ def train(runs: Runs, minutes: float, flags: list[str]) -> None:
     """Train all runs in parallel for this time."""
     processes = []
     for (variant, seed), folder in runs.items():
-        blocks, settings = VARIANTS[variant]
-        command = [*REVERIE, "train", "--configs", "vta_balls", *blocks]
+        presets, settings = VARIANTS[variant]
+        command = [*REVERIE, "train", "--configs", "vta_balls", *presets]
         command += [f"--vta.world.{key}={value}" for key, value in settings.items()]
         command += ["--run.steps=10000000", "--run.report_every=60"]
         command += ["--run.log_every=30", f"--seed={seed}", *flags]
