@@ -12,10 +12,13 @@ PYTEST_FLAGS ?=
 MINUTES ?= 10
 SEED ?= 0
 
+# Tests start many processes, which are faster with cached bytecode.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Remove targets of failed commands.
 .DELETE_ON_ERROR:
 .PHONY: help demo install check test lint format types pytest coverage \
-	coverage-html licences test-slow test-gpu test-envs test-browser chaos bench docs clean distclean
+	coverage-html licences test-slow test-gpu test-envs test-browser test-scale chaos bench docs clean distclean
 
 help:
 	@echo "make demo       install, then train an agent on catch and save videos of imagined rollouts"
@@ -31,6 +34,7 @@ help:
 	@echo "make coverage-html  line by line report of the last tests, in $(LOCAL)/coverage-html"
 	@echo "make bench      run the benchmarks that this machine can run, with small sizes"
 	@echo "make test-browser  test the pages of reverie play and view in Chromium"
+	@echo "make test-scale  test actors on a Ray cluster of two nodes on this machine"
 	@echo "make docs       build the documentation site, in $(LOCAL)/site"
 	@echo "make clean      remove caches and reports; distclean removes $(VENV) too"
 
@@ -89,6 +93,10 @@ test-envs: $(VENV)/.installed
 
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python tools/chaos.py all --minutes $(MINUTES) --seed $(SEED)
+
+test-scale: $(VENV)/.installed-dev
+	@$(BIN)/python -c 'import ray' 2>/dev/null || $(BIN)/pip install -q -e '.[ray]'
+	$(BIN)/pytest -m scale --durations 5 $(PYTEST_FLAGS) tests/run/test_ray_actors.py
 
 test-browser: $(VENV)/.installed-dev
 	@sh tools/install_browser.sh $(BIN)

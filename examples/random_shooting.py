@@ -32,9 +32,9 @@ from reverie.spaces import FLAGS, agent_obs_space
 @dataclass(frozen=True)
 class RandomShootingConfig(AgentConfig):
     candidates: int = 256
-    """Action sequences per step."""
+    """Number of action sequences that are compared at every step."""
     horizon: int = 10
-    """Steps that each sequence is imagined for."""
+    """Length of each sequence in steps."""
     inverse_scale: float = 0.1
     """Scale of the inverse-dynamics loss."""
     model: DreamerConfig = field(default_factory=DreamerConfig)
@@ -93,7 +93,7 @@ class RandomShooting:
             rng,
         )
         reward, cont = self.world.reward_and_cont(self.world.features(rollout.states))
-        weight = torch.cumprod(cont[:, :-1], 1)  # of the states before each reward
+        weight = torch.cumprod(cont[:, :-1], 1)  # P(the episode continues until there)
         value = (reward[:, 1:] * weight).sum(1).reshape(count, candidates)
         best = value.argmax(1) + torch.arange(count, device=self.device) * candidates
         return {key: x[best, 0] for key, x in rollout.actions.items()}

@@ -17,8 +17,7 @@ arrival and the action chosen there.
     action             a0    a1    a2     chosen in this row; leads to the next row
 
 The action of a row with `is_last` is zero. An episode of n environment steps has n + 1
-rows. Data with another convention is shifted by its reader or by the agent that needs
-it.
+rows. Data with another convention is shifted by its reader or by the agent.
 
 `spaces.py` has the shape legend, `capabilities.py` the optional protocols.
 """
@@ -68,9 +67,9 @@ class UserError(Exception):
 class Env(Protocol):
     """One environment. `step` takes and returns values without a batch axis.
 
-    After a row with `is_last` only `reset` may follow. `is_terminal` marks a true end
-    of the task; a time limit sets only `is_last`. An environment with `state_dict` and
-    `load_state_dict` resumes mid-episode; others start a new episode.
+    After a row with `is_last`, only `reset` may be called. `is_terminal` marks a true
+    end of the task; a time limit sets only `is_last`. An environment with `state_dict`
+    and `load_state_dict` resumes mid-episode; others start a new episode.
     """
 
     @property
@@ -87,13 +86,12 @@ class VecEnv(Protocol):
     """Several environments stepped together; arrays have a leading environment axis.
 
     After a row with `is_last`, the next step ignores the action and returns the first
-    row of a new episode. `send` starts a step and `recv` waits for its result, so that
-    other work can run meanwhile; `step` is both.
+    row of a new episode. Other work can run between `send` and `recv`.
     """
 
     obs_space: Spaces
     act_space: Spaces
-    waiting: np.ndarray  # (n,) bool: episode ended, repeats its last row until all end
+    waiting: np.ndarray  # (n,) bool: ended, waits for the others (`lockstep`)
     render_fps: float  # steps per second in real time, for videos; 0 if not known
 
     def __len__(self) -> int: ...  # number of environments
@@ -111,23 +109,24 @@ class VecEnv(Protocol):
 class Collector(Protocol):
     """Acts in environments and returns rows for the replay.
 
-    Implementations act in this process, overlap with training, or run elsewhere.
+    Implementations act in this process, overlap with training, or receive the rows of
+    remote actors. `collect` may return no rows if the run is asked to stop.
     """
 
     def collect(self) -> Rows: ...  # act in every environment, start the next step
-    def wait(self) -> None: ...  # wait until that environment step has finished
+    def wait(self) -> None: ...  # wait for the step that `collect` started
     def summary(self) -> Metrics: ...  # episodes that ended since the last call
     def metrics(self) -> Metrics: ...  # of acting and of the environments
     def state_dict(self) -> StateDict: ...  # environments, carry and last rows
-    def load_state_dict(self, state: StateDict) -> None: ...  # continue from there
+    def load_state_dict(self, state: StateDict) -> None: ...
 
 
 @runtime_checkable
 class Feed(Protocol):
     """Samples batches of the agent's `windows`, as tensors on its device.
 
-    A batch has the observation, action and extra keys of the replay `(B, T, ...)`, and
-    `stepid` (int64, identifies each row) and `consec`.
+    A batch has the observations, actions and extras of the replay `(B, T, ...)`, and
+    the keys `stepid` (int64, identifies each row) and `consec` (see `Window`).
     """
 
     def __call__(self, name: str, out: Batch | None = None) -> Batch:
@@ -137,7 +136,9 @@ class Feed(Protocol):
     def write_back(self, stepid: Tensor, extras: Extras) -> None:
         """Replace the stored extras of these rows; evicted rows are skipped."""
 
-    def prioritize(self, stepid: Tensor, priority: Tensor) -> None: ...  # sampling
+    def prioritize(self, stepid: Tensor, priority: Tensor) -> None:
+        """Set the sampling priorities of these rows."""
+
     def count_uses(self, name: str, on: bool) -> None:
         """Start or stop counting how often each episode is sampled."""
 
@@ -155,9 +156,9 @@ class Schedule(Protocol):
     def should_collect(self) -> bool: ...  # act before training again
     @property
     def finished(self) -> bool: ...  # training is complete, regardless of run.steps
-    def updates_due(self, step: int) -> int: ...  # updates to run now
-    def add_env_steps(self, steps: int) -> None: ...  # the loop took actions
-    def add_update(self) -> None: ...  # the loop ran an update
+    def updates_due(self, step: int) -> int: ...  # updates to run at this agent step
+    def add_env_steps(self, steps: int) -> None: ...  # count environment steps
+    def add_update(self) -> None: ...  # count an update
     def state_dict(self) -> StateDict: ...
     def load_state_dict(self, state: StateDict) -> None: ...
 
@@ -204,7 +205,7 @@ class WorldLoss(NamedTuple):
     """Losses of a world model, named and unreduced."""
 
     losses: dict[str, Tensor]  # each (B, T)
-    states: State
+    states: State  # posterior states (B, T, ...)
     metrics: Metrics
 
 
@@ -229,7 +230,7 @@ class LatentWorld(World, Protocol):
     """A world model with latent states that an actor-critic can be trained on.
 
     Batches have, in addition to the replay's keys, `prevact`: the actions that led to
-    each row. `observe` and `imagine` add a time axis after the first.
+    each row. States of `observe` and `imagine` have a time axis after the first axis.
     """
 
     @property
@@ -246,4 +247,4 @@ class LatentWorld(World, Protocol):
         """Return expected reward and continue probability of arriving in a state."""
 
     def to_replay(self, states: State) -> Extras: ...  # the form that is stored
-    def from_replay(self, extras: Extras) -> State: ...  # the inverse
+    def from_replay(self, extras: Extras) -> State: ...  # the inverse of `to_replay`

@@ -34,8 +34,8 @@ class Moments(NamedTuple):
 
     mean: np.ndarray
     std: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
+    low: np.ndarray  # minimum
+    high: np.ndarray  # maximum
     rows: int = 0  # number of rows
 
 
@@ -100,8 +100,8 @@ class CountsEpochs(Protocol):
 class CanRepeatUpdate(Protocol):
     """Can repeat an update that was aborted before its optimizer step."""
 
-    def changed_by_losses(self) -> tuple[list[Tensor], list[Stateful]]:
-        """Return tensors and generators that the next update changes before that step.
+    def state_changed_by_loss(self) -> tuple[list[Tensor], list[Stateful]]:
+        """Return tensors and generators that change before the optimizer step.
 
         They are restored if the update is aborted.
         """
@@ -116,7 +116,7 @@ class HasParameterCount(Protocol):
 
 @runtime_checkable
 class HasWorld(Protocol):
-    """Has a world model that another agent may use (see `AgentConfig.base_run`)."""
+    """An agent whose world model others can use (see `AgentConfig.base_run`)."""
 
     @property
     def world(self) -> World: ...
@@ -153,7 +153,7 @@ class HasEnsembleTargets(Protocol):
         """Return the size of a target: `stoch`, `deter`, `embed` or `feat`."""
 
     def target(self, name: str, states: State, batch: Batch) -> Tensor:
-        """Return a target `(B, T, width)` of the rows of a batch, without gradients."""
+        """Return the target `(B, T, width)` of the rows of a batch, detached."""
 
 
 @runtime_checkable
@@ -173,7 +173,7 @@ class FindsBoundaries(Agent, Protocol):
 
     @property
     def modeled_rows(self) -> slice:
-        """Rows of a sequence that are divided; those before them are context."""
+        """Rows of a sequence that are divided; earlier rows are context."""
 
     def evaluate(self, data: Batch) -> Any:
         """Return the boundaries, reconstructions and losses of sequences.
@@ -199,7 +199,7 @@ class ProfilableWorld(Protocol):
 class WorldModelEnv(Protocol):
     """A world model simulated step by step on arrays, for a batch of rollouts.
 
-    `envs/adapters/world_model.py` makes an `api.Env` of it, so that evaluation, videos
+    `envs/adapters/world_model.py` wraps it as an `api.Env`, so that evaluation, videos
     and play work inside the world model. It has its own random generator.
     """
 
@@ -214,9 +214,9 @@ class WorldModelEnv(Protocol):
         """Reset the random generator."""
 
     def begin(self, context: Batch) -> Any:
-        """Return the state after observing real rows `(N, T, ...)` of one episode each.
+        """Return the state after observing real rows `(N, T, ...)` of N episodes.
 
-        The action of the last row is ignored: `step` continues from there.
+        The action of the last row is ignored: it is an argument of `step`.
         """
 
     def step(self, state: Any, action: Action) -> tuple[Any, Obs]:
@@ -232,7 +232,7 @@ class PolicyWorldModelEnv(WorldModelEnv, Protocol):
     """A world model that continues from the carry of its agent's policy."""
 
     def resume(self, carry: Carry, context: Batch) -> Any:
-        """Return the state that a policy's carry has after real rows, as in `begin`."""
+        """Return the state after real rows, from the policy's carry there."""
 
     def act(self, state: Any, greedy: bool = False) -> Action:
         """Choose actions `(N, ...)` with the agent's policy in a state of `resume`."""
@@ -242,7 +242,7 @@ class PolicyWorldModelEnv(WorldModelEnv, Protocol):
 
 
 class StateInspection(NamedTuple):
-    """What an agent predicts in one state; None where it predicts nothing."""
+    """Predictions of an agent in one state; None if it does not predict a value."""
 
     value: float | None = None
     entropy: float | None = None  # of the policy, summed over all actions
@@ -252,7 +252,7 @@ class StateInspection(NamedTuple):
     classes: int = 0  # number of classes K of each latent
     boundary: float | None = None  # probability that the next step begins a segment
     context: tuple[int, int] | None = None
-    """Steps in the context of a transformer, and the most that it can hold."""
+    """Steps in the context of a transformer, and the maximum number of steps."""
 
 
 @runtime_checkable
@@ -268,7 +268,7 @@ class InspectableWorldModelEnv(PolicyWorldModelEnv, Protocol):
     def observation_kl(self, carry: Carry, row: Obs) -> float | None:
         """Return the KL divergence from posterior to prior in a new row, in nats.
 
-        `carry` is that of the policy before the row `(1, ...)`. None if the world model
+        `carry` is the policy's carry before the row `(1, ...)`. None if the world model
         has no such distributions.
         """
 
@@ -298,14 +298,14 @@ class SeedablePolicy(Protocol):
 
 
 @runtime_checkable
-class FollowsActions(Protocol):
+class CanReplaceAction(Protocol):
     """A policy whose carry contains its previous actions.
 
-    Needed to continue after other actions than its own were taken.
+    They are replaced if other actions were executed, such as those of a human player.
     """
 
-    def follow_action(self, carry: Carry, action: Action) -> Carry:
-        """Return the carry as if the policy had chosen these actions `(N, ...)`."""
+    def replace_action(self, carry: Carry, action: Action) -> Carry:
+        """Replace the previous actions in the carry by the executed ones."""
 
 
 @runtime_checkable
@@ -332,7 +332,7 @@ class HasSimulatorState(Protocol):
     def set_simulator_state(self, state: np.ndarray, model: str = "") -> Obs:
         """Set the state within an episode; return the observation.
 
-        `model` is the recorded scene, if there is one; it replaces that of the episode.
+        `model` is the recorded scene, if any; it replaces the scene of the episode.
         """
 
 
@@ -348,9 +348,9 @@ class ExportStep(NamedTuple):
 class Exportable(SeedablePolicy, Protocol):
     """Has a policy that `reverie export` can write."""
 
-    def policy_step(self, greedy: bool) -> ExportStep:
-        """Return `policy` in mode `greedy` or `eval`, from observations and `is_first`
-        to actions. All random numbers come from `rng`; `is_first` resets the state."""
+    def export_policy(self, greedy: bool) -> ExportStep:
+        """Return one step of `policy` in mode `greedy` or `eval`: observations and
+        `is_first` in, actions out. `is_first` resets the state."""
 
 
 @runtime_checkable
@@ -397,7 +397,7 @@ class AgentConfig:
     resumable: ClassVar[tuple[str, ...]] = ()
     """Settings (in this dataclass) that may change when a run is resumed."""
     plugins: ClassVar[tuple[str, ...]] = ()
-    """Settings that may name a class as `package.module:Class`, such as a world."""
+    """Settings whose value may be a class, `package.module:Class`, such as a world."""
     reconstruction_setting: ClassVar[str] = ""
     """Setting that selects the reconstruction loss. A sequence dataset sets it to the
     loss that fits its images."""
@@ -412,13 +412,13 @@ class AgentConfig:
     policy_setting: ClassVar[str] = ""
     """Setting that enables training of the policy; empty if it is always trained."""
     sizes: ClassVar[tuple[str, ...]] = ()
-    """Preset blocks with sizes of the agent's networks, largest first. A run whose
+    """Presets with sizes of the agent's networks, largest first. A run whose
     settings give no size uses the largest that fits on a CUDA GPU (see
     `training_memory`), and the smallest on other devices."""
     batch_settings: ClassVar[tuple[tuple[str, ...], ...]] = ()
-    """Settings of each kind of batch; their product is its number of rows, including
-    imagined ones. Runs that cannot fit into memory are refused by this number, with an
-    error that names the settings."""
+    """Settings whose product is the number of rows of a batch, including imagined rows,
+    for each kind of batch. Runs whose batches cannot fit into memory are refused, with
+    an error that names the settings."""
 
     @property
     def trains_policy(self) -> bool:
@@ -426,7 +426,7 @@ class AgentConfig:
         return not self.policy_setting or bool(getattr(self, self.policy_setting))
 
     def is_policy_trained(self, state: StateDict, updates: int) -> bool:
-        """True if an agent with this state, after so many updates, can be evaluated."""
+        """True if an agent with this state and number of updates can be evaluated."""
         return updates > 0
 
     @property
@@ -468,14 +468,14 @@ class AgentConfig:
         return 0
 
     @property
-    def gives_priorities(self) -> bool:
+    def sets_priorities(self) -> bool:
         """True if the agent sets sampling priorities in the replay."""
         return False
 
     @property
     def unused(self) -> tuple[UnusedSetting, ...]:
-        """Settings that have no effect with this config, of the run and of this agent.
-        They are refused if they are given as flags."""
+        """Settings of the run and the agent that have no effect with this config. They
+        are refused if they are given as flags."""
         return ()
 
 
@@ -494,7 +494,7 @@ class ConfiguresBase(Protocol):
     """Config of an agent that uses the world model or encoder of another run."""
 
     def with_base_agent(self, name: str) -> Any:
-        """Return this config for a base run of the named agent."""
+        """Return this config with `base_agent` set to the agent of the base run."""
 
     def with_encoder(self, encoder: ImportedEncoder) -> Any:
-        """Return this config for a checkpoint of another implementation."""
+        """Return this config for the encoder of another implementation."""

@@ -1,10 +1,10 @@
-"""Build typed configs from defaults, named preset blocks, files and flags.
+"""Build typed configs from defaults, named presets, files and flags.
 
 A config is a tree of frozen dataclasses. Every setting has a dotted name
 (`dreamer.rssm.deter`) and a default. Layers override the defaults in this order; each
 is a mapping from names to values:
 
-1. preset blocks, the named entries of the YAML files in `presets/`, from left to right;
+1. presets, the named entries of the YAML files in `presets/`, from left to right;
 2. YAML or JSON files given with `--config`;
 3. flags, such as `--run.train-ratio 32`.
 
@@ -34,14 +34,14 @@ from reverie.api import UserError
 from reverie.patterns import select_names
 from reverie.storage.limits import (
     MAX_JSON_BYTES,
-    is_pipe_of_shell,
+    is_shell_pipe,
     parse_json,
     parse_yaml,
     read_bytes,
     read_pipe,
 )
 
-PRESETS = Path(__file__).parent / "presets"
+PRESETS_FOLDER = Path(__file__).parent / "presets"
 T = TypeVar("T")
 
 Layer = Mapping[str, Any]
@@ -55,8 +55,8 @@ class ConfigError(UserError):
 class UnknownSetting(ConfigError):
     """A name that is not a setting.
 
-    The origin is the place where it was given, and `options` the names from which a
-    similar one is suggested.
+    `origin` is the place where it was given. A similar name from `options` is
+    suggested.
     """
 
     def __init__(self, name: str, origin: str, options: Collection[str]):
@@ -85,7 +85,7 @@ def flatten(config: Any, prefix: str = "", separator: str = ".") -> dict[str, An
         if isinstance(value, dict):
             values.update(flatten(value, f"{prefix}{name}{separator}", separator))
         else:
-            values[prefix + name] = value
+            values[f"{prefix}{name}"] = value
     return values
 
 
@@ -131,16 +131,16 @@ def names_in(schema: type, layers: Iterable[tuple[str, Layer]]) -> set[str]:
     return set(values_in(schema, layers))
 
 
-SIMILAR = 0.75
-"""Minimum similarity of a suggested name, from 0 to 1."""
+MIN_SIMILARITY = 0.75
+"""Similarity that a suggested name needs, from 0 to 1."""
 
 
 def suggest(name: str, options: Collection[str]) -> str:
     """` Did you mean X?` with a similar option, or an empty string if none is similar.
 
-    Options with the same last part are preferred: `units` suggests `enc.units`. In all
-    others, the last part must be similar too, because settings of one group have long
-    names in common.
+    Options with the same last part are preferred: `units` suggests `enc.units`. For
+    other options, the last part must be similar, too, because the names of settings in
+    the same group have long common prefixes.
     """
     group, _, last_part = name.replace("-", "_").rpartition(".")
     same_last_part = [o for o in options if o.rpartition(".")[2] == last_part]
@@ -149,7 +149,7 @@ def suggest(name: str, options: Collection[str]) -> str:
     if not similar:
         last_parts = {option: option.rpartition(".")[2] for option in options}
         close = difflib.get_close_matches(
-            last_part, set(last_parts.values()), n=3, cutoff=SIMILAR
+            last_part, set(last_parts.values()), n=3, cutoff=MIN_SIMILARITY
         )
         if len(last_part) > 3:  # three letters are similar to too many words
             similar = [o for o, part in last_parts.items() if part in close[:1]]
@@ -164,29 +164,29 @@ def suggest(name: str, options: Collection[str]) -> str:
 
 
 @functools.cache
-def blocks() -> dict[str, dict[str, Any]]:
-    """The blocks of all preset files, by name."""
+def presets() -> dict[str, dict[str, Any]]:
+    """Return all presets, by name."""
     by_name: dict[str, dict[str, Any]] = {}
-    for path in sorted(PRESETS.glob("*.yaml")):
-        for name, block in read_config_file(path).items():
-            assert name not in by_name, f"duplicate block {name} in {path.name}"
-            by_name[name] = block or {}
+    for path in sorted(PRESETS_FOLDER.glob("*.yaml")):
+        for name, preset in read_config_file(path).items():
+            assert name not in by_name, f"duplicate preset {name} in {path.name}"
+            by_name[name] = preset or {}
     return by_name
 
 
-def get_block(name: str) -> dict[str, Any]:
-    if name not in blocks():
+def get_preset(name: str) -> dict[str, Any]:
+    if name not in presets():
         raise ConfigError(
-            f"There is no config block {name!r}.{suggest(name, blocks())}\n"
-            f"  Fix: choose from {', '.join(sorted(blocks()))}."
+            f"There is no preset {name!r}.{suggest(name, presets())}\n"
+            f"  Fix: choose from {', '.join(sorted(presets()))}."
         )
-    return blocks()[name]
+    return presets()[name]
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
     """Read settings from a YAML or JSON file."""
     try:
-        read = read_pipe if is_pipe_of_shell(path) else read_bytes
+        read = read_pipe if is_shell_pipe(path) else read_bytes
         content = read(path.expanduser(), MAX_JSON_BYTES)
         text = content.decode("utf-8-sig")  # skips a byte order mark
     except (OSError, ValueError) as error:
@@ -281,21 +281,27 @@ def flag_layer(schema: type, flags: Iterable[tuple[str, Any]], base: Any) -> Lay
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
+    """Type and default of a setting."""
+
     type: Any
     default: Any
 
     def cast(self, value: Any, name: str, origin: str) -> Any:
+        """Convert a value to the type; name and origin are for the error message."""
         try:
             return _cast(value, self.type)
         except (TypeError, ValueError):
-            fix = self._repeated(value) or example(self.default, _any_value(self.type))
+            fix = self._repeat(value) or example(self.default, _any_value(self.type))
             raise ConfigError(
                 f"{name} must be {_describe_type(self.type)}, not {value!r} ({origin})."
                 f"\n  Fix: --{name} {fix}"
             ) from None
 
-    def _repeated(self, value: Any) -> str:
-        """Return one value as often as this list has items; empty if it is not one."""
+    def _repeat(self, value: Any) -> str:
+        """Repeat a single value for every item of a list of fixed length.
+
+        Empty if the setting is not such a list, or its items have other types.
+        """
         types_ = typing.get_args(self.type)
         if typing.get_origin(self.type) is not tuple or Ellipsis in types_:
             return ""
@@ -360,6 +366,7 @@ def _build(schema: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
 def _flatten_layer(
     layer: Layer, settings: Mapping[str, Setting], prefix: str = ""
 ) -> Iterable[tuple[str, Any]]:
+    """Yield the dotted names or patterns of a nested layer, with their values."""
     for name, value in layer.items():
         name = str(name)
         if prefix:
@@ -478,13 +485,14 @@ def _describe_type(type_: Any) -> str:
 
 
 def _any_value(type_: Any) -> str:
-    """Return a value of a type without a default, for examples."""
+    """Return an example of a value, for settings whose default is empty."""
     kinds = (type_, *typing.get_args(type_))
     words = {int: "1", float: "1.0", bool: "True", str: "NAME"}
     return next((words[kind] for kind in kinds if kind in words), "VALUE")
 
 
 def example(default: Any, empty: str = "VALUE") -> str:
+    """Return a default as typed on a command line, or `empty` if there is none."""
     if isinstance(default, tuple):
         return " ".join(str(item) for item in default) or empty
     return str(default) if default not in ("", None) else empty

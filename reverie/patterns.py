@@ -19,15 +19,17 @@ from reverie.api import UserError
 Method = Literal["fullmatch", "match", "search"]
 
 MAX_LENGTH = 1000
+"""Maximum number of characters of a pattern."""
 MAX_PATHS = 20_000
-"""Ways to match one name up to which a pattern is evaluated directly."""
+"""Patterns with at most this many ways to match a name are evaluated directly."""
 NAME_LENGTH = 60
 """Typical length of the name of a setting, metric or parameter."""
 MAX_SECONDS = 5.0
+"""Time limit of the child process."""
 
 _REPETITION = re.compile(r"(?<!\()[*+?{]")  # not the ? of `(?:`
 _REPEATED_GROUP = re.compile(r"\)[*+?{]")
-_CHILD = """
+_CHILD_CODE = """
 import json, re, sys
 pattern, method, names = json.load(sys.stdin)
 find = getattr(re.compile(pattern), method)
@@ -36,7 +38,7 @@ json.dump([bool(find(name)) for name in names], sys.stdout)
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern; every problem is a `re.error`."""
+    """Compile a pattern; raise `re.error` if it is invalid, too long or too complex."""
     if len(pattern) > MAX_LENGTH:
         raise re.error(f"it has more than {MAX_LENGTH} characters")
     try:
@@ -79,9 +81,10 @@ def _max_paths(pattern: str, method: Method) -> float:
 
 
 def _find_in_child(pattern: str, names: list[str], method: Method) -> list[bool]:
+    """Return which names match; raise if the child process takes too long."""
     try:
         process = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _CHILD],
+            [sys.executable, "-I", "-S", "-c", _CHILD_CODE],
             input=json.dumps([pattern, method, names]),
             capture_output=True,
             text=True,

@@ -1,6 +1,6 @@
-"""Import what users name as `package.module:Class`, and optional packages.
+"""Import classes of users, given as `package.module:Class`, and optional packages.
 
-Code of users may raise anything: `is_failure` and `summarize_error` handle its errors.
+User code may raise any exception; `is_failure` and `summarize_error` handle them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def import_object(name: str, flag: str) -> Any:
         raise UserError(
             f"{flag} {name!r} names a file, and a module is expected.\n  Fix: {fix}"
         )
-    find_in_current_folder(module_name)
+    add_current_folder(module_name)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -75,8 +75,8 @@ def import_object(name: str, flag: str) -> Any:
         ) from error
     if not hasattr(module, attribute):
         public = [key for key in vars(module) if not key.startswith("_")]
-        near = difflib.get_close_matches(attribute, public, 1)
-        hint = f"did you mean {module_name}:{near[0]}?" if near else "check its name."
+        close = difflib.get_close_matches(attribute, public, 1)
+        hint = f"did you mean {module_name}:{close[0]}?" if close else "check its name."
         raise UserError(
             f"{flag} {name!r}: module {module_name!r} has no {attribute!r}.\n"
             f"  Fix: {hint}"
@@ -84,8 +84,8 @@ def import_object(name: str, flag: str) -> Any:
     return getattr(module, attribute)
 
 
-def find_in_current_folder(module_name: str) -> None:
-    """Make a module importable that is in the current folder, not for built-ins."""
+def add_current_folder(module_name: str) -> None:
+    """Add the current folder to `sys.path`, unless a module is part of Reverie."""
     folder = str(Path.cwd())
     if not module_name.startswith("reverie.") and folder not in sys.path:
         sys.path.insert(0, folder)
@@ -104,7 +104,8 @@ def is_failure(error: BaseException) -> bool:
 def _is_ctrl_c(error: KeyboardInterrupt) -> bool:
     """True if a handler of the signal raised the error.
 
-    The handler of Python has no frame, so with it every such error counts as Ctrl-C.
+    Python's default handler has no frame; with it, every KeyboardInterrupt counts as
+    Ctrl-C.
     """
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.SIG_IGN:
@@ -156,10 +157,10 @@ def missing_packages(names: Sequence[str]) -> list[str]:
 
 
 def install_command(extra: str) -> str:
-    """Shell command that installs an extra; in a clone, it installs from there.
+    """Return the shell command that installs an extra, from the clone if there is one.
 
-    The package is not in a package index. Where it is installed without a clone, its
-    name is enough, because pip finds the installed version.
+    The package is not in a package index. Without a clone, its name is enough, because
+    pip finds the installed version.
     """
     clone = Path(__file__).resolve().parents[1]
     if not (clone / "pyproject.toml").is_file():

@@ -1,4 +1,4 @@
-"""`Rows` that a collector returns, and the `Window` of a batch sampled from them."""
+"""`Rows` that a collector returns, and `Window`, the shape of a sampled batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 MAX_PUT_BACK = 64
-"""Number of batches of a window that a feed can put back."""
+"""Number of batches that can be returned to a feed with `put_back`, last one first."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,8 @@ class Rows:
     values: dict[str, np.ndarray]
     """Arrays `(rows, ...)` by key."""
     streams: np.ndarray | None = None
-    """Environment index of each row; None if there is one row of every environment."""
+    """Index of the environment, and so of the replay stream, of each row; None if there
+    is one row of every environment."""
     metrics: dict[str, Any] = field(default_factory=dict)
     """Scores, lengths and videos of the episodes that ended in these rows."""
 

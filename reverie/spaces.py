@@ -5,9 +5,9 @@ action, `E` embedding, `F` feature, `D` deterministic, `S` stochastic groups, `K
 classes per group, `L` tokens, `h w c` image axes, `*b` any leading axes. Images are
 uint8, channels last, except inside networks.
 
-Agents and the replay use flat keys. An environment with nested Dict and Tuple spaces is
-adapted to them, and `Space.source` records where each value is in its own spaces;
-`to_flat` and `to_nested` convert values.
+Agents and the replay use flat keys. For an environment with nested Dict and Tuple
+spaces, `Space.source` records the place of each value in the nested space; `to_flat`
+and `to_nested` convert values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 FLAGS = ("reward", "is_first", "is_last", "is_terminal")
-"""Keys that every observation has."""
+"""Keys that every observation has: the reward and the flags of the episode."""
 
 RESERVED = (*FLAGS, "stepid", "consec", "reset")
 """Keys that an environment cannot use for its own observations."""
@@ -40,7 +40,7 @@ class Source(NamedTuple):
     path: tuple[str | int, ...]
     """Keys of Dict spaces and indices of Tuple spaces."""
     space: Space
-    """In the environment's own dtype, shape and units."""
+    """The value in the environment's own dtype, shape and units."""
     is_int: bool = False
     """True if the environment uses a Python int instead of an array (Discrete)."""
 
@@ -81,6 +81,7 @@ class Space:
             set_(self, "native", pair)
 
     def _bound(self, value: Any, lowest: bool) -> np.ndarray:
+        """Return a bound in the shape of the space; None is the bound of the dtype."""
         dtype = np.int64 if self.dtype.kind in "iub" else self.dtype
         if value is None:
             if self.dtype.kind == "f":
@@ -185,14 +186,18 @@ class Space:
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             if np.isnan(array).any():
                 return "has NaN entries"
-            return f"has infinite entries, or too large for {self.dtype}"
+            return f"has infinite entries, or entries too large for {self.dtype}"
         above = array > self.high if array.dtype.kind == "f" else array >= self.high
-        if (array < self.low).any() or above.any():
-            return (
-                f"has values in [{array.min()}, {array.max()}], expected "
-                f"[{self.low.min()}, {self.high.max()}"
-                f"{']' if array.dtype.kind == 'f' else ')'}"
-            )
+        outside = (array < self.low) | above
+        if outside.any():
+            end = "]" if array.dtype.kind == "f" else ")"
+            index = tuple(np.argwhere(outside)[0].tolist())
+            low, high = self.low[index], self.high[index]
+            if (self.low == low).all() and (self.high == high).all():
+                found = f"values in [{array.min()}, {array.max()}]"
+            else:  # each entry has its own bounds
+                found = f"{array[index]} at index {index}"
+            return f"has {found}, expected [{low}, {high}{end}"
         return None
 
     def to_json(self) -> dict[str, Any]:
@@ -239,6 +244,7 @@ class Space:
 Spaces = dict[str, Space]
 Arrays = dict[str, np.ndarray]
 MAX_ENTRIES = 1 << 28
+"""Maximum number of entries of a space that is read from a file."""
 
 
 def spaces_to_json(spaces: Spaces) -> list[list[Any]]:
@@ -247,8 +253,10 @@ def spaces_to_json(spaces: Spaces) -> list[list[Any]]:
 
 
 def spaces_from_json(pairs: list[list[Any]]) -> Spaces:
-    """Return the spaces of `spaces_to_json`; raise ValueError if one is not numeric or
-    has more than `MAX_ENTRIES` entries, or if the data has another form.
+    """Return the spaces that `spaces_to_json` has written.
+
+    Raises ValueError if the data is invalid, or if a space is not numeric or has more
+    than `MAX_ENTRIES` entries.
     """
     try:
         for key, data in pairs:
@@ -276,8 +284,8 @@ def agent_obs_space(obs_space: Spaces) -> Spaces:
 def to_flat(spaces: Spaces, value: Any) -> dict[str, Any]:
     """Return the values by flat key.
 
-    `value` is in the environment's own form or by flat key already; without a dict
-    around it, it is the value of the only key. Keys that are missing are left out.
+    `value` is nested as in the environment, a dict by flat key, or the bare value of
+    the only key. Keys that are missing are left out.
     """
     if isinstance(value, Mapping) and spaces.keys() <= value.keys():
         return {key: value[key] for key in spaces}
@@ -296,10 +304,10 @@ def to_flat(spaces: Spaces, value: Any) -> dict[str, Any]:
 
 
 def to_nested(spaces: Spaces, flat: Mapping[str, Any]) -> Any:
-    """Return values by flat key in the environment's own form.
+    """Return values by flat key, nested as in the environment.
 
-    Spaces without a source have the form of a dict, or of a single value if the only
-    key is `action`.
+    Spaces without a source are returned as a dict, or as a bare value if the only key
+    is `action`.
     """
     tree: dict[str | int, Any] = {}
     for key, space in spaces.items():

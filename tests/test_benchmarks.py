@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import run_benchmarks  # noqa: E402
 
+from reverie.campaign.queue import Queue, QueuedRun  # noqa: E402
 from reverie.play.controls import make_controls  # noqa: E402
 from reverie.play.messages import encode_view  # noqa: E402
 from reverie.play.pane_images import PaneImage  # noqa: E402
@@ -117,23 +118,68 @@ def test_equal_learning_curves_agree_and_different_ones_do_not():
     assert not curves.compare(binned)["agree"]
 
 
-def test_atari_run_is_recorded_with_scores_and_curve(tmp_path):
-    run, out = tmp_path / "run", tmp_path / "out"
-    run.mkdir()
-    out.mkdir()
-    scores = {100_000: 5, 350_000: 10, 400_000: 20}
-    lines = [json.dumps({"step": k, "episode/score": v}) for k, v in scores.items()]
-    (run / "scores.jsonl").write_text("\n".join(lines))
-    metrics = [{"fps/policy": x, "usage/gpu": 0.5} for x in (1, 290, 310, 2)]
-    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, metrics)))
-    (run / "config.yaml").write_text("task: atari100k_krull\nseed: 3\n")
-    row = load("atari100k.py").record(run, out)
-    assert row["score"] == "15.0 ± 7.1"  # episodes after frame 340,000
-    assert row["episodes"] == 2
-    assert row["steps/s"] == "290 to 310"  # without the first and the last value
-    assert row["seconds"] == "?"
+def write_atari_run(run, game, score, finished=True):
+    """Write the files of a run; scores count from frame 340,000 or 380,000 on."""
+    run.mkdir(parents=True)
+    scores = {100_000: 0, 350_000: score - 5, 390_000: score + 5, 440_000: score}
+    lines = [
+        json.dumps({"step": frame, "seconds": frame / 1000, "episode/score": value})
+        for frame, value in scores.items()
+    ]
+    (run / "scores.jsonl").write_text("\n".join(lines) + "\n")
+    (run / "config.yaml").write_text(f"task: atari100k_{game}\nseed: 3\n")
+    words = f"train --configs size12m --task atari100k_{game} --logdir {run} --seed 3"
+    about = {"command": ["/bin/reverie", *words.split()], "gpu": "H200"}
+    about |= {"finished": True} if finished else {}
+    (run / "about.json").write_text(json.dumps([about]))
+
+
+def test_atari_campaign_is_recorded_with_scores_index_curves_and_table(
+    tmp_path, monkeypatch, capsys
+):
+    campaign, out = tmp_path / "campaign", tmp_path / "benchmarks" / "atari100k"
+    queue = Queue(campaign)
+    campaign.mkdir()
+    queue.add([QueuedRun(name, name, "", 3, []) for name in ("krull", "pong", "hero")])
+    queue.open_worker()
+    for status in queue.statuses():
+        name = status.run.name
+        write_atari_run(campaign / "runs" / name, name, 10, finished=name != "hero")
+        claim = queue.claim(status)
+        if name != "hero":  # which is still running
+            queue.finish(claim, "finished")
+    out.mkdir(parents=True)
+    readme = out.parent / "README.md"
+    readme.write_text("# A\n<!-- begin atari100k -->\nold\n<!-- end atari100k -->\nB\n")
+    words = ["atari100k.py", str(campaign), "--out", str(out), "--commit", "abc"]
+    monkeypatch.setattr("sys.argv", words)
+    program = load("atari100k.py")
+    program.main()
     files = sorted(path.name for path in out.iterdir())
-    assert files == ["krull-seed3.jsonl", "krull.png"]
+    assert files == [
+        *("krull-seed3.jsonl", "krull.png", "pong-seed3.jsonl", "pong.png"),
+        "runs.json",
+    ]
+    entry = json.loads((out / "runs.json").read_text())["krull-seed3.jsonl"]
+    assert entry["command"] == (
+        "reverie train --configs size12m --task atari100k_krull --seed 3"
+    )
+    assert (entry["commit"], entry["gpu"], entry["seconds"]) == ("abc", "H200", 440)
+    assert entry["settings"]["size"] == "size12m"
+    text = readme.read_text()
+    assert "old" not in text
+    assert text.endswith("<!-- end atari100k -->\nB\n")
+    (row,) = [line for line in text.splitlines() if "[Krull]" in line]
+    # mean of three episodes, and of the one between frames 380,000 and 400,000
+    assert "| 3 | 10 ± 5 | 3 | 15 | 1 | 7,935 ± 785 |" in row
+    copy = tmp_path / "copy" / "atari100k"
+    monkeypatch.setattr("sys.argv", ["atari100k.py", str(out), "--out", str(copy)])
+    program.main()  # merges another recorded folder
+    assert (copy / "runs.json").read_text() == (out / "runs.json").read_text()
+    assert row in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["atari100k.py", str(campaign / "runs" / "hero")])
+    with pytest.raises(SystemExit, match="has not finished"):
+        program.main()
 
 
 @pytest.mark.parametrize(

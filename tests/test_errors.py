@@ -15,13 +15,16 @@ PACKAGE = Path(__file__).resolve().parent.parent / "reverie"
 ERROR_CLASSES = {"UserError", "ConfigError", "EnvFailure", "DiskFull", "WriteFailed"}
 
 
-def user_errors(path: Path) -> list[tuple[int, str]]:
-    """Line and message of each user error that a file raises with a literal message.
+def user_errors(path: Path) -> list[tuple[str, str]]:
+    """Place and message of each user error that a file raises with a literal message.
 
     A brace stands for the values of an f-string.
     """
+    text = path.read_text()
+    if not any(f"raise {name}(" in text for name in ERROR_CLASSES):
+        return []
     errors = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.Raise) or not isinstance(node.exc, ast.Call):
             continue
         name, message = node.exc.func, node.exc.args[:1]
@@ -32,17 +35,22 @@ def user_errors(path: Path) -> list[tuple[int, str]]:
                 if isinstance(part, ast.Constant) and isinstance(part.value, str)
             ]
             if isinstance(message[0], ast.Constant | ast.JoinedStr):
-                errors.append((node.lineno, "{".join(parts)))
+                place = f"{path.relative_to(PACKAGE)}:{node.lineno}"
+                errors.append((place, "{".join(parts)))
     return errors
 
 
-FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if user_errors(path)]
+@pytest.fixture(scope="module")
+def errors() -> list[tuple[str, str]]:
+    """The errors of all files of the package."""
+    return [
+        error for path in sorted(PACKAGE.rglob("*.py")) for error in user_errors(path)
+    ]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_user_errors_have_a_line_with_their_fix(path: Path):
-    without_fix = [line for line, text in user_errors(path) if "\n  Fix: " not in text]
-    assert not without_fix, f"{path.name} lines {without_fix}"
+def test_user_errors_have_a_line_with_their_fix(errors):
+    assert len({place.split(":")[0] for place, _ in errors}) > 20
+    assert not [place for place, text in errors if "\n  Fix: " not in text]
 
 
 FLAG = r"--([a-z]\w*(?:\.\w+)+)(?![\w.{*-])"
@@ -50,15 +58,13 @@ OTHER_OPTIONS = ("map.", "bench.")
 """Prefixes of options that are not settings of a run."""
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_settings_named_in_a_fix_exist(path: Path):
+def test_settings_named_in_a_fix_exist(errors):
     names = configs.settings_of(Config)
     known = {*names, *(name.rpartition(".")[0] for name in names)}
-    for line, text in user_errors(path):
-        wrong = set(re.findall(FLAG, text)) - known
-        wrong = {name for name in wrong if not name.startswith(OTHER_OPTIONS)}
-        assert not wrong, f"{path.name} line {line}: {wrong}"
-
-
-def test_errors_are_found():
-    assert len(FILES) > 20
+    wrong = [
+        (place, name)
+        for place, text in errors
+        for name in re.findall(FLAG, text)
+        if name not in known and not name.startswith(OTHER_OPTIONS)
+    ]
+    assert not wrong

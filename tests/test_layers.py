@@ -32,19 +32,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(LEAVES, BASE),
     # `render` turns arrays into pictures: the one leaf that log and agents may use.
     "log": BASE | {"render"},
-    "nets": BASE,
-    "kernels": BASE | {"nets"},
-    "worlds": BASE | {"nets", "kernels"},
-    "agents": BASE | {"nets", "kernels", "worlds", "render", "config"},
+    # Collectives over ranks, which every layer and loss may call.
+    "distributed": CONTRACT,
+    "nets": BASE | {"distributed"},
+    "kernels": BASE | {"distributed", "nets"},
+    "worlds": BASE | {"distributed", "nets", "kernels"},
+    "agents": BASE | {"distributed", "nets", "kernels", "worlds", "render", "config"},
     "config": CONTRACT | {"storage", "patterns"},
     "convert": BASE | {"nets", "worlds", "agents", "config"},
 }
 LIBRARY = {*MAY_IMPORT}
 RUNS = {"run", "evaluation", "recordings"}
 MAY_IMPORT |= dict.fromkeys(RUNS, LIBRARY | RUNS)
-TOOLS = {"sweep", "bench", "play", "results", "export"}
+TOOLS = {"sweep", "campaign", "bench", "play", "results", "export"}
 MAY_IMPORT |= dict.fromkeys(TOOLS, LIBRARY | RUNS)
-MAY_IMPORT["cli"] = BASE | LEAVES | {"config", "convert", *RUNS, *TOOLS}
+MAY_IMPORT["play"] = LIBRARY | RUNS | {"campaign"}  # `reverie view` shows its queue
+MAY_IMPORT["cli"] = BASE | LEAVES | {"distributed", "config", "convert", *RUNS, *TOOLS}
 
 
 def room_of(module: str) -> str:

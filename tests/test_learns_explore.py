@@ -26,7 +26,7 @@ LEARNING = {
     "run.envs": 4,
     "run.train_ratio": 64,
     "replay.capacity": 20_000,
-    # chosen together for short runs, see docs/explore.md; not tuned one by one
+    # chosen together for short runs, see benchmarks/log.md; not tuned one by one
     "dreamer.horizon": 15,
     "explore.log": False,
     "explore.retnorm.limit": 0.01,
@@ -68,7 +68,7 @@ class Chain:
         }
 
 
-def rewarded_episodes(logdir: Path, policy: str, seed: int, *blocks, **flags) -> int:
+def rewarded_episodes(logdir: Path, policy: str, seed: int, *presets, **flags) -> int:
     """Train, and return the number of training episodes with a reward."""
     settings = {
         "logdir": str(logdir),
@@ -79,7 +79,7 @@ def rewarded_episodes(logdir: Path, policy: str, seed: int, *blocks, **flags) ->
         "explore.policy": policy,
         **flags,
     }
-    train(resolve(blocks, flags=settings), lambda index: Chain())
+    train(resolve(presets, flags=settings), lambda index: Chain())
     lines = (logdir / "scores.jsonl").read_text().splitlines()
     return sum(json.loads(line)["episode/score"] > 0 for line in lines)
 

@@ -82,9 +82,9 @@ def test_invalid_and_huge_patterns_are_errors_of_the_pattern(pattern):
 def test_a_slow_pattern_in_a_config_is_an_error_with_a_fix(monkeypatch):
     monkeypatch.setattr(patterns, "MAX_SECONDS", 0.5)
     with pytest.raises(UserError, match=r"\(a\+\)\+b(.|\n)*Fix: "):
-        matching_names(SLOW, ["a" * 40], "a block")
+        matching_names(SLOW, ["a" * 40], "a preset")
     with pytest.raises(ConfigError, match="more than 1000 characters"):
-        matching_names("*" * 2000, NAMES, "a block")
+        matching_names("*" * 2000, NAMES, "a preset")
 
 
 def test_a_slow_filter_of_the_terminal_is_evaluated_once(monkeypatch, capsys):

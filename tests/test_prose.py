@@ -50,6 +50,7 @@ ALLOWED = {
     ("reverie/kernels", "lanes"),
     ("reverie/envs/suites/loconav.py", "ground"),  # of the simulator
     ("reverie/envs/suites/metaworld.py", "shelf"),  # name of a task
+    ("docs/dreamer-options.md", "twins"),  # the method Barlow Twins
 }
 """Legitimate uses: (file or folder, word)."""
 

@@ -1,7 +1,7 @@
 """Check README and docs: commands are valid, code runs, links and file names exist.
 
 Commands that train for long are only parsed and their settings resolved, which fails
-for every flag, block or task that does not exist. Commands that are quick are run.
+for every flag, preset or task that does not exist. Commands that are quick are run.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from reverie import config as configs
 from reverie.api import UserError
 from reverie.cli.arguments import parse_arguments, to_config
 from reverie.cli.bench import parse_bench_arguments, parse_bench_envs_arguments
+from reverie.cli.campaign import load_campaign
 from reverie.cli.data import data_commands, parse_data_arguments
-from reverie.cli.draw import FIGURES, DrawOptions
+from reverie.cli.draw import FIGURES, BoundaryOptions, OpenLoopOptions
 from reverie.cli.evaluate import EvalOptions
 from reverie.cli.export import ExportOptions
 from reverie.cli.main import COMMANDS, main
@@ -29,7 +30,7 @@ from reverie.cli.plot import PlotOptions
 from reverie.cli.report import ReportOptions
 from reverie.cli.share import PushOptions
 from reverie.cli.sweep import parse_sweep_arguments
-from reverie.cli.train import BASE_BLOCKS, command_config
+from reverie.cli.train import BASE_PRESETS, TrainOptions, parse_training_command
 from reverie.run.config import find_schema
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,10 +55,15 @@ FLAGS_OF_COMMANDS = (
     *("--baseline", "--budget", "--by", "--window", "--x"),  # of `report`
     *("--bins", "--dry-run", "--private", "--video", "--y"),  # of `plot` and `push`
     *FLAGS_OF_SERVERS,
+    *("--per-gpu", "--retries", "--seeds", "--slurm", "--tasks"),  # of `campaign`
+    *("--status", "--workers"),
     *("--format", "--out", "--sample", "--with-world"),  # of `export`
+    *("--idx", "--max-kb", "--num-samples"),  # of `draw`
+    *("--map.terminate_on", "--noise", "--play"),  # of `data`
     "--model",
     "--recorded_settings",
     "--states",
+    "--trials",  # of `sweep`
     "--trust",
 )
 
@@ -121,10 +127,10 @@ def printed(start: str) -> list[tuple[str, str]]:
     return sorted(pairs)
 
 
-def save_sweep_files() -> list[str]:
-    """Save the YAML files of `docs/sweep.md` in the current folder."""
+def save_sweep_files(page: str = "sweep.md") -> list[str]:
+    """Save the YAML files of a page in the current folder, by their first line."""
     names = []
-    for text in code_blocks(DOCS / "sweep.md", "yaml"):
+    for text in code_blocks(DOCS / page, "yaml"):
         names.append(text.splitlines()[0].removeprefix("# "))
         Path(names[-1]).write_text(text)
     return names
@@ -140,6 +146,7 @@ def user_folder(tmp_path, monkeypatch):
     for name, (page, language) in SAVED_FILES.items():
         (tmp_path / name).write_text(code_blocks(DOCS / page, language)[0])
     save_sweep_files()
+    save_sweep_files("campaign.md")
     yield tmp_path
     for name in SAVED_FILES:
         sys.modules.pop(name.removesuffix(".py"), None)
@@ -160,10 +167,12 @@ def check_command(words: list[str]) -> None:
     is_filled_in = bool(arguments) and not set(PLACEHOLDERS) & set(arguments)
     if "--help" in arguments:
         assert main(words) == 0
-    elif name in BASE_BLOCKS and "LOGDIR" in arguments:  # resumes a run of any agent
-        to_config(parse_arguments(arguments))
-    elif name in BASE_BLOCKS:
-        command_config(name, arguments)
+    elif name in BASE_PRESETS and "LOGDIR" in arguments:  # resumes a run of any agent
+        parsed = parse_arguments(arguments)
+        parsed.take_options(TrainOptions)
+        to_config(parsed)
+    elif name in BASE_PRESETS:
+        parse_training_command(name, arguments)
     elif name == "envs" or (name in QUICK_COMMANDS and is_filled_in):
         assert main(words) == 0
     elif name in ("eval", "check-env"):
@@ -194,6 +203,9 @@ def check_command(words: list[str]) -> None:
             continues = arguments[0].startswith("--")
             file = [save_sweep_files()[0]] if continues else []
             parse_sweep_arguments([*file, *arguments])
+    elif name == "campaign":
+        if arguments and not {"FILE", "FOLDER"} & {*arguments}:
+            check_campaign(arguments)
     elif name == "bench" and arguments[:1] == ["envs"]:
         parse_bench_envs_arguments(arguments[1:])
     elif name == "bench":
@@ -204,7 +216,8 @@ def check_command(words: list[str]) -> None:
     elif name == "draw":
         assert arguments[0] in FIGURES
         parsed = parse_arguments(arguments[1:], max_positional=1)
-        parsed.take_options(DrawOptions)
+        options = OpenLoopOptions if arguments[0] == "openloop" else BoundaryOptions
+        parsed.take_options(options)
         to_config(parsed)
     elif name == "config":
         assert not arguments or arguments[0] == "--explain"
@@ -212,6 +225,19 @@ def check_command(words: list[str]) -> None:
         parsed = parse_arguments(arguments)
         to_config(parsed)
         assert {flag for flag, _ in parsed.flags} <= {"logdir"}
+
+
+def check_campaign(arguments: list[str]) -> None:
+    """Raise unless all runs of a campaign would be accepted."""
+    count = next((i for i, word in enumerate(arguments) if word[:2] == "--"), 1)
+    positional, flags = arguments[:count], arguments[count:]
+    if not positional:
+        return load_campaign(None, flags)
+    files = [Path(positional[0]), ROOT / positional[0]]
+    saved = [path for path in files if path.suffix == ".yaml"]
+    if not saved:  # the folder of a campaign
+        return load_campaign(None, ["--tasks", "catch", *flags])
+    return load_campaign(next(path for path in saved if path.exists()), flags)
 
 
 def test_pages_contain_commands_flags_and_code():

@@ -183,3 +183,28 @@ def test_python_without_venv_is_refused(tmp_path):
     assert done.returncode == 2
     assert "its venv module is missing" in done.stderr
     assert "apt install python3-venv" in done.stderr
+
+
+COMPILE_ONE_KERNEL = """
+import check_kernels
+import torch
+from reverie.kernels.sums import sum_partials
+
+compiler = check_kernels.KernelCompiler(75)
+with compiler.active():
+    total = sum_partials(torch.ones(300, 40))
+assert not total.any()  # the kernel was compiled only
+assert compiler.report()
+check_kernels.SHARED_KILOBYTES[75] = 0
+assert not compiler.report()
+"""
+
+
+def test_kernels_are_compiled_for_gpus_that_are_not_there():
+    pytest.importorskip("triton.backends.nvidia")
+    env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": f"{ROOT}/tools:{ROOT}"}
+    command = [sys.executable, "-W", "error", "-c", COMPILE_ONE_KERNEL]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    assert "sums._sum_partials" in done.stdout
+    assert done.stdout.count("too much") == 1

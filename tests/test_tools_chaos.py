@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
 from chaos import bad_env, disks, files, hostile, main, processes, shim, soak  # noqa: E402
-from chaos.campaign import Result, Section, format_table, run_section  # noqa: E402
+from chaos.sections import Result, Section, format_table, run_section  # noqa: E402
 
 FOREVER = float("inf")
 

@@ -1,8 +1,9 @@
-"""How annotations of `reverie` are checked while tests run; see `conftest.py`."""
+"""Hook of tests that checks annotations of `reverie` and marks executed lines."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import sys
 from importlib.abc import MetaPathFinder
@@ -11,37 +12,68 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 import jaxtyping
+import line_marks
+import torch
 from beartype import BeartypeConf, BeartypeHintOverrides, beartype
 
 check = beartype(
     conf=BeartypeConf(
         # An int is accepted for a float, as everywhere else in Python.
         is_pep484_tower=True,
-        # A captured stdout is a text stream too.
-        hint_overrides=BeartypeHintOverrides({TextIO: io.TextIOBase}),
+        # A captured stdout is a text stream, and sizes are symbols while
+        # `torch.export` traces a function.
+        hint_overrides=BeartypeHintOverrides(
+            {TextIO: io.TextIOBase, int: int | torch.SymInt}
+        ),
         # Readers of damaged files catch `TypeError`.
         violation_type=TypeError,
     )
 )
 
 
-def install_hooks() -> None:
-    """Check types in all modules of `reverie`, and shapes where they are annotated.
+CALLS = 50
+"""Calls of a function in a test whose shapes are checked."""
+counts: list[list[int]] = []
+"""The number of checked calls of each function; see `reset_counts`."""
 
-    A call that checks shapes costs several times as much as one that checks types.
+
+def check_shapes(target: Any) -> Any:
+    """Check types and shapes in the first calls of a function in each test.
+
+    Checks took half of the time of tests that train, which call the same functions
+    with the same types and shapes hundreds of times.
     """
-    root = Path(__file__).parent.parent
-    modules = [
-        ".".join(path.relative_to(root).with_suffix("").parts)
-        for path in sorted((root / "reverie").rglob("*.py"))
-        if path.stem != "__init__" and "jaxtyping" in path.read_text("utf-8")
-    ]
-    sys.meta_path.insert(0, TypeHook())
-    jaxtyping.install_import_hook(modules, "typecheck.check")
+    checked = jaxtyping.jaxtyped(target, typechecker=check)
+    if isinstance(target, type):  # the constructor of a dataclass
+        return checked
+    count = [0]
+    counts.append(count)
+
+    @functools.wraps(target)
+    def limited(*args: Any, **options: Any) -> Any:
+        if count[0] >= CALLS:
+            # sizes that are checked within the call are those of this call only
+            with jaxtyping.jaxtyped("context"):
+                return target(*args, **options)
+        count[0] += 1
+        return checked(*args, **options)
+
+    return limited
 
 
-class TypeHook(MetaPathFinder):
-    """Load modules of `reverie` with `check` as the decorator of their functions."""
+def reset_counts() -> None:
+    """Check the first calls again, in the next test."""
+    for count in counts:
+        count[0] = 0
+
+
+def install_hook() -> None:
+    """Check types in all modules of `reverie`, and shapes where they are annotated."""
+    sys.meta_path.insert(0, ImportHook())
+
+
+class ImportHook(MetaPathFinder):
+    """Load modules of `reverie` with decorated functions and marked lines."""
 
     def find_spec(
         self, fullname: str, path: Any = None, target: Any = None
@@ -68,23 +100,33 @@ class _Loader(SourceFileLoader):
             if isinstance(line, ast.Import | ast.ImportFrom)
             for alias in line.names
         }
-        tree = _Decorate(unknown).visit(tree)
-        first = next(
-            i for i, node in enumerate([*tree.body, None]) if not _is_header(node)
-        )
+        line_marks.mark_lines(tree, path)
+        shapes = b"jaxtyping" in data and Path(path).stem != "__init__"
+        tree = _Decorate("check_shapes" if shapes else "check", unknown).visit(tree)
+        first = line_marks.header_length(tree)
         tree.body[first:first] = ast.parse("import typecheck as _typecheck").body
-        return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
+        return compile(tree, path, "exec", dont_inherit=True)
 
 
 class _Decorate(ast.NodeTransformer):
-    """Add the decorator to functions, except for those inside of functions.
+    """Add a function of this file to the decorators, outside of functions.
 
     Functions whose annotations have `unknown` names, which exist for mypy only, stay
-    as they are.
+    as they are, and so do kernels: Triton compiles their source, in their own module.
     """
 
-    def __init__(self, unknown: set[str]):
+    def __init__(self, decorator: str, unknown: set[str]):
+        self.decorator = f"_typecheck.{decorator}"
         self.unknown = unknown
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> Any:
+        shapes = any(  # of the fields of a dataclass
+            isinstance(line, ast.AnnAssign) and "Tensor" in ast.unparse(line.annotation)
+            for line in node.body
+        )
+        if self.decorator == "_typecheck.check_shapes" and shapes:
+            node.decorator_list.insert(0, self._decorator())
+        return self.generic_visit(node)
 
     def visit_FunctionDef(self, node: Any) -> Any:
         args = node.args
@@ -97,19 +139,18 @@ class _Decorate(ast.NodeTransformer):
             for name in ast.walk(hint)
             if isinstance(name, ast.Name)
         }
-        if not names & self.unknown:
-            decorator = ast.parse("_typecheck.check", mode="eval").body
-            node.decorator_list.append(decorator)
+        kernel = any(
+            ast.unparse(decorator).removeprefix("triton.").startswith("jit")
+            for decorator in node.decorator_list
+        )
+        if not kernel and not names & self.unknown:
+            node.decorator_list.append(self._decorator())
         return node
 
     visit_AsyncFunctionDef = visit_FunctionDef
 
-
-def _is_header(node: ast.stmt | None) -> bool:
-    """Whether a statement is a docstring or an import of `__future__`."""
-    if isinstance(node, ast.ImportFrom):
-        return node.module == "__future__"
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    def _decorator(self) -> ast.expr:
+        return ast.parse(self.decorator, mode="eval").body
 
 
 def accept_plain_protocols() -> None:

@@ -51,7 +51,7 @@ SKIPPED = re.compile(r"(nvidia|cuda)-")
 def check_licences(
     package: str, distribution: Callable[[str], metadata.Distribution]
 ) -> tuple[list[str], list[str]]:
-    """The names of all dependencies, and a message for each one that is not allowed."""
+    """Return the names of all dependencies, and a message for each forbidden one."""
     messages: list[str] = []
     seen: set[str] = set()
     queue = [(package, "")]
@@ -72,14 +72,14 @@ def check_licences(
         if not is_permissive(licence):
             messages.append(f"{name} has the licence {licence or '(none)'}.")
         for text in installed.requires or []:
-            need = Requirement(text)
-            if need.marker is None or need.marker.evaluate({"extra": extra}):
-                queue += [(need.name, asked) for asked in ["", *need.extras]]
+            needed = Requirement(text)
+            if needed.marker is None or needed.marker.evaluate({"extra": extra}):
+                queue += [(needed.name, x) for x in ("", *needed.extras)]
     return sorted({key for key, _ in seen}), sorted(set(messages))
 
 
 def licence_of(installed: metadata.Distribution) -> str:
-    """The SPDX expression of a package, from its licence field or classifiers."""
+    """Return the SPDX expression of a package, from its metadata."""
     about = installed.metadata
     if about.get("License-Expression"):
         return about["License-Expression"]

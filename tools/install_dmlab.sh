@@ -22,7 +22,7 @@ fail() {
     fail "there is no virtual environment $venv" "make install, or name one: sh $0 VENV"
 command -v git >/dev/null || fail "there is no git" "apt-get install git"
 command -v bazel >/dev/null ||
-    fail "there is no bazel" "install bazelisk as \`bazel\` (it fetches the version)"
+    fail "there is no bazel" "install bazelisk as \`bazel\` (it downloads the right version)"
 
 venv=$(cd "$venv" && pwd)
 [ -d "$sources/.git" ] || git clone --depth 1 "$repository" "$sources"

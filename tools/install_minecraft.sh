@@ -35,7 +35,7 @@ $pip install --quiet 'numpy<2' 'cloudpickle'
 $pip install --quiet --no-build-isolation --no-deps 'gym==0.19.0'
 # Builds Minecraft with Gradle: some minutes, and some gigabytes in the home folder.
 $pip install --no-build-isolation 'minerl==0.4.4'
-$pip install --quiet 'setuptools>=77'  # our own build needs a new one again
+$pip install --quiet 'setuptools>=77'  # needed to build Reverie
 $pip install --quiet "$here" 'numpy<2'
 "$venv/bin/python" -c 'import minerl, reverie' ||
     fail "MineRL does not import" "read the lines above"

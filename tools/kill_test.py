@@ -3,7 +3,7 @@
     python tools/kill_test.py --kills 100 [--agent dreamer] [--storage disk]
 
 Starts `reverie train` with a replay on disk and worker processes in a new folder, kills
-it with SIGKILL at random times (some of them while a save is written), restarts it, and
+it with SIGKILL at random times (sometimes during a save), restarts it, and
 checks after each kill that
 
 - there is a complete checkpoint, and its step is not lower than before the kill;
@@ -15,10 +15,10 @@ At the end the run is resumed once more and stopped with SIGTERM. Then
 - every start except the first must have resumed, without reporting damaged files;
 - the steps in `metrics.jsonl` must increase.
 
-A kill is inside of a save if the folder has an incomplete save: an incomplete
-checkpoint newer than all complete ones, or a replay file that only a save writes, with
-steps that no complete checkpoint has. To kill at that time, the run is stopped with
-SIGSTOP when a save begins, and continued if the save was complete already.
+A kill was during a save if the folder has an incomplete save: an incomplete checkpoint
+newer than all complete ones, or a replay file that only a save writes, with steps that
+no complete checkpoint has. To kill the run during a save, it is stopped with SIGSTOP
+when the save begins, and continued if the save was already complete.
 
 Prints a JSON line with the counts; the exit status is 1 if a check has failed.
 """
@@ -50,7 +50,9 @@ the last save, files that it replaced, and an incomplete save."""
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--inside", type=int, default=30, help="kills inside of a save")
+    parser.add_argument(
+        "--inside", type=int, default=30, help="number of kills during a save"
+    )
     parser.add_argument("--agent", default="dreamer")
     parser.add_argument("--storage", default="disk", choices=["disk", "ram"])
     parser.add_argument("--every", type=int, default=60, help="steps between saves")
@@ -87,7 +89,7 @@ class KillTest:
             largest = max(largest, size)
             if kill % 10 == 9:
                 print(
-                    f"{kill + 1} kills, {inside} inside of a save, step {steps}, "
+                    f"{kill + 1} kills, {inside} during a save, step {steps}, "
                     f"{size / 2**20:.1f} MiB",
                     file=sys.stderr,
                     flush=True,
@@ -96,7 +98,7 @@ class KillTest:
         if leftovers > MAX_LEFTOVERS:
             self.problems.append(f"{leftovers} files that no checkpoint lists")
         if inside < self.arguments.inside:
-            self.problems.append(f"only {inside} kills were inside of a save")
+            self.problems.append(f"only {inside} kills were during a save")
         left = len(set(os.listdir("/dev/shm")) - shm) if shm else 0
         if left > 2:
             self.problems.append(f"{left} leftover shared memory blocks")
@@ -133,11 +135,11 @@ class KillTest:
         return [sys.executable, "-c", python, "train", "--configs", "debug", *arguments]
 
     def _start_and_kill(self, in_save: bool) -> bool:
-        """Start the run and kill it; returns True if that was inside of a save."""
+        """Start the run and kill it; returns True if that was during a save."""
         process = self._start()
         try:
             if in_save:
-                self._stop_inside_a_save(process)
+                self._stop_during_save(process)
             else:
                 time.sleep(self.rng.random())
             if process.poll() is not None:
@@ -147,7 +149,7 @@ class KillTest:
         finally:
             process.kill()  # also ends its workers
             process.wait()
-        return is_inside_save(self.logdir)
+        return has_incomplete_save(self.logdir)
 
     def _start(self) -> subprocess.Popen:
         """Start the run and wait for its first save, so that it always advances."""
@@ -164,8 +166,8 @@ class KillTest:
             time.sleep(0.005)
         return process
 
-    def _stop_inside_a_save(self, process: subprocess.Popen) -> None:
-        """Stop the run at a random time inside of a save; gives up after a minute."""
+    def _stop_during_save(self, process: subprocess.Popen) -> None:
+        """Stop the run at a random time during a save; give up after a minute."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and process.poll() is None:
             # A save writes the files of the replay first, then those of the checkpoint.
@@ -177,7 +179,7 @@ class KillTest:
             time.sleep(self.rng.random() * 0.004)
             process.send_signal(signal.SIGSTOP)
             os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-            if is_inside_save(self.logdir):
+            if has_incomplete_save(self.logdir):
                 return
             process.send_signal(signal.SIGCONT)
 
@@ -230,7 +232,7 @@ class KillTest:
         return self.log.read_text(errors="replace")[-2000:]
 
 
-def is_inside_save(logdir: Path) -> bool:
+def has_incomplete_save(logdir: Path) -> bool:
     """True if a run that is stopped or killed has an incomplete save."""
     checkpoints = Checkpoints(logdir / "ckpt")
     names = [path.name for path in checkpoints.paths()]

@@ -58,7 +58,7 @@ PROGRAMS = {
 
 
 def skip_reason(program: Program, has_gpu: bool) -> str:
-    """Why a program is not run on this machine; empty if it is run."""
+    """Return why a program is not run on this machine; empty if it is run."""
     if program.skip_reason:
         return program.skip_reason
     if program.gpu_reason and not has_gpu:

@@ -3,9 +3,9 @@
 usage: test_envs.py [--record] [GROUP ...]
 
 Some suites need different versions of MuJoCo or NumPy, so they are tested in groups
-that can be installed together (`Package.group`), each in `.local/envs/GROUP`. If
-OpenGL works without a display, suites based on MuJoCo render images too. --record
-updates the table in docs/environments.md. The environment variables PYTHON and
+that can be installed together (`Package.group`), each in `.local/envs/GROUP`. Suites
+based on MuJoCo are also tested with images if OpenGL works without a display.
+--record updates the table in docs/environments.md. The environment variables PYTHON and
 TORCH_INDEX are those of tools/install.sh.
 """
 

@@ -1,4 +1,4 @@
-"""Agents by name, and `make`, which builds one."""
+"""Names of the built-in agents, and `make`, which builds an agent by name."""
 
 from __future__ import annotations
 
@@ -36,11 +36,7 @@ def find_class(name: str) -> Any:
 
 
 def make(
-    name: str,
-    obs_space: Spaces,
-    act_space: Spaces,
-    config: Any,
-    options: BuildOptions,
+    name: str, obs_space: Spaces, act_space: Spaces, config: Any, options: BuildOptions
 ) -> Agent:
     """Build an agent by name; `config` is that agent's own dataclass."""
     agent: Agent = find_class(name)(obs_space, act_space, config, options)

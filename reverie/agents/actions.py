@@ -1,4 +1,4 @@
-"""Actions that led to a row (`prevact`), from the actions chosen in each row."""
+"""Previous actions (`prevact`): the actions that led to each row."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def zero_actions(
 
 
 def to_tensors(action: Action, like: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return actions by key with the device and dtype of other actions."""
+    """Convert actions by key to tensors with the device and dtype of `like`."""
     return {
         key: torch.as_tensor(np.asarray(action[key])).to(tensor)
         for key, tensor in like.items()

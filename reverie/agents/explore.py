@@ -1,9 +1,9 @@
-"""Exploration policies that agents share: settings, and intrinsic rewards.
+"""Settings of exploration policies, and intrinsic rewards.
 
 Plan2Explore (Sekar et al., 2020) trains an ensemble to predict the next state, and uses
-the disagreement of its members as reward: it is high where the world model was trained
-on little data. A separate actor-critic is trained on this reward in imagination and
-collects the data; the task policy is trained with the same world model.
+the disagreement of its members as reward: it is high in states unlike those in the
+replay. A separate actor-critic is trained on this reward in imagination and collects
+the data; the task policy is trained with the same world model.
 
 The disagreement of continuous predictions is their standard deviation, and that of
 predicted tokens is the Jensen-Shannon divergence of their distributions.
@@ -98,11 +98,10 @@ def disagreement(predictions: Float[Tensor, "M *b O"]) -> Float[Tensor, "*b"]:
 def token_disagreement(logits: Float[Tensor, "M *b K C"]) -> Float[Tensor, "*b"]:
     """Return the Jensen-Shannon divergence over members, averaged over K tokens.
 
-    `C` is the size of the codebook: each token is one of C codes.
-
-    It is the entropy of the mean distribution minus the mean entropy of all members, in
-    nats. It is 0 if all members are equal, and log(M) if no code has a probability
-    above 0 in more than one of them.
+    `C` is the size of the codebook: each token is one of C codes. The divergence is the
+    entropy of the mean distribution minus the mean entropy of all members, in nats. It
+    is 0 if all members predict the same, and log(M) if no two of them assign a
+    probability above 0 to the same code.
     """
     probs = logits.float().softmax(-1)
     entropies: Tensor = torch.special.entr(probs).sum(-1)

@@ -1,10 +1,11 @@
-"""Pure steps of agents and latent worlds, for `reverie export`."""
+"""Steps of agents and latent worlds as pure functions, for `reverie export`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from reverie.api import Batch, LatentWorld, State
@@ -37,11 +38,12 @@ class StepModule(nn.Module):
 def latent_world_steps(
     world: LatentWorld, obs_space: Spaces, act_space: Spaces
 ) -> dict[str, ExportStep]:
-    """Return the steps `observe`, `imagine` and `decode`, with the same state.
+    """Return the steps `observe`, `imagine` and `decode`, which share one state format.
 
     `observe` maps an observation, `prevact/KEY` and `is_first` to the next state;
     `imagine` maps actions to the next state, `reward` and `cont`; `decode` returns the
-    observation predicted in a state, and an empty state.
+    observation predicted in a state, and an empty state. Worlds without a decoder have
+    no step `decode`.
     """
     prevact = {f"prevact/{key}": space for key, space in act_space.items()}
 
@@ -64,8 +66,10 @@ def latent_world_steps(
     functions: dict[str, tuple[StepFunction, Spaces]] = {
         "observe": (observe, {**obs_space, **prevact, "is_first": IS_FIRST}),
         "imagine": (imagine, act_space),
-        "decode": (decode, {}),
     }
+    with torch.no_grad():
+        if world.decode(tree_map(lambda x: x[:, None], world.initial(1))):
+            functions["decode"] = decode, {}
     assert isinstance(world, nn.Module), "only worlds in PyTorch can be exported"
     return {
         name: ExportStep(StepModule(step, world), inputs, world.initial)

@@ -25,12 +25,12 @@ class BuildOptions:
     """Format of the networks: one of `DTYPES`."""
     seed: int = 0
     compile: str = "none"
-    """Fused kernels and CUDA graphs: `none`, `step` or `graph`."""
+    """`none`, fused kernels (`step`), or kernels captured as CUDA graphs (`graph`)."""
     overlap: bool = False
     """The policy may act with weights that are one update old instead of waiting for an
     update. No effect on agents that do not act in training."""
     base: Agent | None = None
-    """Agent of the base run, whose world model this one uses."""
+    """Agent of the base run (`AgentConfig.base_run`), whose world model is used."""
     explore: ExploreConfig = ExploreConfig()  # noqa: RUF009 (frozen)
     """Exploration policy."""
 

@@ -1,8 +1,9 @@
-"""Agent with uniformly random actions: a baseline, and the smallest example."""
+"""Agent with uniformly random actions: a baseline, and the smallest agent."""
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from reverie.agents.options import BuildOptions
 from reverie.api import Carry, Feed, Metrics, Mode, Obs, PolicyOutput, StateDict
-from reverie.capabilities import AgentConfig, UnusedSetting
+from reverie.capabilities import AgentConfig, Stateful, UnusedSetting
 from reverie.rows import Window
 from reverie.spaces import Spaces
 
@@ -36,6 +37,7 @@ class NeverTrain:
 
     should_collect = True
     finished = False
+    env_steps_left = math.inf
 
     def updates_due(self, step: int) -> int:
         return 0
@@ -89,8 +91,17 @@ class RandomAgent:
     def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
         return []
 
+    def policy_weights(self) -> StateDict:
+        return {}
+
+    def load_policy_weights(self, state: StateDict) -> None:
+        pass
+
+    def policy_rng(self) -> Stateful:
+        return self  # the state of this agent is that of its generator
+
     def state_dict(self) -> StateDict:
-        # as text, because it contains 128-bit numbers
+        # as text, because checkpoints cannot store its 128-bit integers
         return {"rng": json.dumps(self.rng.bit_generator.state)}
 
     def load_state_dict(self, state: StateDict) -> None:

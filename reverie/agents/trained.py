@@ -1,6 +1,9 @@
-"""What agents with an optimizer share: checkpoints, and the check of an update."""
+"""Base class of agents with an optimizer: checkpoints, and checks of an update."""
 
 from __future__ import annotations
+
+import re
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -14,13 +17,16 @@ from reverie.nets.rng import Rng
 
 
 class TrainedAgent:
-    """Base class; a subclass defines `components` and sets the attributes below."""
+    """Subclasses define `components` and set the attributes below."""
 
-    fast: Accelerator
+    accelerator: Accelerator
+    """Replaces modules by fast versions and captures CUDA graphs."""
     opt: Optimizer | OptimizerGroup
     rng: dict[str, Rng]
     last_metrics: Metrics
     """Metrics of the last update."""
+    not_in_policy: ClassVar[tuple[str, ...]] = ()
+    """Components that `policy` does not use."""
 
     def components(self) -> dict[str, nn.Module]:
         """Return all modules with weights or running statistics, by name."""
@@ -38,6 +44,22 @@ class TrainedAgent:
         """Reset the random generator that `policy` uses in evaluation."""
         self.rng["eval"].reseed(seed)
 
+    def policy_weights(self) -> StateDict:
+        """Return the weights and running statistics that `policy` uses."""
+        return {
+            name: dict(module.state_dict())
+            for name, module in self.components().items()
+            if name not in self.not_in_policy
+        }
+
+    def load_policy_weights(self, state: StateDict) -> None:
+        """Load what `policy_weights` returned."""
+        self.load_weights(state, "|".join(map(re.escape, state)))
+
+    def policy_rng(self) -> Rng:
+        """Return the random generator that `policy` uses while data is collected."""
+        return self.rng["policy"]
+
     def state_dict(self) -> StateDict:
         weights = {k: dict(m.state_dict()) for k, m in self.components().items()}
         return {
@@ -54,5 +76,5 @@ class TrainedAgent:
 
     def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
         names = load_components(self.components(), state, components)
-        self.fast.weights_changed()
+        self.accelerator.weights_changed()
         return names

@@ -42,7 +42,7 @@ def load_components(
     names = matching_components(components, pattern)
     own_state = {name: module.state_dict() for name, module in components.items()}
     for name in names:
-        check_fit(name, own_state[name], state, own_state)
+        check_same_tensors(name, own_state[name], state, own_state)
     for name in names:
         components[name].load_state_dict(state[name])
     return names
@@ -62,7 +62,7 @@ def matching_components(components: dict[str, nn.Module], pattern: str) -> list[
     return names
 
 
-def check_fit(
+def check_same_tensors(
     name: str,
     tensors: dict[str, Tensor],
     state: StateDict,
@@ -75,7 +75,7 @@ def check_fit(
     """
     saved = state.get(name)
     if not isinstance(saved, Mapping):
-        common = "|".join(each for each in own_state or {} if each in state)
+        common = "|".join(x for x in own_state or {} if x in state)
         some = f", or --run.from_components '{common}'" if common else ""
         raise UserError(
             f"The checkpoint has no component {name!r}, only {', '.join(state)}.\n"
@@ -115,7 +115,10 @@ def size_preset_of(state: StateDict) -> str | None:
 
 
 def size_presets() -> dict[str, dict[str, Any]]:
-    """Read the presets of model sizes (`size12m`, ...)."""
+    """Read the presets of model sizes (`size12m`, ...).
+
+    The settings in the group `dreamer.rssm` of a preset are added to the preset itself.
+    """
     text = resources.files("reverie").joinpath("presets/sizes.yaml").read_text()
     presets: dict[str, dict[str, Any]] = yaml.safe_load(text)
     rssm = "dreamer.rssm"
@@ -123,6 +126,7 @@ def size_presets() -> dict[str, dict[str, Any]]:
 
 
 def _preset_value(preset: dict[str, Any], field: str) -> Any:
+    # keys may be regular expressions, such as `dreamer\..*\.units$`
     matches = [v for key, v in preset.items() if key.rstrip("$").endswith(field)]
     return matches[0] if matches else None
 

@@ -1,4 +1,4 @@
-"""World models as `capabilities.WorldModelEnv`, simulated step by step on arrays."""
+"""Implementations of `capabilities.WorldModelEnv`: world models simulated in steps."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ from torch import Tensor
 from reverie.agents.actions import previous_actions
 from reverie.agents.iris.actor_critic import LSTMState, PixelNet
 from reverie.api import Action, Batch, Carry, LatentWorld, Obs
-from reverie.capabilities import (
-    HasBoundaryProbability,
-    HasPriorKL,
-    StateInspection,
-)
+from reverie.capabilities import HasBoundaryProbability, HasPriorKL, StateInspection
 from reverie.nets.distributions import Categorical, Distribution
 from reverie.nets.rng import Rng
 from reverie.nets.tree import tree_map
@@ -26,7 +22,7 @@ from reverie.spaces import Space, Spaces, agent_obs_space
 from reverie.worlds.iris.world import IrisState, IrisWorld
 
 LatentPolicy = Callable[[Any, Rng, bool], dict[str, Tensor]]
-"""Chooses actions in latent states; the flag selects the most probable ones."""
+"""Chooses actions in latent states; True selects the most probable actions."""
 
 
 class LatentWorldModelEnv:
@@ -34,7 +30,7 @@ class LatentWorldModelEnv:
 
     States are inferred from the context and then predicted with the prior. A rollout is
     terminal when the continue probability is below 0.5. `act` chooses actions in a
-    state; the carry of the agent's policy has the field `state`.
+    state. The carry of the agent's policy must have the fields `state` and `prevact`.
     """
 
     def __init__(
@@ -132,7 +128,7 @@ class LatentWorldModelEnv:
         keys = [key for key in (*self.obs_space, "is_first", "reward") if key in row]
         batch: Batch = {key: self._tensor(row[key])[:, None] for key in keys}
         batch["prevact"] = {key: x[:, None] for key, x in carry.prevact.items()}
-        rng = Rng(0, "observation_kl", self.device)  # does not change rollouts
+        rng = Rng(0, "observation_kl", self.device)  # `self.rng` must not advance
         return float(self.world.prior_kl(carry.state, batch, rng)[0, 0])
 
     def _tensor(self, value: Any) -> Tensor:
@@ -140,7 +136,7 @@ class LatentWorldModelEnv:
 
 
 class ImaginedIrisState(NamedTuple):
-    """State of the world, and of the policy if it acts."""
+    """State of the world model, and LSTM state of the policy after `resume`."""
 
     world: IrisState
     lstm: LSTMState | None
@@ -149,8 +145,8 @@ class ImaginedIrisState(NamedTuple):
 class IrisWorldModelEnv:
     """WorldModelEnv of the Δ-IRIS world.
 
-    It starts from frames, and samples whether a rollout is terminal. `net` is the
-    network of the policy; its LSTM state is the latent state.
+    A rollout starts from real frames; its end is sampled from the prediction. `net` is
+    the network of the policy, whose LSTM state is returned as the latent state.
     """
 
     def __init__(
@@ -209,7 +205,7 @@ class IrisWorldModelEnv:
 
     @torch.no_grad()
     def act(self, state: ImaginedIrisState, greedy: bool = False) -> Action:
-        assert state.lstm is not None, "a state of `begin` has no policy"
+        assert state.lstm is not None, "a state of `begin` has no LSTM state"
         logits = self.net.actor(state.lstm.hidden).float()
         probs = logits.softmax(-1)
         index = logits.argmax(-1) if greedy else self.rng.categorical(probs)
@@ -217,7 +213,7 @@ class IrisWorldModelEnv:
         return {self.action: (index.cpu().numpy() + self.low).astype(dtype)}
 
     def latent(self, state: ImaginedIrisState) -> dict[str, Tensor]:
-        assert state.lstm is not None, "a state of `begin` has no policy"
+        assert state.lstm is not None, "a state of `begin` has no LSTM state"
         return state.lstm._asdict()
 
     def inspect(self, state: ImaginedIrisState) -> StateInspection:
@@ -235,6 +231,7 @@ class IrisWorldModelEnv:
 
     @torch.no_grad()
     def _inspect_lstm(self, lstm: LSTMState) -> StateInspection:
+        """Return the predictions of actor and critic for the first LSTM state."""
         hidden = lstm.hidden[:1]
         policy = Categorical(self.net.actor(hidden))
         value = None
@@ -244,6 +241,7 @@ class IrisWorldModelEnv:
         return StateInspection(value, float(policy.entropy()[0]), probs)
 
     def _index(self, action: Any) -> Tensor:
+        """Convert actions of the environment to indices from 0."""
         index = torch.as_tensor(np.asarray(action)).long() - self.low
         return index.to(self.device)
 

@@ -61,10 +61,10 @@ Step = Callable[[int], Any]
 """Takes a step with the action of the given index. Simulators return their image."""
 
 Measure = Callable[[int], StepTiming]
-"""Takes the given number of steps in every environment, and measures them."""
+"""Takes the given number of steps in every environment; returns their timing."""
 
 NUM_ACTIONS = 1000
-"""Number of random actions; they repeat after that."""
+"""Number of random actions, which are repeated in a cycle."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ class EnvBenchConfig:
     workers: int = -1
     """Worker processes; -1 for one per CPU core."""
     seconds: float = 1.0
-    """Duration of each measurement of the simulators; other variants take as many
-    steps."""
+    """Duration of each measurement of the bare simulators; other variants take the same
+    number of steps."""
     repeats: int = 5
     """Number of measurements of each variant."""
     native: bool = True
-    """Also measure vectorized environments in C++, if they are installed."""
+    """Also measure vectorized environments in C++ (ale-py, EnvPool), if installed."""
     output: str = ""
     """JSON file for the results."""
 
@@ -105,7 +105,7 @@ class EnvVariant:
 
     @property
     def baseline(self) -> str:
-        """Name of the variant it is compared with."""
+        """Name of the variant to compare with."""
         return "simulator" if self.count == 1 else f"{self.count} simulators"
 
 
@@ -138,7 +138,7 @@ def _measure_task(
     task: str, config: EnvBenchConfig, settings: envs.EnvConfig
 ) -> dict[str, dict[str, Any]]:
     """Steps per second, CPU time per step and overhead of every variant."""
-    rate = _estimate_rate(simulators(task, settings), config.seconds)
+    rate = _estimate_rate(measure_simulators(task, settings), config.seconds)
     variants = _make_variants(task, config, settings)
     timings: dict[str, list[StepTiming]] = {variant.name: [] for variant in variants}
     try:
@@ -169,7 +169,7 @@ def overhead(timings: list[StepTiming], baseline: list[StepTiming]) -> float:
 
 
 def _estimate_rate(measure: Measure, seconds: float) -> float:
-    """Roughly how many steps per second are possible."""
+    """Return the approximate number of steps per second."""
     steps, timing = 1, measure(1)
     while timing.seconds < seconds / 2:
         steps *= 2
@@ -192,11 +192,11 @@ def _make_variants(
         add(name, measure_vec_env(vec), vec.close, count)
 
     env = factory(0)
-    add("simulator", simulators(task, settings), lambda: None, 1)
+    add("simulator", measure_simulators(task, settings), lambda: None, 1)
     add("env", _timed(_make_step(env, 0)), env.close, 1)
     for count in config.counts:
         bare = "simulator" if count == 1 else f"{count} simulators"
-        add(bare, simulators(task, settings, range(count)), lambda: None, count)
+        add(bare, measure_simulators(task, settings, range(count)), lambda: None, count)
         add_vec_env(f"{count} vectorized", count)
         processes = min(workers, count)
         if workers > 1:
@@ -209,7 +209,7 @@ def _make_variants(
 
 
 def _native_backends(task: str) -> list[Any]:
-    """The installed C++ implementations of vectorized environments for a task."""
+    """Return the installed C++ implementations of vectorized environments."""
     backends = {"ale": "ale_py", "envpool": "envpool"} if task[:5] == "atari" else {}
     return [name for name, package in backends.items() if find_spec(package)]
 
@@ -226,7 +226,7 @@ def _make_step(env: Env, index: int, seed: int | None = None) -> Step:
 
 
 def measure_vec_env(vec: Any) -> Measure:
-    """Measure the steps of all vectorized environments, with random actions."""
+    """Return a function that times vectorized environments, with random actions."""
     actions = {
         key: np.stack([space.sample(_rng(i), NUM_ACTIONS) for i in range(len(vec))], 1)
         for key, space in vec.act_space.items()
@@ -244,10 +244,10 @@ def _rng(index: int) -> np.random.Generator:
     return np.random.default_rng(index)
 
 
-def simulators(
+def measure_simulators(
     task: str, settings: envs.EnvConfig, indices: Sequence[int] = (0,)
 ) -> Measure:
-    """Measure bare simulators of a task that step in turn."""
+    """Return a function that times bare simulators of a task, which step in turn."""
     steps = [_simulator_step(task, settings, index) for index in indices]
 
     def step(i: int) -> None:
@@ -328,7 +328,7 @@ def _crafter_step(settings: envs.EnvConfig, index: int, seed: int) -> Step:
 
 
 def _timed(step: Step, count: int = 1, pids: Any = ()) -> Measure:
-    """Return a function that measures `step`, which steps `count` environments.
+    """Return a function that times calls of `step`, which steps `count` environments.
 
     The CPU time of the worker processes `pids` is included.
     """
@@ -394,7 +394,7 @@ def _serve_measurements(pickled: str) -> None:
     """Main function of a process: read numbers of steps, and write their timings."""
     import cloudpickle
 
-    measure = simulators(*cloudpickle.loads(bytes.fromhex(pickled)))
+    measure = measure_simulators(*cloudpickle.loads(bytes.fromhex(pickled)))
     for line in sys.stdin:
         print(*measure(int(line)), flush=True)
 

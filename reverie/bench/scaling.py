@@ -29,11 +29,11 @@ from reverie.run.folder import system_info
 from reverie.run.offline.datasets import trains_on_sequences
 
 Resolve = Callable[..., Config]
-"""`resolve(blocks, settings, base=())` returns the config of the user with additional
-blocks and settings; the blocks `base` come before those of the user."""
+"""`resolve(presets, settings, base=())` returns the config of the user with additional
+presets and settings; the presets `base` come before those of the user."""
 
 MAX_DEVIATION = 1.3
-"""Deviations from the trend by more than this factor are marked in the table."""
+"""Times that deviate from the trend by more than this factor are marked."""
 
 ALGORITHM = "algorithm"
 VARIANTS: dict[str, dict[int, tuple[list[str], dict[str, Any]]]] = {
@@ -42,11 +42,16 @@ VARIANTS: dict[str, dict[int, tuple[list[str], dict[str, Any]]]] = {
     "length": {n: ([], {r".*\.batch_length": n}) for n in (32, 64, 96, 128)},
     "image": {n: ([], {"env.resize": (n, n)}) for n in (64, 80, 96, 112, 128)},
 }
-"""For each quantity its values (million parameters, sequences, steps, pixels), with the
-blocks and settings that set them."""
+"""Values of each quantity (million parameters, sequences, steps, pixels), with the
+presets and settings that set them."""
 ALGORITHMS: dict[str, tuple[list[str], dict[str, Any], list[str]]] = {
     "default": ([], {}, []),
     "plan2explore": (["plan2explore"], {}, []),
+    "curious_replay": (["curious_replay"], {}, []),
+    "harmony": ([], {"dreamer.harmony": True}, []),
+    "barlow": ([], {"dreamer.representation": "barlow"}, []),
+    "infonce": ([], {"dreamer.representation": "infonce"}, []),
+    "prototypes": ([], {"dreamer.representation": "prototypes"}, []),
     "dreamerv3_torch": ([], {}, ["dreamerv3_torch"]),
 }
 """Algorithms that `vary` compares, with the arguments of `Resolve`."""
@@ -76,7 +81,7 @@ def bench_scaling(
     if name == ALGORITHM:
         print(algorithm_table(rows))
         return write_results(first, options, {"about": system_info(), name: rows})
-    # the names of the size blocks are not proportional to their parameters
+    # the names of the size presets are not proportional to their parameters
     x = "parameters" if name == "size" else name
     factors = deviations([row[x] for row in rows], [row["update_ms"] for row in rows])
     for row, factor in zip(rows, factors, strict=True):
@@ -86,10 +91,15 @@ def bench_scaling(
 
 
 def algorithm_configs(resolve: Resolve) -> dict[str, Config]:
-    """Return the configs by algorithm, without those that do not change the agent."""
+    """Return the configs by algorithm, without duplicates."""
     configs: dict[str, Config] = {}
     for name, variant in ALGORITHMS.items():
-        config = resolve(*variant)
+        try:
+            config = resolve(*variant)
+        except UserError:  # the agent does not have this algorithm
+            if not configs:
+                raise
+            continue
         parts = [(c.agent_config, c.explore.policy) for c in configs.values()]
         if (config.agent_config, config.explore.policy) not in parts:
             configs[name] = config

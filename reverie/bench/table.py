@@ -8,7 +8,7 @@ from typing import Any
 
 
 def format_table(results: dict[str, Any]) -> str:
-    """The results of one config."""
+    """Format the results of one config."""
     title = (
         f"{results['agent']} on {results['task']}: {results['parameters'] / 1e6:.1f}M "
         f"parameters, {results['device']}, {results['precision']}, "
@@ -27,7 +27,7 @@ def format_table(results: dict[str, Any]) -> str:
     for operation, rate in results.get("replay_mb_per_s", {}).items():
         rows.append((f"replay {operation}, MB/s", rate))
     if "sequences_per_s" in results:
-        rows.append(("sequences per second", results["sequences_per_s"]))
+        rows.append(("loaded sequences per second", results["sequences_per_s"]))
     for name, peak in results["sections_gb"].items():
         rows.append((f"peak GPU memory of {name}, GB", peak))
     labels = {
@@ -39,18 +39,52 @@ def format_table(results: dict[str, Any]) -> str:
     return title + "\n" + format_rows(rows)
 
 
+def format_end_to_end(results: dict[str, Any]) -> str:
+    """Format the seconds of each part by phase of a run, and rates during training."""
+    phases = results["phases"]
+    training = phases["training"]["seconds"]
+    names = list(phases)
+    lines = [
+        f"{results['agent']} on {results['task']}: {results['device']}, "
+        f"{results['precision']}, --compile {results['compile']}, environments step "
+        f"{'while' if results['overlap'] else 'before'} the agent trains",
+        "".join([f"  {'seconds':<24}", *(f"{x:>10}" for x in names), "  of training"]),
+    ]
+    parts = dict.fromkeys(part for name in names for part in phases[name]["parts_s"])
+    for part in parts:
+        seconds = [phases[name]["parts_s"].get(part, 0.0) for name in names]
+        share = phases["training"]["parts_s"].get(part, 0.0) / training
+        lines.append(
+            f"  {part:<24}"
+            + "".join(f"{x:>10.3f}" for x in seconds)
+            + f"{share:>12.1%}"
+        )
+    totals = "".join(f"{phases[name]['seconds']:>10.3f}" for name in names)
+    lines.append(f"  {'total':<24}{totals}{1:>12.1%}")
+    rows = [
+        ("process start to first update, s", results["first_update_s"]),
+        ("process start to end, s", results["seconds"]),
+        ("agent steps per second", results["agent_steps_per_s"]),
+        ("updates per second", results["updates_per_s"]),
+    ]
+    if "gpu_busy" in results:
+        rows.append(("GPU busy, share of training", results["gpu_busy"]))
+        rows.append(("GPU time per update, ms", results["gpu_ms_per_update"]))
+    return "\n".join(lines) + "\n" + format_rows(rows)
+
+
 def _timings(results: dict[str, Any]) -> Iterator[tuple[str, list[float]]]:
     yield "update", results["update_ms"]
     for name, ms in results["sections_ms"].items():
         yield f"  {name}", ms
     if "batch_ms" in results:
-        yield "batch", results["batch_ms"]
+        yield "loading a batch", results["batch_ms"]
     for envs, ms in results.get("policy_ms", {}).items():
         yield f"policy, {envs} env{'s' if envs != '1' else ''}", ms
 
 
 def format_rows(rows: Iterable[tuple[str, Any]]) -> str:
-    """One row per value; repeated measurements as their mean ± half their range."""
+    """Format one row per value; repeated measurements as mean ± half their range."""
     lines = []
     for name, value in rows:
         repeated = isinstance(value, list)

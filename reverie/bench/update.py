@@ -55,30 +55,35 @@ class BenchConfig:
     steps: int = 100_000
     """Steps in the replay buffer, if its capacity allows."""
     vary: Literal["", "algorithm", "size", "batch", "length", "image"] = ""
-    """Measure the time of an update of the given config, with Plan2Explore and with the
-    algorithm of dreamerv3-torch (`algorithm`), or how it scales with model size, batch
-    size, sequence length or image size."""
+    """Measure the time of an update for several values of: model size, batch size,
+    sequence length, image size, or algorithm (the given config, Plan2Explore, each
+    option of DreamerV3, and the algorithm of dreamerv3-torch)."""
     jobs: int = 1
-    """Number of configs that `vary` prepares at the same time, in separate processes;
-    measurements are never at the same time."""
+    """Number of configs that `vary` prepares at the same time, in separate processes.
+    Measurements are made one after another."""
     compare: bool = False
     """Measure the speedup over `--compile none`."""
+    end_to_end: bool = False
+    """Measure the wall time of each part of a short training run."""
+    updates: int = 200
+    """Number of updates that `end_to_end` measures, after the warm-up."""
     output: str = ""
     """JSON file for the results; empty for `bench.json` in the run folder."""
 
     def __post_init__(self) -> None:
         check_minimum(self, "bench.", repeats=1, steps=1, jobs=1, seconds=0)
+        check_minimum(self, "bench.", updates=1)
 
 
 @dataclass(frozen=True)
 class BenchFlags:
-    """Adds the prefix `bench.` to the options."""
+    """Defines the flags `--bench.NAME`, one for each option."""
 
     bench: BenchConfig = field(default_factory=BenchConfig)
 
 
 WARMUP_CALLS = 4
-"""Calls before the first measurement, which build kernels and capture graphs."""
+"""Calls before the first measurement, to build kernels and capture CUDA graphs."""
 
 
 def bench_config(
@@ -131,6 +136,8 @@ class UpdateBenchmark(Resources):
 
     agent: Agent
     feed: Feed
+    source: Any
+    """Environments or dataset; has `obs_space` and `act_space`."""
     capacity = 0
     """Steps in the replay buffer."""
     device_copy: DeviceCopy | None = None
@@ -146,7 +153,7 @@ class UpdateBenchmark(Resources):
 
     def close(self) -> None:
         super().close()
-        for name in ("agent", "feed", "device_copy", "replay", "envs"):
+        for name in ("agent", "feed", "device_copy", "replay", "envs", "source"):
             self.__dict__.pop(name, None)
         gc.collect()
         if self.device.type == "cuda":
@@ -167,6 +174,7 @@ class UpdateBenchmark(Resources):
         config = self.config
         self.envs: VecEnv = make_envs(config, config.run.envs, 0, self._make_env)
         self._cleanup.callback(self.envs.close)
+        self.source = self.envs
         self.agent = make_agent(config, self.envs, self.device, self.precision)
         self.capacity = min(self.options.steps, config.replay.capacity)
         self.replay = Replay(
@@ -191,11 +199,15 @@ class UpdateBenchmark(Resources):
         self.feed, self.device_copy = feed, feed.device_copy
 
     def measure(self, waited: float = 0.0) -> dict[str, Any]:
-        """All measurements; `waited` seconds for the lock are not counted."""
+        """Return all measurements.
+
+        `waited`, the seconds spent waiting for the lock, is subtracted from the time of
+        the first update, which counts from the start of the process.
+        """
         results: dict[str, Any] = {
             "task": self.config.task,
             "agent": self.config.agent,
-            "device": self._device_name(),
+            "device": device_name(self.device),
             "precision": self.precision,
             "compile": devices.pick_compile(self.config.compile, self.device),
             "parameters": self.parameters(),
@@ -224,7 +236,10 @@ class UpdateBenchmark(Resources):
         return process_age()
 
     def warm_up(self) -> None:
-        """Fill the replay buffer and build the kernels."""
+        """Fill the replay buffer and build the kernels.
+
+        Autotuning is disabled, because other processes may use the GPU at this time.
+        """
         self.fill(self.capacity)
         with devices.autotuning_disabled():
             self.agent.train(self.feed)
@@ -236,7 +251,7 @@ class UpdateBenchmark(Resources):
         return self.time(lambda: self.agent.train(self.feed))[0]
 
     def calls(self) -> dict[str, Callable[[], Any]]:
-        """Functions to compare: the update, its sections, and the policy."""
+        """Return the functions to compare: the update, its sections, and the policy."""
         self.fill(self.capacity)
         return {
             "update": lambda: self.agent.train(self.feed),
@@ -266,7 +281,7 @@ class UpdateBenchmark(Resources):
         return {}
 
     def _policy_call(self, envs: int) -> Callable[[], None]:
-        """A policy call, from NumPy arrays to NumPy arrays."""
+        """Return a function that calls the policy with random observations."""
         rng = np.random.default_rng(0)
         obs = sample(self.envs.obs_space, rng, envs)
         carry = self.agent.initial(envs)
@@ -322,15 +337,15 @@ class UpdateBenchmark(Resources):
     def fill(self, steps: int) -> None:
         """Add random episodes until the replay buffer has this many steps."""
         rng = np.random.default_rng(self.config.seed)
-        block: dict[str, np.ndarray] = {}
+        rows: dict[str, np.ndarray] = {}
         while (missing := min(steps, self.replay.capacity) - len(self.replay)) > 0:
             count = min(missing, 1000)
-            if len(block.get("is_first", ())) != count:
-                block = sample(self.replay.spaces, rng, count)
-                block["is_first"][:] = np.arange(count) % 200 == 0
-                block["is_last"][:] = np.arange(count) % 200 == 199
-                block["is_terminal"][:] = False
-            self.replay.add_episode(block)
+            if len(rows.get("is_first", ())) != count:
+                rows = sample(self.replay.spaces, rng, count)
+                rows["is_first"][:] = np.arange(count) % 200 == 0
+                rows["is_last"][:] = np.arange(count) % 200 == 199
+                rows["is_terminal"][:] = False
+            self.replay.add_episode(rows)
 
     def time(self, *calls: Callable[[], Any]) -> list[list[float]]:
         """Measure milliseconds per call of each function, alternating between them."""
@@ -358,11 +373,6 @@ class UpdateBenchmark(Resources):
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def _device_name(self) -> str:
-        if self.device.type == "cuda":
-            return torch.cuda.get_device_name(self.device)
-        return f"{self.device.type} with {torch.get_num_threads()} threads"
-
 
 class SequenceBenchmark(UpdateBenchmark):
     """Measures an agent that trains on a sequence dataset instead of environments."""
@@ -370,6 +380,7 @@ class SequenceBenchmark(UpdateBenchmark):
     def _open_data(self) -> None:
         dataset = OfflineSequences(self.config)
         self._cleanup.callback(dataset.close)
+        self.source = dataset
         self.agent = make_agent(self.config, dataset, self.device, self.precision)
         feed = dataset.open_feed(self.agent, self.device)
         self._cleanup.callback(feed.close)
@@ -392,10 +403,11 @@ class SequenceBenchmark(UpdateBenchmark):
 def machine_lock(exclusive: bool) -> Iterator[float]:
     """Hold the lock that all benchmarks of a user on this machine share.
 
-    Measurements need it exclusively; preparations share it. Yields the seconds it had
-    to wait.
+    Measurements hold it exclusively; preparations can share it. Yields the number of
+    seconds waited for it.
     """
-    user = os.getuid() if hasattr(os, "getuid") else ""  # Windows: a folder per user
+    # Windows has no user ids, but a separate temporary folder for each user
+    user = os.getuid() if hasattr(os, "getuid") else ""
     path = Path(tempfile.gettempdir()) / f"reverie-bench-{user}.lock"
     start = time.perf_counter()
     try:
@@ -411,12 +423,19 @@ def machine_lock(exclusive: bool) -> Iterator[float]:
 
 
 def sample(spaces: Spaces, rng: np.random.Generator, count: int) -> Obs | Action:
-    """Random values of every key."""
+    """Return `count` random values of every key."""
     return {key: space.sample(rng, count) for key, space in spaces.items()}
 
 
+def device_name(device: torch.device) -> str:
+    """Return the name of a GPU, or the number of threads of a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} with {torch.get_num_threads()} threads"
+
+
 def process_age() -> float:
-    """Seconds since this process was started; since this import if not on Linux."""
+    """Return the age of this process in seconds (outside Linux: since the import)."""
     try:
         fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
         started = int(fields[19]) / os.sysconf("SC_CLK_TCK")

@@ -31,8 +31,8 @@ class Arguments(NamedTuple):
     """A parsed command line."""
 
     positional: list[str]
-    blocks: list[str]
-    """Preset blocks, from `--configs`."""
+    presets: list[str]
+    """Presets, from `--configs`."""
     files: list[str]
     """Config files, from `--config`."""
     flags: list[tuple[str, Any]]
@@ -46,11 +46,15 @@ class Arguments(NamedTuple):
         The layers override the defaults, and are overridden by the flags.
         """
         fields = {field.name for field in dataclasses.fields(schema)}  # type: ignore
-        own = [f for f in self.flags if f[0].split(".")[0].replace("-", "_") in fields]
-        self.flags[:] = [flag for flag in self.flags if flag not in own]
+        taken = [
+            flag
+            for flag in self.flags
+            if flag[0].split(".")[0].replace("-", "_") in fields
+        ]
+        self.flags[:] = [flag for flag in self.flags if flag not in taken]
         base = configs.resolve(schema, layers)
         try:
-            flags = configs.flag_layer(schema, own, base)
+            flags = configs.flag_layer(schema, taken, base)
         except UnknownSetting as error:
             group = error.name.rpartition(".")[0] + "."
             settings = configs.settings_of(cast(type, schema))
@@ -63,7 +67,7 @@ class Arguments(NamedTuple):
         return configs.resolve(schema, [*layers, ("the flags", flags)])
 
     def refuse_other_flags(self, command: str, options: Collection[str]) -> None:
-        """Raise an error if any flags are left after the options were taken."""
+        """Raise an error if flags are left after `take_options`."""
         for flag, _ in self.flags:
             raise UserError(
                 f"`{command}` has no option --{flag}."
@@ -71,9 +75,9 @@ class Arguments(NamedTuple):
                 f"  Fix: choose from {', '.join('--' + name for name in options)}."
             )
 
-    def refuse_blocks(self, reason: str) -> None:
-        """Raise an error if there are blocks or config files."""
-        if self.blocks or self.files:
+    def refuse_presets(self, reason: str) -> None:
+        """Raise an error if there are presets or config files."""
+        if self.presets or self.files:
             raise UserError(
                 f"{reason}\n  Fix: remove --configs and --config; "
                 "single settings can be changed with flags."
@@ -85,7 +89,7 @@ def parse_arguments(words: Sequence[str], max_positional: int = 0) -> Arguments:
     count = 0
     while count < min(max_positional, len(words)) and words[count][:2] != "--":
         count += 1
-    blocks: list[str] = []
+    presets: list[str] = []
     files: list[str] = []
     flags: list[tuple[str, Any]] = []
     for name, value in configs.parse_flags(words[count:]):
@@ -94,17 +98,17 @@ def parse_arguments(words: Sequence[str], max_positional: int = 0) -> Arguments:
                 raise UserError(f"--{name} needs a value.\n  Fix: --{name} NAME")
             values = value if isinstance(value, list) else [value]
             names = [name for text in values for name in text.split(",") if name]
-            (blocks if name == "configs" else files).extend(names)
+            (presets if name == "configs" else files).extend(names)
         else:
             flags.append((name, value))
-    return Arguments(list(words[:count]), blocks, files, flags)
+    return Arguments(list(words[:count]), presets, files, flags)
 
 
 def to_config(arguments: Arguments) -> Any:
-    """The config of a run with these blocks, files and flags."""
+    """Return the config of a run with these presets, files and flags."""
     from reverie.run.config import resolve
 
-    return resolve(arguments.blocks, arguments.files, arguments.flags)
+    return resolve(arguments.presets, arguments.files, arguments.flags)
 
 
 @contextlib.contextmanager

@@ -6,13 +6,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from reverie import config as configs
+from reverie.api import UserError
 from reverie.cli.arguments import parse_arguments, path_errors, to_config
 from reverie.cli.explain import explain
+from reverie.distributed.launch import find_launch
 
 
 def bench(words: list[str]) -> int:
     """Measure the speed of updates or of environments on this machine."""
+    launch = find_launch()
+    if launch.rank:
+        from reverie.run.ranks import run_follower
+
+        run_follower()
+        return 0
     from reverie.bench import update
+    from reverie.bench.end_to_end import bench_end_to_end
     from reverie.bench.envs import bench_envs
     from reverie.bench.scaling import bench_scaling
 
@@ -21,7 +30,11 @@ def bench(words: list[str]) -> int:
             bench_envs(*parse_bench_envs_arguments(words[1:]))
             return 0
         options, resolve = parse_bench_arguments(words)
-        if options.vary:
+        if launch.world_size > 1 or resolve([], {}).devices > 1:
+            return _bench_devices(launch.world_size, resolve([], {}), options, words)
+        if options.end_to_end:
+            bench_end_to_end(resolve([], {}), options)
+        elif options.vary:
             bench_scaling(resolve, options)
         elif options.compare:
             update.bench_speedup(resolve([], {}), options)
@@ -30,21 +43,41 @@ def bench(words: list[str]) -> int:
     return 0
 
 
-def parse_bench_arguments(words: list[str]) -> tuple[Any, Callable[..., Any]]:
-    """The options, and a function that adds blocks and settings to the config."""
-    from reverie.bench.update import BenchFlags
-    from reverie.run.used_settings import check_used, resolve_with_suggestions
+def _bench_devices(size: int, config: Any, options: Any, words: list[str]) -> int:
+    """Measure updates on several devices; start a process per device if needed."""
+    if options.vary or options.compare or options.end_to_end:
+        raise UserError(
+            "Several devices are measured with one config.\n"
+            "  Fix: --devices 1, or remove the other options of the benchmark."
+        )
+    if size == 1:
+        from reverie.run.launcher import run_processes
 
-    names = {"--compare": "--bench.compare"}
+        return run_processes(config.devices, ["bench", *words])
+    from reverie.bench.devices import bench_devices
+    from reverie.run.ranks import run_on_ranks
+
+    run_on_ranks(lambda: bench_devices(config, options))
+    return 0
+
+
+def parse_bench_arguments(words: list[str]) -> tuple[Any, Callable[..., Any]]:
+    """Return the options, and a function that returns the config of the command line
+    with additional presets and settings."""
+    from reverie.bench.update import BenchFlags
+    from reverie.run.used_settings import check_used, resolve_for_command
+
+    names = {"--compare": "--bench.compare", "--end-to-end": "--bench.end_to_end"}
     arguments = parse_arguments([names.get(word, word) for word in words])
     options = arguments.take_options(BenchFlags).bench
 
     def resolve(
-        blocks: list[str], settings: dict[str, Any], base: Sequence[str] = ()
+        presets: list[str], settings: dict[str, Any], base: Sequence[str] = ()
     ) -> Any:
-        all_blocks = [*base, *arguments.blocks, *blocks]
+        all_presets = [*base, *arguments.presets, *presets]
         flags = [*settings.items(), *arguments.flags]
-        config = resolve_with_suggestions("bench", all_blocks, arguments.files, flags)
+        files = arguments.files
+        config = resolve_for_command("bench", all_presets, files, flags, check=False)
         check_used(config, "bench", arguments.flags)
         return config
 
@@ -52,7 +85,7 @@ def parse_bench_arguments(words: list[str]) -> tuple[Any, Callable[..., Any]]:
 
 
 def parse_bench_envs_arguments(words: list[str]) -> tuple[Any, Any]:
-    """The options, and the settings of the environments."""
+    """Return the options, and the settings of the environments."""
     from reverie.bench.envs import EnvBenchConfig
 
     arguments = parse_arguments(words)

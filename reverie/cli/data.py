@@ -69,7 +69,7 @@ def data(words: list[str]) -> int:
 
 
 def data_commands() -> dict[str, DataCommand]:
-    """The commands below `reverie data`, by name."""
+    """Return the subcommands of `reverie data`, by name."""
     from reverie.recordings.commands import DATA_COMMANDS, DataCommand
     from reverie.recordings.simulator_commands import (
         RenderOptions,
@@ -90,7 +90,7 @@ def data_commands() -> dict[str, DataCommand]:
 
 
 def data_help(words: list[str]) -> str:
-    """Usage and options of one command, or how to get them."""
+    """Return usage and options of one subcommand, or the list of subcommands."""
     commands = data_commands()
     name = next((word for word in words if word in commands), "")
     if not name:
@@ -104,7 +104,7 @@ def data_help(words: list[str]) -> str:
 
 
 def parse_data_arguments(name: str, words: list[str]) -> tuple[list[str], Any]:
-    """The positional arguments and the options for a command below `reverie data`."""
+    """Return the positional arguments and options of a subcommand."""
     command = data_commands()[name]
     count = len(command.positional)
     arguments = parse_arguments(words, len(words) if command.takes_more else count)
@@ -113,22 +113,22 @@ def parse_data_arguments(name: str, words: list[str]) -> tuple[list[str], Any]:
             f"`reverie data {name}` needs {' and '.join(command.positional)}.\n"
             f"  Fix: reverie data {name} {' '.join(command.positional)}"
         )
-    shared = _settings_from_blocks(name, arguments, command.run_settings)
-    options: Any = arguments.take_options(command.options, [("the blocks", shared)])
+    shared = _settings_from_presets(name, arguments, command.run_settings)
+    options: Any = arguments.take_options(command.options, [("the presets", shared)])
     known = configs.settings_of(command.options)
     arguments.refuse_other_flags(f"reverie data {name}", known)
     return arguments.positional, options
 
 
-def _settings_from_blocks(
+def _settings_from_presets(
     name: str, arguments: Arguments, shared: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Values that preset blocks, files and `--task` give to these settings of a run."""
+    """Return the values of these settings of a run from presets, files and `--task`."""
     if not shared:
-        arguments.refuse_blocks(f"`reverie data {name}` does not use preset blocks.")
+        arguments.refuse_presets(f"`reverie data {name}` does not use presets.")
         return {}
     task = [(flag, value) for flag, value in arguments.flags if flag == "task"]
-    if not (arguments.blocks or arguments.files or task):
+    if not (arguments.presets or arguments.files or task):
         return {}
     config = asdict(to_config(arguments._replace(flags=task)))
     return {name: value for name, value in config.items() if name in shared}

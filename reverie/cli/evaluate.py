@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ Flags = Sequence[tuple[str, Any]]
 class EvalOptions:
     episodes: int | None = None
     """Number of episodes, or of sequences for agents that find segment boundaries
-    (default: 100, and all held-out episodes of recordings)."""
+    (default: 100; for recordings, all held-out episodes)."""
     videos: int = 0
     """Write videos of the first N episodes, and of the first N failed episodes."""
     failures: int = 10
@@ -40,9 +40,9 @@ class EvalOptions:
 
     @property
     def records(self) -> bool:
-        """True if an option asks for recordings of played episodes."""
-        changed = self.failures != EvalOptions.failures
-        return bool(self.videos) or changed or self.keep_episodes
+        """True if an option that was set asks to record played episodes."""
+        sets_failures = self.failures != EvalOptions.failures
+        return bool(self.videos) or sets_failures or self.keep_episodes
 
 
 def evaluate(words: list[str]) -> int:
@@ -67,7 +67,7 @@ def evaluate(words: list[str]) -> int:
             f"  Fix: reverie eval {path}"
         )
     if not is_imported(logdir, arguments.flags):
-        arguments.refuse_blocks("An evaluation uses the settings saved with the run.")
+        arguments.refuse_presets("An evaluation uses the settings saved with the run.")
     if others and options.follow:
         raise UserError(
             f"--follow evaluates a single run.\n  Fix: reverie eval {logdir} --follow"
@@ -90,24 +90,30 @@ def evaluate(words: list[str]) -> int:
 def _choose_evaluation(
     logdir: Path, options: EvalOptions, arguments: Arguments, compares: bool
 ) -> tuple[Callable[[Path], EvalResult], Callable[[EvalResult], str]]:
-    """Return the evaluation that fits a run, and the function that describes it."""
+    """Return the evaluation for the kind of run, and the function that formats it."""
     from reverie.evaluation import boundaries, recordings
     from reverie.evaluation import episodes as env_episodes
     from reverie.run.load import is_imported, open_run
-    from reverie.run.used_settings import IN_ENVIRONMENT, check_used, with_used_flags
+    from reverie.run.used_settings import (
+        check_used,
+        unused_in_environment,
+        with_used_flags,
+    )
 
-    flags, blocks, files = arguments.flags, arguments.blocks, arguments.files
+    flags, presets, files = arguments.flags, arguments.presets, arguments.files
     if is_imported(logdir, flags):  # a checkpoint without settings
-        config = open_run(logdir, flags, blocks=blocks, files=files).config
+        config = open_run(logdir, flags, presets=presets, files=files).config
     else:
         config = open_run(logdir, replaces_task="task" in dict(flags)).config
     on_sequences = config.agent_config.sequence_window is not None
     on_recordings = bool(config.offline.data) and "task" not in dict(flags)
-    unused = () if on_sequences or on_recordings else IN_ENVIRONMENT
+    in_environment = not (on_sequences or on_recordings)
+    unused = unused_in_environment(config) if in_environment else ()
     if is_imported(logdir, flags):
         check_used(config, "eval", flags, unused)
     else:
-        with_used_flags(config, "eval", flags, unused)
+        names = [field.name for field in fields(EvalOptions)]
+        with_used_flags(config, "eval", flags, unused, names)
     if (on_sequences or on_recordings) and options.records:
         raise UserError(
             f"{logdir} is evaluated on recorded data, not in an environment, so there "
@@ -123,7 +129,7 @@ def _choose_evaluation(
     count = options.episodes or 100
     if on_sequences:
         return (
-            lambda path: boundaries.eval_boundaries(path, count, flags, blocks, files),
+            lambda path: boundaries.eval_boundaries(path, count, flags, presets, files),
             boundaries.describe,
         )
     if on_recordings:
@@ -141,7 +147,7 @@ def _choose_evaluation(
             videos=options.videos,
             failures=options.failures,
             keep_episodes=options.keep_episodes,
-            blocks=blocks,
+            presets=presets,
             files=files,
         ),
         env_episodes.describe,
@@ -156,6 +162,6 @@ def _compare(
 
     count = options.episodes or 100
     agreement = boundaries.compare_boundaries(
-        logdir, other, count, arguments.flags, arguments.blocks, arguments.files
+        logdir, other, count, arguments.flags, arguments.presets, arguments.files
     )
     print(boundaries.describe_agreement(agreement))

@@ -17,7 +17,7 @@ from reverie.config import ConfigError, Setting, example, settings_of, suggest
 
 
 def explain(schema: type, prefix: str = "") -> str:
-    """Type, default and meaning of every setting whose name starts with a prefix.
+    """Return type, default and meaning of the settings with a prefix.
 
     The prefix is a group (`run`), a setting (`run.steps`) or empty for all settings.
     """
@@ -49,12 +49,12 @@ def explain_groups(schema: type, defaults: Mapping[str, Any] | None = None) -> s
 
 @functools.cache
 def _docs(schema: Any, prefix: str = "") -> dict[str, str]:
-    """The docstring below each field, as a single line, by dotted name."""
+    """Return the docstring below each field, as a single line, by dotted name."""
     docs: dict[str, str] = {}
     for class_ in reversed(schema.__mro__[:-1]):
         try:
             source = inspect.getsource(class_)
-        except (OSError, TypeError):  # a class made at run time, for plug-ins
+        except (OSError, TypeError):  # a class created at run time, for plug-ins
             continue
         tree = ast.parse(textwrap.dedent(source)).body[0]
         assert isinstance(tree, ast.ClassDef)
@@ -79,7 +79,7 @@ def _explain_one(name: str, setting: Setting, docs: Mapping[str, str]) -> str:
 
 
 def _type_name(type_: Any) -> str:
-    """The type as a usage line shows it: `int`, `{min,max}`, `int ...`."""
+    """Return the type as in a usage line: `int`, `{min,max}`, `int ...`."""
     origin, arguments = typing.get_origin(type_), typing.get_args(type_)
     if origin is Literal:
         return "{" + ",".join(str(option) for option in arguments if option) + "}"

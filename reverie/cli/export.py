@@ -1,4 +1,4 @@
-"""`reverie export`: the policy of a run as a file."""
+"""`reverie export`: write the policy of a run to a file."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Literal
 from reverie.api import UserError
 from reverie.cli.arguments import parse_arguments, path_errors
 
-PLAIN = {"device": "cpu", "precision": "float32", "compile": "none"}
-"""Settings with which the agent is loaded: exported steps are plain float32 graphs."""
+EXPORT_SETTINGS = {"device": "cpu", "precision": "float32", "compile": "none"}
+"""Settings with which the agent is loaded: fused kernels cannot be exported."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ def export(words: list[str]) -> int:
         )
     options = arguments.take_options(ExportOptions)
     logdir = Path(arguments.positional[0]).expanduser()
-    settings = {**dict(arguments.flags), **PLAIN}
+    settings = {**dict(arguments.flags), **EXPORT_SETTINGS}
     with path_errors():
-        player = load(logdir, configs=arguments.blocks, **settings)
+        player = load(logdir, configs=arguments.presets, **settings)
         parent = logdir if logdir.is_dir() else logdir.parent
         folder = Path(options.out).expanduser() if options.out else parent / "export"
         exported = export_policy(

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 from reverie import config as configs
 from reverie.api import UserError
 from reverie.cli.bench import bench, bench_help
+from reverie.cli.campaign import CAMPAIGN_HELP, campaign
 from reverie.cli.config import show_config
 from reverie.cli.data import data, data_help
-from reverie.cli.draw import draw
+from reverie.cli.draw import draw, draw_help
 from reverie.cli.envs import check_env, list_envs
 from reverie.cli.evaluate import evaluate
 from reverie.cli.explain import explain, explain_groups
@@ -29,7 +30,16 @@ from reverie.cli.report import report
 from reverie.cli.share import pack, push
 from reverie.cli.streams import flush_output, open_standard_streams
 from reverie.cli.sweep import sweep
-from reverie.cli.train import BASE_BLOCKS, bc, demo, offline, train, train_eval
+from reverie.cli.train import (
+    BASE_PRESETS,
+    TrainOptions,
+    bc,
+    demo,
+    offline,
+    train,
+    train_eval,
+)
+from reverie.distributed.launch import find_launch
 from reverie.log.messages import print_message, record_output
 from reverie.run.signals import Interrupted
 from reverie.run.trust import allow
@@ -41,14 +51,15 @@ HELP = """\
 Reverie trains reinforcement learning agents with world models (DreamerV3, Δ-IRIS, VTA).
 
 Usage
-  reverie train [--configs BLOCK ...] [--task TASK] [--logdir DIR] [--SETTING VALUE ...]
+  reverie train [--configs PRESET ...] [--task TASK] [--logdir DIR]
+                [--SETTING VALUE ...]
   reverie COMMAND --help
 
 Commands
 {commands}
 
 Options of commands that use the folder of a run
-  --trust  import modules that its config names (`my_module:MyAgent`), also if you did
+  --trust  import modules that its config names (`my_module:MyAgent`), even if you did
            not start the run on this machine. They are executed with your permissions.
 
 Exit codes
@@ -59,12 +70,12 @@ Exit codes
 
 SETTINGS_HELP = """\
 Options
-  --configs BLOCK ...  apply preset blocks, from left to right
-  --config FILE ...    apply YAML or JSON files of settings
-  --SETTING VALUE      set a single setting; flags override blocks and files
+  --configs PRESET ...  apply presets, from left to right
+  --config FILE ...     apply YAML or JSON files of settings
+  --SETTING VALUE       set a single setting; flags override presets and files
 
-Preset blocks
-{blocks}
+Presets
+{presets}
 """
 
 EXPLAIN_HELP = """
@@ -90,16 +101,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is not None:  # called from Python code
         return _run(words)
-    record_output()  # the time from here on counts as time without output
+    record_output()  # the status line is printed after some seconds without output
     warnings.showwarning = _show_warning
     open_standard_streams()
     code = _run(words)
     # Ctrl-C while the interpreter ends would only print a traceback.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     error = flush_output()
-    # training has files with its results
-    is_needed = not words or words[0] not in BASE_BLOCKS or _asks_help(words)
-    return _output_failed(error) if error and is_needed and not code else code
+    # training also writes its results to files, so it does not need standard output
+    needs_output = not words or words[0] not in BASE_PRESETS or _asks_help(words)
+    return _output_failed(error) if error and needs_output and not code else code
 
 
 def _run(words: list[str]) -> int:
@@ -109,6 +120,7 @@ def _run(words: list[str]) -> int:
     except UserError as error:
         from reverie.cli.originals import explain as explain_original
 
+        # the command line may be one of another implementation, such as dreamerv3
         return _fail(explain_original(words, error, COMMANDS) or str(error))
     except Interrupted as stop:
         print_message("Saved. Run the same command again to resume.")
@@ -121,7 +133,7 @@ def _run(words: list[str]) -> int:
             output = flush_output()
             if output is not None and output.errno == error.errno:
                 return _output_failed(output)
-        message = _explain(error)
+        message = _describe_os_error(error)
         if message is None:
             raise
         return _fail(message)
@@ -137,8 +149,8 @@ def _output_failed(error: OSError) -> int:
     )
 
 
-def _explain(error: Exception) -> str | None:
-    """Return a message for errors of the operating system; None for other errors."""
+def _describe_os_error(error: Exception) -> str | None:
+    """Return a message for memory and file errors; None for other errors."""
     from reverie.run.memory import describe, is_out_of_memory
 
     if is_out_of_memory(error):
@@ -164,6 +176,7 @@ def _show_warning(message: Any, *_: Any, **__: Any) -> None:
 
 
 def _dispatch(words: list[str]) -> int:
+    """Print the help or the version, or run a command."""
     name, arguments = (words[0], words[1:]) if words else ("--help", [])
     if name in ("-h", "--help", "help"):
         summaries = {name: command.summary for name, command in COMMANDS.items()}
@@ -180,19 +193,24 @@ def _dispatch(words: list[str]) -> int:
             f"There is no command {name!r}.{configs.suggest(name, COMMANDS)}\n"
             f"  Fix: choose from {', '.join(COMMANDS)}."
         )
-    command = COMMANDS[name]
+    command, launch = COMMANDS[name], find_launch()
+    if launch.world_size > 1 and name not in (*BASE_PRESETS, "bench"):
+        raise UserError(
+            f"{launch.launcher} has started {launch.world_size} processes, but "
+            f"`reverie {name}` runs in one.\n  Fix: start it without {launch.launcher}."
+        )
     if _asks_help(arguments):
         usage = "\n  ".join(f"reverie {name} {x}" for x in command.usage.split("\n"))
         text = f"{command.summary}\n\nUsage\n  {usage}\n\n{command.help(arguments)}"
         print(text.rstrip())
         return 0
-    words_left = [word for word in arguments if word != TRUST]
-    with allow(_import_paths(words_left), everything=TRUST in arguments):
-        return command.function(words_left)
+    without_trust = [word for word in arguments if word != TRUST]
+    with allow(_import_paths(without_trust), everything=TRUST in arguments):
+        return command.function(without_trust)
 
 
 def _import_paths(words: Sequence[str]) -> list[str]:
-    """The import paths of users' code that a command line names."""
+    """Return the `module:Class` paths of user code in a command line."""
     first = next((i for i, word in enumerate(words) if word[:2] == "--"), len(words))
     if not any(":" in word for word in words[first:]):
         return []
@@ -206,47 +224,56 @@ def _asks_help(words: list[str]) -> bool:
 
 
 def _settings_help(words: list[str], command: str = "train") -> str:
-    """Blocks, top-level settings and groups of settings."""
+    """Presets, top-level settings and groups of settings."""
     from reverie.run.config import Config
 
-    base = BASE_BLOCKS[command]
-    layers = [configs.get_block(name) for name in base]
+    base = BASE_PRESETS[command]
+    layers = [configs.get_preset(name) for name in base]
     top = ("task", "agent")
-    defaults = {k: block[k] for block in layers for k in top if k in block}
+    defaults = {k: preset[k] for preset in layers for k in top if k in preset}
 
     rows = []
-    for path in sorted(configs.PRESETS.glob("*.yaml")):
+    for path in sorted(configs.PRESETS_FOLDER.glob("*.yaml")):
         names = ", ".join(configs.read_config_file(path))
         rows.append(
-            f"  {path.stem:<10} " + f"\n{' ' * 13}".join(textwrap.wrap(names, 73))
+            f"  {path.stem:<16} " + f"\n{' ' * 19}".join(textwrap.wrap(names, 67))
         )
     settings = explain_groups(Config, defaults)
-    text = SETTINGS_HELP.format(blocks="\n".join(rows))
+    text = SETTINGS_HELP.format(presets="\n".join(rows))
     if base:
         names = " and ".join(base)
-        text += f"  `reverie {command}` applies {names} before all other blocks.\n"
+        text += f"  `reverie {command}` applies {names} before all other presets.\n"
     return f"{text}\nSettings\n{settings}\n{EXPLAIN_HELP}"
 
 
+def _train_help(words: list[str], command: str = "train") -> str:
+    """Options of the training commands, presets and settings."""
+    settings = _settings_help(words, command)
+    return f"{settings}\nOptions that are not settings\n{explain(TrainOptions)}"
+
+
 def _options_help(path: str, first: str = "") -> Callable[[list[str]], str]:
-    """Return `first` and the help of the options of the class at an import path."""
+    """Return a `Command.help` function: `first`, then the options of a class.
+
+    `path` is the import path of the class.
+    """
     return lambda words: f"{first}Options\n{explain(resolve_name(path))}"
 
 
-SETTINGS = "[--configs BLOCK ...] [--config FILE ...] [--SETTING VALUE ...]"
+SETTINGS = "[--configs PRESET ...] [--config FILE ...] [--SETTING VALUE ...]"
 RECORDINGS = f"--offline.data PATH {SETTINGS}"
 
 COMMANDS: dict[str, Command] = {
-    "train": Command(train, SETTINGS, _settings_help),
-    "train_eval": Command(train_eval, SETTINGS, _settings_help),
-    "offline": Command(offline, RECORDINGS, partial(_settings_help, command="offline")),
+    "train": Command(train, f"{SETTINGS} [--profile N]", _train_help),
+    "train_eval": Command(train_eval, f"{SETTINGS} [--profile N]", _train_help),
+    "offline": Command(offline, RECORDINGS, partial(_train_help, command="offline")),
     "bc": Command(
-        bc, f"[--bc.run LOGDIR] {RECORDINGS}", partial(_settings_help, command="bc")
+        bc, f"[--bc.run LOGDIR] {RECORDINGS}", partial(_train_help, command="bc")
     ),
     "eval": Command(
         evaluate,
         "LOGDIR [--episodes 100] [--videos 0] [--task TASK] [--SETTING VALUE ...]\n"
-        "LOGDIR --follow                  evaluate each new checkpoint of a training\n"
+        "LOGDIR --follow                  evaluate new checkpoints during training\n"
         "LOGDIR LOGDIR [--episodes 100]   compare the segment boundaries of two runs",
         _options_help("reverie.cli.evaluate:EvalOptions"),
     ),
@@ -267,12 +294,23 @@ COMMANDS: dict[str, Command] = {
         "--logdir DIR",
         _options_help("reverie.sweep.spec:SweepConfig"),
     ),
+    "campaign": Command(
+        campaign,
+        "--tasks TASK ... [--seeds 5] [--configs PRESET ...] [--per-gpu 3] "
+        "[--logdir DIR] [--SETTING VALUE ...]\n"
+        "FILE.yaml [--SETTING VALUE ...]\n"
+        "FOLDER            resume this campaign, or start another worker\n"
+        "FOLDER --status   print the state of all runs",
+        _options_help("reverie.campaign.spec:CampaignConfig", f"{CAMPAIGN_HELP}\n"),
+    ),
     "demo": Command(demo, "[--logdir DIR]"),
     "bench": Command(
         bench,
         f"{SETTINGS}\n"
-        "--compare [--configs BLOCK ...] [--SETTING VALUE ...]\n"
-        "--bench.vary size|batch|length|image [--SETTING VALUE ...]\n"
+        "--compare [--configs PRESET ...] [--SETTING VALUE ...]\n"
+        "--end-to-end [--bench.updates 200] [--configs PRESET ...] "
+        "[--SETTING VALUE ...]\n"
+        "--bench.vary algorithm|size|batch|length|image [--SETTING VALUE ...]\n"
         "envs [--tasks TASK ...] [--counts 8 16] [--env.SETTING VALUE ...]",
         bench_help,
     ),
@@ -286,8 +324,9 @@ COMMANDS: dict[str, Command] = {
     ),
     "draw": Command(
         draw,
+        "openloop LOGDIR [--clips 6] [--observed 16] [--horizon 48] [--out FILE]\n"
         "boundaries LOGDIR [--idx 0] [--num-samples 10] [--out FOLDER]",
-        _options_help("reverie.cli.draw:DrawOptions"),
+        draw_help,
     ),
     "plot": Command(
         plot,

@@ -1,4 +1,4 @@
-"""Translates command lines of other implementations to those of Reverie.
+"""Translates command lines of other implementations ("originals") to Reverie.
 
 If a command line is not valid, `explain` looks up its arguments in the tables of
 `reverie/convert/command_lines`. If some of them are found, it returns a message with
@@ -16,19 +16,23 @@ from typing import NamedTuple
 
 from reverie import config as configs
 from reverie.api import UserError
-from reverie.cli.train import BASE_BLOCKS
+from reverie.cli.train import BASE_PRESETS
 from reverie.config import UnknownSetting
 from reverie.convert.command_lines import Original, Replacement, originals
-from reverie.envs import SUITES, split_task
+from reverie.envs import SUITES, add_gym_prefix, split_task
 from reverie.plugins import settings_name
 from reverie.run.config import Config, resolve
 from reverie.run.used_settings import used_names
 
-LAUNCHERS = ("python", "python3", "-m", "bash", "sh")
-"""Words before the name of a program."""
+LAUNCHER = re.compile(
+    r"python[\d.]*|-[amu]|bash|sh|uv|poetry|run|xvfb-run|(.*/)?xvfb_run\.sh|[A-Z_]+=.*"
+)
+"""Words before the name of a program: interpreters and environment variables."""
 
+TASK_FLAGS = ("env", "env_id", "env-id", "env_name", "env-name", "environment", "game")
+"""Flags that select the environment in many other programs."""
 
-TRANSLATED = (*BASE_BLOCKS, "bench", "config")
+TRANSLATED = (*BASE_PRESETS, "bench", "config")
 """Commands whose arguments are translated."""
 
 
@@ -39,6 +43,7 @@ class Change(NamedTuple):
     new: str
     """Empty if it has no equivalent."""
     note: str
+    """Sentence about the difference; may be empty."""
 
 
 class Argument(NamedTuple):
@@ -57,16 +62,25 @@ class Translation:
 
     original: Original
     command: list[str]
-    blocks: list[str] = field(default_factory=list)
+    """Command of Reverie, with its positional arguments."""
+    presets: list[str] = field(default_factory=list)
     is_program: bool = False
     """True if the command line begins with a program of the original."""
     arguments: list[list[str]] = field(default_factory=list)
+    """Flags of Reverie, each with its values."""
     changes: list[Change] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     """Arguments of the original's program that are not in its table."""
 
+    @property
+    def num_matched(self) -> int:
+        """Number of arguments that were replaced, minus the number of unknown ones."""
+        return len(self.changes) - len(self.unknown)
+
     def add_change(self, change: Change) -> None:
-        """Add a change, together with an earlier one that has the same result."""
+        """Add a change; combine it with an earlier change of the same result."""
+        if change.new == change.old and not change.note:
+            return
         for index, other in enumerate(self.changes):
             if change.new and change.new == other.new:
                 old = f"{other.old} {change.old}"
@@ -76,52 +90,74 @@ class Translation:
 
     @property
     def words(self) -> list[str]:
+        """The translated command line."""
         unique = dict.fromkeys(tuple(argument) for argument in self.arguments)
         arguments = [word for argument in unique for word in argument]
-        return [*self.command, *self.block_words, *arguments]
+        return [*self.command, *self.preset_words, *arguments]
 
     @property
-    def block_words(self) -> list[str]:
-        blocks = list(dict.fromkeys(self.blocks))
-        return ["--configs", *blocks] if blocks else []
+    def preset_words(self) -> list[str]:
+        presets = list(dict.fromkeys(self.presets))
+        return ["--configs", *presets] if presets else []
 
 
 def explain(
     words: Sequence[str], error: UserError, commands: Collection[str]
 ) -> str | None:
-    """Return a message for an invalid command line; None if no argument is in a table.
+    """Return a message that explains an invalid command line.
 
-    `commands` are the commands of Reverie.
+    None if no argument is in a table. `commands` are the commands of Reverie.
     """
     words = list(words)
-    while words and words[0] in LAUNCHERS:
+    while words and LAUNCHER.fullmatch(words[0]):
         words.pop(0)
     try:
         found = [_translate(words, each, commands) for each in originals()]
     except UserError as invalid:  # such as a task that does not exist
         return str(invalid)
-    best = max(found, key=lambda each: len(each.changes) if each else 0)
+    best = max(found, key=lambda x: (x.is_program, x.num_matched) if x else (False, 0))
     if best is not None and best.changes:
-        return _describe(best)
+        return _describe_translation(best)
     if words and words[0].startswith("--") and words[0] not in ("--help", "--version"):
         fix = shlex.join(["train", *words])
         return f"The command is missing.\n  Fix: reverie {fix}"
+    if (text := _explain_task_flag(words)) is not None:
+        return text
     names = {word.lstrip("-").partition("=")[0] for word in words}
     if isinstance(error, UnknownSetting) and error.name not in names:
         return _explain_key(error)
     return None
 
 
-def _describe(translation: Translation) -> str:
+def _explain_task_flag(words: list[str]) -> str | None:
+    """Return a message for a flag such as `--env CartPole-v1`, if there is one."""
+    if not words or words[0] not in TRANSLATED:
+        return None
+    arguments = list(_split_arguments(words[1:]))
+    for argument in arguments:
+        if argument.name in TASK_FLAGS and len(argument.values) == 1:
+            task = add_gym_prefix(argument.values[0])
+            others = [
+                word for each in arguments if each != argument for word in each.words
+            ]
+            fix = shlex.join(["reverie", words[0], "--task", task, *others])
+            return (
+                f"`{argument.words[0]}` is not a setting: an environment is selected "
+                f"with `--task`.\n  Fix: {fix}"
+            )
+    return None
+
+
+def _describe_translation(translation: Translation) -> str:
     original = translation.original
     if len(translation.changes) == 1:
         change = translation.changes[0]
         if change.new.startswith("reverie "):  # the program
-            command = [*translation.command, *translation.block_words]
+            command = [*translation.command, *translation.preset_words]
             change = change._replace(new=shlex.join(["reverie", *command]))
-        text = _sentence(change, original)
+        text = _describe_change(change, original)
     else:
-        rows = "\n".join(f"    {_row(change)}" for change in translation.changes)
+        rows = "\n".join(f"    {_table_row(change)}" for change in translation.changes)
         text = f"These arguments of {original.name} have other names here:\n{rows}"
     if translation.unknown:
         names = ", ".join(f"`{name}`" for name in translation.unknown)
@@ -130,7 +166,7 @@ def _describe(translation: Translation) -> str:
     return f"{text}\n  See {original.page}.\n  Fix: {fix}"
 
 
-def _sentence(change: Change, original: Original) -> str:
+def _describe_change(change: Change, original: Original) -> str:
     old, new, note = change
     if not new:
         reason = f": {note[:1].lower()}{note[1:]}" if note else "."
@@ -138,7 +174,7 @@ def _sentence(change: Change, original: Original) -> str:
     return f"`{old}` of {original.name} is `{new}` here. {note}".rstrip()
 
 
-def _row(change: Change) -> str:
+def _table_row(change: Change) -> str:
     new = f"is `{change.new}`." if change.new else "is not needed."
     return f"`{change.old}` {new} {change.note}".rstrip()
 
@@ -150,12 +186,15 @@ def _explain_key(error: UnknownSetting) -> str | None:
             match = re.fullmatch(flag.pattern, error.name)
             if match is None or (original.agent and not flag.new):
                 continue
-            new = _fill(flag.new, match, {"agent": "dreamer", "env": "env.atari"})
+            new = _fill_template(
+                flag.new, match, {"agent": "dreamer", "env": "env.atari"}
+            )
             names = [word[2:] for word in new if word.startswith("--")]
             change = Change(error.name, " and ".join(names), flag.note)
             fix = f"write {names[0]!r}." if names else f"remove {error.name!r}."
             return (
-                f"{_sentence(change, original)} It was found in {error.origin}.\n"
+                f"{_describe_change(change, original)} "
+                f"It was found in {error.origin}.\n"
                 f"  See {original.page}.\n  Fix: {fix}"
             )
     return None
@@ -181,44 +220,50 @@ def _translate(
         elif program is None:
             return None
         else:
-            _start(translation, program, words[0])
+            _set_program(translation, program, words[0])
             if program.example:
                 translation.command += rest or program.example.split()
+            options = program.options or {}
+            translation.command += [options[word] for word in rest if word in options]
             if program.example or not program.takes_arguments:
                 return translation
     if translation.command[0] not in TRANSLATED:
         return None
+    if original.hydra_preset:
+        rest = ["--multirun" if word == "-m" else word for word in rest]
     while rest and not _is_argument(rest[0]):
         translation.command.append(rest.pop(0))
-    arguments = list(_split(rest))
+    arguments = list(_split_arguments(rest))
     is_hydra = any(argument.is_hydra for argument in arguments)
-    if is_hydra and not original.hydra_block:
+    if is_hydra and not original.hydra_preset:
         return None
-    selects_block = any(argument.name in ("env", "params") for argument in arguments)
-    if original.hydra_block and not selects_block and (is_hydra or translation.changes):
-        translation.blocks.append(original.hydra_block)
+    selects_preset = any(argument.name in ("env", "params") for argument in arguments)
+    is_original = is_hydra or bool(translation.changes)
+    if original.hydra_preset and is_original and not selects_preset:
+        translation.presets.append(original.hydra_preset)
     for argument in arguments:
         if argument.name == "configs":
-            _add_blocks(translation, argument.values)
+            _add_presets(translation, argument.values)
     values = {each.name: " ".join(each.values) for each in arguments}
+    # arguments that select the agent or task come first: others depend on them
     first = re.compile("task|env|expl_behavior|dynamics_type")
-    arguments.sort(key=lambda each: not first.search(each.name))  # is stable
-    for argument in arguments:  # first those on which other words depend
+    arguments.sort(key=lambda each: not first.search(each.name))
+    for argument in arguments:
         if argument.name != "configs":
-            _add(translation, argument, values)
+            _add_argument(translation, argument, values)
     if translation.command[0] == "eval":
-        _evaluate(translation, values)
+        _keep_run_and_task(translation, values)
     return translation
 
 
-def _evaluate(translation: Translation, values: dict[str, str]) -> None:
-    """Reduce the arguments of a command that evaluates to its run and its task."""
+def _keep_run_and_task(translation: Translation, values: dict[str, str]) -> None:
+    """Keep only the run and the task, for a command that evaluates."""
     sources = ("run.from_checkpoint", "resume_checkpoint", "logdir")
     paths = [values[name] for name in sources if name in values]
-    task = _config(translation, "train").task
-    has_task = translation.blocks or "task" in values
+    task = _config_so_far(translation, "train").task
+    has_task = translation.presets or "task" in values
     translation.command.append(paths[0] if paths else "LOGDIR")
-    translation.blocks = []
+    translation.presets = []
     translation.arguments = [["--task", task]] if has_task else []
 
 
@@ -227,16 +272,18 @@ def _is_argument(word: str) -> bool:
     return word.startswith("--") or re.match(r"[+~]{0,2}[\w.]+=", word) is not None
 
 
-def _start(translation: Translation, program: Replacement, word: str) -> None:
+def _set_program(translation: Translation, program: Replacement, word: str) -> None:
+    """Set the command and presets that replace a program of the original."""
     command, translation.is_program = program.new.split(), True
     translation.add_change(Change(word, f"reverie {program.new}", program.note))
     if "--configs" in command and program.takes_arguments:
         start = command.index("--configs")
-        translation.blocks, command = command[start + 1 :], command[:start]
+        translation.presets, command = command[start + 1 :], command[:start]
     translation.command = command
 
 
-def _split(words: Sequence[str]) -> Iterator[Argument]:
+def _split_arguments(words: Sequence[str]) -> Iterator[Argument]:
+    """Yield each flag or Hydra argument with the values that follow it."""
     groups: list[list[str]] = []
     for word in words:
         if _is_argument(word) or not groups:
@@ -251,20 +298,23 @@ def _split(words: Sequence[str]) -> Iterator[Argument]:
         )
 
 
-def _add_blocks(translation: Translation, names: Sequence[str]) -> None:
+def _add_presets(translation: Translation, names: Sequence[str]) -> None:
+    """Add the values of `--configs`; replace names that only the original has."""
     original = translation.original
-    own = original.program_blocks if translation.is_program else {}
+    for_program = original.program_presets if translation.is_program else {}
     for name in ",".join(names).split(","):
-        block = own.get(name, original.blocks.get(name))
-        if block is None or (name in configs.blocks() and name not in own):
-            translation.blocks.append(name)
+        preset = for_program.get(name, original.presets.get(name))
+        if preset is None or (name in configs.presets() and name not in for_program):
+            translation.presets.append(name)
         else:
-            translation.add_change(Change(name, block.new, block.note))
-            translation.blocks += block.new.split()
+            translation.add_change(Change(name, preset.new, preset.note))
+            translation.presets += preset.new.split()
 
 
-def _add(translation: Translation, argument: Argument, values: dict[str, str]) -> None:
-    """Add an argument, replaced if it is one of the original and not of Reverie."""
+def _add_argument(
+    translation: Translation, argument: Argument, values: dict[str, str]
+) -> None:
+    """Add an argument; replace it if the original has it and Reverie does not."""
     name, value = argument.name, " ".join(argument.values)
     is_setting = name.replace("-", "_") in _settings()
     for flag in translation.original.flags:
@@ -293,9 +343,11 @@ def _add(translation: Translation, argument: Argument, values: dict[str, str]) -
 
 
 def _concerns_agent(translation: Translation) -> bool:
-    """True if the command trains the agent of the original."""
+    """True if the command trains the agent for which the original is translated."""
     agent = translation.original.agent
-    return not agent or _config(translation, translation.command[0]).agent == agent
+    return (
+        not agent or _config_so_far(translation, translation.command[0]).agent == agent
+    )
 
 
 def _replace(
@@ -304,21 +356,48 @@ def _replace(
     match: re.Match[str],
     values: dict[str, str],
 ) -> list[str] | None:
-    """Add the words that replace a flag, and return them; None if they are not valid.
+    """Add the words that replace a flag, and return them; None if no run uses them.
 
-    If another training command uses these settings, it replaces the command.
+    If only another training command uses these settings, it replaces the command. If
+    only runs with the preset of the flag use them, the preset is added.
     """
+    new = _replace_with_presets(translation, flag, match, values)
+    if new is None and flag.preset and _may_add_preset(translation, flag.preset):
+        presets = list(translation.presets)
+        translation.presets.append(flag.preset)
+        new = _replace_with_presets(translation, flag, match, values)
+        if new is None:
+            translation.presets = presets
+    return new
+
+
+def _may_add_preset(translation: Translation, preset: str) -> bool:
+    """True if the preset keeps the agent, or the command line selects no task."""
+    has_task = any(words[0] == "--task" for words in translation.arguments)
+    if not translation.presets and not has_task:
+        return True
+    agent = _config_so_far(translation, translation.command[0]).agent
+    return resolve([*translation.presets, preset]).agent == agent
+
+
+def _replace_with_presets(
+    translation: Translation,
+    flag: Replacement,
+    match: re.Match[str],
+    values: dict[str, str],
+) -> list[str] | None:
+    """Add the words that replace a flag in a run with the presets found so far."""
     commands = [translation.command[0]]
-    if commands[0] in BASE_BLOCKS and "{agent}" not in flag.new:
-        commands += [name for name in BASE_BLOCKS if name not in commands]
+    if commands[0] in BASE_PRESETS and "{agent}" not in flag.new:
+        commands += [name for name in BASE_PRESETS if name not in commands]
     for command in commands:
-        config = _config(translation, command)
+        config = _config_so_far(translation, command)
         fields = {"agent": settings_name(config.agent), "env": _env_group(config)}
-        new = _fill(flag.new, match, {**values, **fields})
+        new = _fill_template(flag.new, match, {**values, **fields})
         words = [word for word in new if not word.startswith("COMMAND:")]
         if len(words) < len(new):
             command = new[0].removeprefix("COMMAND:")
-        is_run = command in (*BASE_BLOCKS, "bench")
+        is_run = command in (*BASE_PRESETS, "bench")
         used = used_names(config, command) if is_run else _settings()
         names = [word[2:].rstrip("+") for word in words if word.startswith("--")]
         known = {*used, "configs"}
@@ -328,13 +407,17 @@ def _replace(
         return None
     translation.command[0] = command
     if words[:1] == ["--configs"]:
-        translation.blocks += words[1:]
+        translation.presets += words[1:]
     else:
-        translation.arguments += [argument.words for argument in _split(words)]
+        translation.arguments += [
+            argument.words for argument in _split_arguments(words)
+        ]
     return words
 
 
-def _fill(template: str, match: re.Match[str], values: dict[str, str]) -> list[str]:
+def _fill_template(
+    template: str, match: re.Match[str], values: dict[str, str]
+) -> list[str]:
     """Return the words of a template; see `Replacement.new`."""
 
     def value_of(name: re.Match[str]) -> str:
@@ -345,10 +428,14 @@ def _fill(template: str, match: re.Match[str], values: dict[str, str]) -> list[s
     return re.sub(r"\{([\w:]+)\}", value_of, match.expand(template)).split()
 
 
-def _config(translation: Translation, command: str) -> Config:
-    """Return the config of the words that are translated so far."""
-    blocks = [*BASE_BLOCKS.get(command, ()), *translation.blocks]
-    known = [name for name in blocks if name in configs.blocks()]
+def _config_so_far(translation: Translation, command: str) -> Config:
+    """Return the config of the words that are translated so far.
+
+    Flags that are not valid together are left out, except for task and agent if these
+    are valid.
+    """
+    presets = [*BASE_PRESETS.get(command, ()), *translation.presets]
+    known = [name for name in presets if name in configs.presets()]
     flags: list[tuple[str, str | list[str]]] = [
         (words[0][2:], words[1] if len(words) == 2 else words[1:])
         for words in translation.arguments
@@ -362,7 +449,7 @@ def _config(translation: Translation, command: str) -> Config:
 
 
 def _env_group(config: Config) -> str:
-    """Return the settings of the task's suite, such as `env.atari`."""
+    """Return the group of settings of the task's suite, such as `env.atari`."""
     with contextlib.suppress(UserError):
         suite = SUITES.get(split_task(config.task)[0])
         if suite is not None and suite.config is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,7 +61,7 @@ class ViewOptions(ServerOptions):
 
 PLAY_HELP = """\
 Modes (they can be changed in the page)
-  without a flag  the agent acts in the environment, next to its open-loop dream
+  without a flag  the agent acts in the environment, next to an open-loop prediction
   -u              you act in the environment
   -a              the agent acts in its world model
   -w              you act in the world model
@@ -87,8 +87,8 @@ def play(words: list[str]) -> int:
     options = arguments.take_options(PlayOptions)
     logdir = run_path(arguments.positional[0])
     if not logdir.expanduser().is_file():
-        arguments.refuse_blocks("A session uses the settings saved with the run.")
-    loaded = load_run(logdir, arguments.flags, arguments.blocks, arguments.files)
+        arguments.refuse_presets("A session uses the settings saved with the run.")
+    loaded = load_run(logdir, arguments.flags, arguments.presets, arguments.files)
     reasons = loaded.modes()
     if mode and reasons[mode]:
         raise UserError(
@@ -127,7 +127,7 @@ def view(words: list[str]) -> int:
             "`reverie view` needs a folder with runs.\n  Fix: reverie view logdir"
         )
     options = arguments.take_options(ViewOptions)
-    names = [field for field in vars(ViewOptions()) if field]
+    names = [field.name for field in fields(ViewOptions)]
     arguments.refuse_other_flags("reverie view", names)
     runs = RunIndex(Path(arguments.positional[0]).expanduser())
     if options.export:
@@ -161,7 +161,7 @@ def _serve(
 
 
 def take_short_flags(words: list[str]) -> tuple[str, bool, list[str]]:
-    """Return mode, save mode and the other words."""
+    """Return the mode, whether save mode is on, and the other words."""
     modes, save, others = [], False, []
     for word in words:
         letters = set(word[1:])

@@ -17,21 +17,21 @@ class PlotOptions:
     out: tuple[str, ...] = ("plot.png",)
     """Files to write: .png, .svg or .pdf."""
     kind: str = "curves"
-    """Figure: curves over the training; or of the final scores: profile (share of runs
-    above each score), aggregates (mean, median, IQM, optimality gap) or improvement
-    (probability that one method is better than another)."""
+    """Figure: curves (scores during training), profile (fraction of runs above each
+    final score), aggregates (mean, median, IQM and optimality gap of final scores) or
+    improvement (probability that one method is better than another)."""
     y: str = "episode/score"
     """Metric to draw: a key of `scores.jsonl` (`episode/...`) or `metrics.jsonl`."""
     x: str = "frames"
-    """Unit of the x axis: frames of the simulator, step of the agent, or hours."""
+    """Unit of the x axis: frames (of the simulator), step (of the agent) or hours."""
     by: tuple[str, ...] = ()
     """Settings that distinguish methods; empty for all settings that differ."""
     bins: int = 40
     """Maximum number of bins of a curve. Episodes that end in a bin are averaged."""
     window: float = 0.05
-    """Share of the budget, at its end, whose episodes count for final scores."""
+    """A final score is the mean of the episodes in this last fraction of the budget."""
     budget: float = 0.0
-    """Length of the training in units of x; 0 for that of the longest run of a task."""
+    """Length of the training in units of x; 0 for the longest run of each task."""
     baseline: str = ""
     """Published results to draw as horizontal lines, for example dreamerv3."""
 
@@ -61,7 +61,8 @@ def _check(options: PlotOptions) -> None:
             )
     if options.baseline and options.kind == "profile":
         raise UserError(
-            "Published results have no single runs to draw a performance profile of.\n"
+            "A performance profile needs single runs, which published results do not "
+            "have.\n"
             "  Fix: remove --baseline, or use --kind curves."
         )
 

@@ -29,9 +29,10 @@ class ReportOptions:
     y: str = "episode/score"
     """Metric to report: a key of `scores.jsonl` (`episode/...`) or `metrics.jsonl`."""
     x: str = "frames"
-    """Unit of the window: frames of the simulator, step of the agent, or hours."""
+    """Unit of window and budget: frames (of the simulator), step (of the agent) or
+    hours."""
     window: float = 0.05
-    """Share of the budget, at its end, whose episodes count for the score."""
+    """The score is the mean of the episodes in this last fraction of the budget."""
     budget: float = 0.0
     """Length of the training in units of x; 0 for the longest run of each task."""
     by: tuple[str, ...] = ()
@@ -42,12 +43,25 @@ class ReportOptions:
 
 def report(words: list[str]) -> int:
     """Print a table of the scores of several runs, by task and method."""
-    from reverie.results.benchmarks import find_baseline
-    from reverie.results.report import FORMATS, make_report
-    from reverie.results.runs import find_runs, group_runs
     from reverie.storage.atomic import write_file
 
     paths, options = parse_runs(words, "reverie report", ReportOptions)
+    text = format_report(paths, options)
+    if options.out:
+        with path_errors():
+            write_file(Path(options.out).expanduser(), text.encode())
+        print(options.out)
+    else:
+        print(text, end="")
+    return 0
+
+
+def format_report(paths: Sequence[Path | str], options: ReportOptions) -> str:
+    """Return the table of the scores of the runs at these paths."""
+    from reverie.results.benchmarks import find_baseline
+    from reverie.results.report import FORMATS, make_report
+    from reverie.results.runs import find_runs, group_runs
+
     check_choice("format", options.format, tuple(FORMATS))
     check_window(options.x, options.window, options.budget)
     runs = find_runs(paths)
@@ -63,21 +77,14 @@ def report(words: list[str]) -> int:
     )
     if not result.rows:
         raise missing_values(runs, options.y, options.x)
-    text = FORMATS[options.format](result)
-    if options.out:
-        with path_errors():
-            write_file(Path(options.out).expanduser(), text.encode())
-        print(options.out)
-    else:
-        print(text, end="")
-    return 0
+    return FORMATS[options.format](result)
 
 
 def parse_runs(words: list[str], command: str, schema: type[T]) -> tuple[list[str], T]:
     """Return the paths of runs and the options of a command that compares them."""
     arguments = parse_arguments(words, max_positional=len(words))
     options = arguments.take_options(schema)
-    arguments.refuse_blocks(f"`{command}` reads the settings of the runs.")
+    arguments.refuse_presets(f"`{command}` reads the settings of the runs.")
     names = [field.name for field in dataclasses.fields(schema)]  # type: ignore
     arguments.refuse_other_flags(command, names)
     if not arguments.positional:
@@ -88,7 +95,7 @@ def parse_runs(words: list[str], command: str, schema: type[T]) -> tuple[list[st
 
 
 def check_window(x: str, window: float, budget: float) -> None:
-    """Raise unless these options select episodes at the end of a training."""
+    """Raise unless these options select episodes at the end of training."""
     check_choice("x", x, X_AXES)
     if not 0 < window <= 1:
         raise UserError(

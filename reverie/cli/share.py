@@ -15,7 +15,7 @@ def pack(words: list[str]) -> int:
     from reverie.results.pack import pack as write_file
 
     arguments = parse_arguments(words, max_positional=2)
-    arguments.refuse_blocks("A package has the settings saved with the run.")
+    arguments.refuse_presets("A package has the settings saved with the run.")
     arguments.refuse_other_flags("reverie pack", ())
     if len(arguments.positional) != 2:
         raise UserError(
@@ -25,12 +25,11 @@ def pack(words: list[str]) -> int:
     logdir, path = map(Path, arguments.positional)
     run = open_for_package(logdir)
     with path_errors():
-        written = pack_size(write_file(run, path.expanduser()))
-    print(written)
+        print(_with_size(write_file(run, path.expanduser())))
     return 0
 
 
-def pack_size(path: Path) -> str:
+def _with_size(path: Path) -> str:
     """Return a path with the size of its file."""
     return f"{path} ({path.stat().st_size / 1e6:.1f} MB)"
 
@@ -51,7 +50,7 @@ def push(words: list[str]) -> int:
     from reverie.results.push import write_repository
 
     arguments = parse_arguments(words, max_positional=2)
-    arguments.refuse_blocks("An upload has the settings saved with the run.")
+    arguments.refuse_presets("An upload has the settings saved with the run.")
     options = arguments.take_options(PushOptions)
     arguments.refuse_other_flags(
         "reverie push", tuple(PushOptions.__dataclass_fields__)

@@ -1,8 +1,8 @@
 """Handling of standard streams that are closed or cannot be written.
 
-Errors of standard error are ignored. Commands whose result is standard output, such as
-`reverie config`, end without an error if the reader of a pipe has ended (`| head`), and
-fail if the output cannot be written otherwise. Training also writes its metrics to
+Errors of standard error are ignored. Commands that print their result, such as `reverie
+config`, end without an error if the reader of a pipe has ended (`| head`), and fail if
+the output cannot be written for another reason. Training also writes its metrics to
 files, and continues if the terminal is closed.
 """
 

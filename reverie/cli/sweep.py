@@ -19,11 +19,12 @@ def sweep(words: list[str]) -> int:
 
 
 def parse_sweep_arguments(words: list[str]) -> Any:
-    """The sweep described by a file, or saved in the folder of an earlier sweep."""
+    """Return the sweep of a file, or the one saved in the folder of a sweep."""
     from reverie.run.folder import resolve_logdir
+    from reverie.run.spec_file import code_in_spec
     from reverie.run.trust import check_trusted
     from reverie.sweep.search import JOURNAL, SPEC_FILE
-    from reverie.sweep.spec import code_in_spec, load_spec
+    from reverie.sweep.spec import load_spec
 
     count = next((i for i, w in enumerate(words) if w[:2] == "--"), len(words))
     positional, flags = words[:count], words[count:]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -10,16 +14,31 @@ from typing import Any
 from reverie import config as configs
 from reverie.api import UserError
 from reverie.cli.arguments import Arguments, parse_arguments, to_config
+from reverie.config import check_minimum
+from reverie.distributed.launch import find_launch
 from reverie.log.messages import print_message
 from reverie.log.status import StatusLine
 
-BASE_BLOCKS: dict[str, tuple[str, ...]] = {
+BASE_PRESETS: dict[str, tuple[str, ...]] = {
     "train": (),
     "train_eval": (),
     "offline": ("offline",),
     "bc": ("offline", "bc"),
 }
-"""Preset blocks that each training command applies before all others."""
+"""Presets that each training command applies before all others."""
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Options of the training commands that are not settings of the run."""
+
+    profile: int | None = None
+    """Write a trace of N updates, after the first five, to `profile` in the run folder,
+    for Perfetto (https://ui.perfetto.dev) or TensorBoard."""
+
+    def __post_init__(self) -> None:
+        if self.profile is not None:
+            check_minimum(self, profile=1)
 
 
 def train(words: list[str]) -> int:
@@ -44,26 +63,36 @@ def bc(words: list[str]) -> int:
 
 def demo(words: list[str]) -> int:
     """Train on `catch` for a few minutes and save videos of imagined rollouts."""
-    from reverie.run import demo as loop
+    from reverie.run.demo import demo as run_demo
 
     arguments = parse_arguments(words)
-    arguments.refuse_blocks("The demo uses its own preset block.")
-    return loop.demo(arguments.flags)
+    arguments.refuse_presets("The demo uses its own preset.")
+    return run_demo(arguments.flags)
 
 
 def command_config(command: str, words: list[str]) -> Any:
-    """The config of a run of a training command with these arguments."""
-    if command not in BASE_BLOCKS:
+    """Return the config of a training command; raise if `command` is not one.
+
+    Used for the runs of sweeps and campaigns, which cannot have `TrainOptions`.
+    """
+    if command not in BASE_PRESETS:
         raise UserError(
             f"{command!r} is not a training command."
-            f"{configs.suggest(command, BASE_BLOCKS)}\n"
-            f"  Fix: choose from {', '.join(BASE_BLOCKS)}."
+            f"{configs.suggest(command, BASE_PRESETS)}\n"
+            f"  Fix: choose from {', '.join(BASE_PRESETS)}."
         )
     return training_config(parse_arguments(words), command)
 
 
+def parse_training_command(command: str, words: list[str]) -> tuple[Any, TrainOptions]:
+    """Return the config of a training command, and its options (not settings)."""
+    arguments = parse_arguments(words)
+    options = arguments.take_options(TrainOptions)
+    return training_config(arguments, command), options
+
+
 def training_config(arguments: Arguments, command: str = "train") -> Any:
-    """The config of a new run, or of the run to resume in an existing `--logdir`.
+    """Return the config of a new run, or of the run to resume in `--logdir`.
 
     A run is resumed with its saved settings. Other flags are allowed if they have the
     saved values or only affect the loop (logging, intervals, number of steps).
@@ -71,43 +100,81 @@ def training_config(arguments: Arguments, command: str = "train") -> Any:
     from reverie.run import folder
     from reverie.run.used_settings import resolve_for_command, with_used_flags
 
-    base_blocks = BASE_BLOCKS[command]
+    base_presets = BASE_PRESETS[command]
     logdir = dict(arguments.flags).get("logdir")
     path = folder.resolve_logdir(logdir) if isinstance(logdir, str) else Path()
     exists = isinstance(logdir, str) and (path / "config.yaml").exists()
-    if exists and not (arguments.blocks or arguments.files):
-        may_differ = all(
+    if exists and not (arguments.presets or arguments.files):
+        only_resumable = all(
             name.replace("-", "_").startswith(folder.RESUMABLE_SETTINGS)
             for name, _ in arguments.flags
         )
-        if may_differ or (path / "ckpt").exists():
+        if only_resumable or (path / "ckpt").exists():
             saved = folder.read_config(path)
-            if bool(saved.offline.data) != bool(base_blocks):
+            is_offline = "offline" in base_presets
+            if bool(saved.offline.data) != is_offline:
                 other = "offline" if saved.offline.data else "train"
                 raise UserError(
                     f"The run in {logdir} was started by another command.\n"
                     f"  Fix: reverie {other} --logdir {logdir}"
                 )
             config = with_used_flags(saved, command, arguments.flags)
-            if not may_differ:
+            if not only_resumable:
                 folder.check_unchanged(saved, config, path)
             return config
     is_resumed = exists and (path / "ckpt").exists()
     run_to_resume = folder.read_config(path) if is_resumed else None
-    blocks = [*base_blocks, *arguments.blocks]
-    without_flags = arguments._replace(blocks=blocks, flags=[])
-    if base_blocks and to_config(without_flags).run.clock == "epochs":
-        blocks.append("in_updates")  # without data collection there are no epochs
+    presets = [*base_presets, *arguments.presets]
+    without_flags = arguments._replace(presets=presets, flags=[])
+    if base_presets and to_config(without_flags).run.clock == "epochs":
+        presets.append("in_updates")  # without data collection there are no epochs
     return resolve_for_command(
-        command, blocks, arguments.files, arguments.flags, run_to_resume
+        command, presets, arguments.files, arguments.flags, run_to_resume
     )
 
 
 def _run(command: str, loop: str, words: list[str], **options: bool) -> int:
-    """Run the training loop at an import path; print its activity from the start."""
-    with StatusLine("importing PyTorch"):
+    """Run the training loop at an import path, with a status line from the start.
+
+    In a data-parallel run, only rank 0 runs it; the others wait for commands of rank 0.
+    """
+    launch = find_launch()
+    if launch.rank:
+        from reverie.run.ranks import run_follower
+
+        run_follower()
+        return 0
+    with StatusLine("importing PyTorch"), garbage_collection_disabled():
         run: Callable[..., Path] = resolve_name(loop)
-        config = command_config(command, words)
-    path = run(config, **options)
+        config, train_options = parse_training_command(command, words)
+        from reverie.run.ranks import run_on_ranks
+    if config.processes > 1 and launch.world_size == 1:
+        from reverie.run.device import check_train_devices
+        from reverie.run.launcher import run_processes
+
+        if config.run.train_devices:
+            check_train_devices(config.run.train_devices, config.processes)
+
+        trust = [word for word in sys.argv if word == "--trust"]
+        return run_processes(config.processes, [command, *words, *trust])
+    path = run_on_ranks(
+        lambda: run(config, profile=train_options.profile or 0, **options)
+    )
     print_message(f"Done: {path}")
     return 0
+
+
+@contextlib.contextmanager
+def garbage_collection_disabled() -> Iterator[None]:
+    """Disable garbage collection while modules are imported.
+
+    Imported modules are never garbage; collecting would take about a tenth of the time
+    of the imports.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,4 +1,4 @@
-"""`Importer`: how the checkpoints of one other implementation are read.
+"""`Importer`: the functions that read checkpoints of another implementation.
 
 The settings of an agent name its importers (`AgentConfig.importers`). The functions of
 an importer read files without running code that the files contain.
@@ -6,46 +6,29 @@ an importer read files without running code that the files contain.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from reverie.api import StateDict
+from reverie.patterns import matches
 from reverie.storage.limits import MAX_YAML_BYTES, InvalidFile, quote, read_bytes
 
+T = TypeVar("T")
 Settings = dict[str, Any]
-"""Values by dotted name."""
-
-
-def no_presets(task: str, contents: Any) -> tuple[str, ...]:
-    return ()
-
-
-def no_defaults(contents: Any) -> Settings:
-    return {}
-
-
-def no_files(folder: Path) -> list[Path]:
-    return []
-
-
-def no_config(path: Path) -> Path | None:
-    return None
-
-
-def no_task(path: Path) -> str:
-    return ""
+"""Settings of Reverie by dotted name, such as `dreamer.rssm.deter`."""
 
 
 @dataclass(frozen=True)
 class EncoderImporter:
-    """Reads only the encoder of a checkpoint, for agents that are trained on it."""
+    """Reads only the encoder of a checkpoint, for agents that train on its features."""
 
     architecture: str
     """Name of the encoder in `nets/encoders.py`."""
     infer_config: Callable[[Any], Any]
-    """Return the config of the encoder; the argument is that of `Importer.matches`."""
+    """Return the config of the encoder, from the same argument as `matches`."""
     read: Callable[[Path], StateDict]
     """Return the weights of the encoder."""
 
@@ -64,47 +47,60 @@ class Importer:
     import_state: Callable[[Path, StateDict, str], StateDict]
     """`import_state(path, template, components)`: return the state of an agent with the
     weights of a file. `template` is the agent's current state. Components that do not
-    match the regular expression `components` are returned unchanged. If the entry
-    `continues_training` is True, the state has the optimizers of the file, too."""
+    match the regular expression `components` are returned unchanged. The entry
+    `continues_training` is True if the state includes the optimizers of the file."""
     infer_settings: Callable[[Path, Any, Settings], dict[str, Settings]]
     """`infer_settings(path, contents, given)`: return the settings that follow from the
-    shapes of the arrays, by component; those under `""` are used also if only some
-    components are loaded. `given` has the values of `undetermined` that the user has
-    set."""
+    shapes of the arrays, by component. Settings under `""` are always used; others only
+    if their component is loaded. `given` has the values of `undetermined` that the user
+    has set."""
     undetermined: tuple[str, ...] = ()
-    """Settings that do not follow from the shapes, and on which others depend."""
+    """Settings that cannot be inferred from the shapes, and on which others depend."""
     algorithm: tuple[str, ...] = ()
-    """Preset blocks of the algorithm of the file, applied before all other settings."""
-    presets: Callable[[str, Any], tuple[str, ...]] = no_presets
-    """`presets(task, contents)`: return the preset blocks of an agent for a task. They
+    """Presets of the implementation, applied before all other settings."""
+    presets: Callable[[str, Any], tuple[str, ...]] = lambda task, contents: ()
+    """`presets(task, contents)`: return the presets of an agent for a task. They
     are used if no other setting chooses the agent."""
-    defaults: Callable[[Any], Settings] = no_defaults
+    defaults: Callable[[Any], Settings] = lambda contents: {}
     """Return settings for the contents of a file, applied after `presets`."""
     task_hint: str = "--task TASK, such as --task crafter_reward"
     """Flags that set the task, which the file does not contain."""
-    find: Callable[[Path], list[Path]] = no_files
+    find: Callable[[Path], list[Path]] = lambda folder: []
     """Return the checkpoints in a run or checkpoint folder of the implementation, the
     best or newest one first."""
-    find_config: Callable[[Path], Path | None] = no_config
+    find_config: Callable[[Path], Path | None] = lambda path: None
     """Return the config file that the implementation saved with a checkpoint."""
-    find_task: Callable[[Path], str] = no_task
-    """Return the task in a config file that was saved with a checkpoint and from which
-    nothing else is read; empty if there is none."""
+    find_task: Callable[[Path], str] = lambda path: ""
+    """Return the task in a config file that was saved with a checkpoint, if the rest of
+    that file is not read; empty if there is none."""
     encoder: EncoderImporter | None = None
-    """Reader of the encoder, if other agents can be trained on it."""
+    """Reader of the encoder, if other agents can train on its features."""
 
 
 def find_files(folder: Path, *patterns: str) -> list[Path]:
-    """Return the files that match the first pattern with a match, newest first.
+    """Return the files of the first pattern that matches any, newest first.
 
-    The newest file is the last by length and then alphabet: its name has the largest
-    number, or the latest date.
+    The newest file has the largest number or the latest date in its name, so names are
+    sorted by length and then alphabetically.
     """
     for pattern in patterns:
         paths = [path for path in folder.glob(pattern) if path.is_file()]
         if paths:
             return sorted(paths, key=lambda p: (len(str(p)), str(p)), reverse=True)
     return []
+
+
+def is_selected(components: str, name: str) -> bool:
+    """True if a component matches the regular expression `components`."""
+    try:
+        return matches(components, name)
+    except re.error:  # reported by `load_weights`
+        return True
+
+
+def with_prefix(values: Mapping[str, T], prefix: str) -> dict[str, T]:
+    """Return the entries whose names start with `prefix`, which is removed."""
+    return {k[len(prefix) :]: v for k, v in values.items() if k.startswith(prefix)}
 
 
 def entry_names(contents: Any) -> list[str]:

@@ -23,6 +23,7 @@ from reverie.storage.limits import quote
 from reverie.storage.outline import Outline, read_outline
 
 RECORDINGS = ("an NPZ file", "an HDF5 file", "a Parquet file")
+"""Formats of recorded episodes, as named by `file_kind`."""
 
 
 class ImportedFile(NamedTuple):
@@ -39,9 +40,10 @@ class ImportedFile(NamedTuple):
         return f"{self.path} is a checkpoint of {self.importer.program}"
 
     @contextmanager
-    def explain_contents(self) -> Iterator[None]:
-        """Raise errors of the importer about contents it does not expect as a
-        `UserError`: the names of a file may fit, but not its shapes and values.
+    def explain_import_errors(self) -> Iterator[None]:
+        """Raise errors of the importer as `UserError`.
+
+        A file with the expected names may still have unexpected shapes or values.
         """
         try:
             yield
@@ -62,22 +64,22 @@ class ImportedFile(NamedTuple):
 
 
 def find_file(path: Path, schema: type) -> Path | None:
-    """Return the checkpoint file at `path`: the file, or that of a run folder.
+    """Return `path` if it is a file, or the checkpoint file in the folder `path`.
 
-    None if there is neither. `schema` is the config class with the settings of agents.
+    None if there is none. `schema` is the config class with the settings of agents.
     """
     if path.is_file():
         return path
     if not path.is_dir():
         return None
-    unique = _find_files(path, schema)
-    if len(unique) > 1:
-        names = ", ".join(str(file.relative_to(path)) for file in unique)
+    files = _find_files(path, schema)
+    if len(files) > 1:
+        names = ", ".join(str(file.relative_to(path)) for file in files)
         raise UserError(
             f"{path} has checkpoints of several programs: {names}.\n"
-            f"  Fix: give one of them, such as {unique[0]}"
+            f"  Fix: give one of them, such as {files[0]}"
         )
-    return unique[0] if unique else None
+    return files[0] if files else None
 
 
 def _find_files(folder: Path, schema: type) -> list[Path]:
@@ -104,7 +106,7 @@ def _read(path: Path) -> Outline:
 
 @functools.lru_cache(maxsize=16)
 def _read_version(path: Path, time: int) -> Outline:
-    """Read a file; `time`, its last change, makes the cached result invalid."""
+    """Read a file; `time` is its last change, so that a changed file is read again."""
     return read_outline(path)
 
 
@@ -121,13 +123,13 @@ def _all_importers(schema: type) -> Iterator[tuple[str, Importer]]:
 
 
 def _list_files(importers: list[Importer]) -> str:
-    """`latest.pt of dreamerv3-torch, last.pt of Δ-IRIS or ...`"""
+    """List the files of all programs: `latest.pt of dreamerv3-torch, last.pt of ...`"""
     names = [f"{each.file} of {each.program}" for each in importers]
     return " or ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
 
 
 def _describe_file(outline: Outline) -> str:
-    """Describe a file that is not a checkpoint, as the end of a sentence."""
+    """Describe a file that is not a checkpoint; the text follows the path."""
     kind, contents = outline.kind, outline.contents
     if outline.problem:
         return f"is {kind} that {outline.problem}" if kind else outline.problem
@@ -144,12 +146,14 @@ def _describe_file(outline: Outline) -> str:
 
 
 def _describe_other_program(contents: Any) -> str:
-    """Describe a checkpoint of a program without importer; empty if not recognized."""
+    """Describe a known checkpoint that has no importer; empty if not recognized."""
     names = set(map(str, contents)) if isinstance(contents, Mapping) else set()
     if "tokenizer.embedding.weight" in names:
         return "a checkpoint of IRIS, the predecessor of Δ-IRIS"
     if {"agent", "_timestamp"} <= names:
         return "a checkpoint of danijar/dreamerv3 before 2024, with other networks"
+    if "action_mlp_state_dict" in names:
+        return "a behavior-cloning head of the robomimic fork of dreamerv3-torch"
     if {"state_dict", "pytorch-lightning_version"} <= names:
         return "a checkpoint of PyTorch Lightning"
     return ""

@@ -3,9 +3,9 @@
 Environments scale bounded actions to [-1, 1] (`envs.wrappers.NormalizeAction`), and
 recorded actions are scaled in the same way when they are read, so agents train and act
 in the same units. `Space.native` has the bounds that an action was scaled from. Actions
-without known bounds are read in the environment's own units. `convert_actions`
-converts between action spaces: from recordings to an environment, or to other
-recordings.
+without bounds are not scaled: they are in the environment's own units.
+`convert_actions` converts between action spaces: from recordings to an environment, or
+to other recordings.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ TOLERANCE = 1e-4
 """Relative difference up to which two bounds are equal, for bounds in float32."""
 
 Convert = Callable[[dict[str, Any]], dict[str, Any]]
+"""Converts the actions in a dict and copies its other entries."""
 
 
 def convert_actions(
@@ -31,10 +32,10 @@ def convert_actions(
 ) -> tuple[Convert, str]:
     """Return a function that converts actions from `source` to `target`, and a message.
 
-    The function converts the actions in a dict and copies the other entries. The
-    message is empty unless the conversion relies on an assumption: that actions with
-    other bounds than `target`, or without bounds, are in its own units. Raises if the
-    bounds of `source` exceed those of `target`.
+    The environment's own units are assumed to be the same in both. If the bounds
+    differ, or only one has bounds, the message states this assumption; otherwise it is
+    empty. Actions that were scaled from unknown bounds are not converted. Raises
+    `UserError` if the bounds of `source` exceed those of `target`.
     """
     pairs = {
         key: (space, target[key])
@@ -43,16 +44,17 @@ def convert_actions(
     }
     assumptions = []
     for key, (space, other) in pairs.items():
-        (low, high), (least, most) = space.native_bounds, other.native_bounds
-        slack = TOLERANCE * np.where(np.isfinite(most - least), most - least, 0)
-        bounded = np.isfinite(low) & np.isfinite(high)
-        if (bounded & ((low < least - slack) | (high > most + slack))).any():
+        (low, high), (min_low, max_high) = space.native_bounds, other.native_bounds
+        width = max_high - min_low
+        margin = TOLERANCE * np.where(np.isfinite(width), width, 0)
+        exceeds = (low < min_low - margin) | (high > max_high + margin)
+        if (np.isfinite(low) & np.isfinite(high) & exceeds).any():
             raise UserError(
                 f"The action {key!r} has {format_bounds(space)} in {source_name}, but "
                 f"{format_bounds(other)} in {target_name}.\n  Fix: use data and "
                 "environments of the same robot or task, with the same kind of control."
             )
-        if not np.allclose([low, high], [least, most], rtol=TOLERANCE):
+        if not np.allclose([low, high], [min_low, max_high], rtol=TOLERANCE):
             assumptions.append(
                 f"The action {key!r} has {format_bounds(space)} in {source_name}, and "
                 f"is taken to be in the units of {target_name} "
@@ -73,21 +75,21 @@ def convert_actions(
 def check_same_actions(
     name: str, space: Spaces, other_name: str, other: Spaces, values: bool = True
 ) -> None:
-    """Raise unless two action spaces have the same keys, shapes and kinds.
+    """Raise `UserError` unless two action spaces have the same keys, shapes and kinds.
 
-    With `values`, also if `other` has values of discrete actions that `space` lacks.
+    With `values`, every discrete action of `other` must also be valid in `space`.
     """
 
     def kinds(spaces: Spaces) -> dict[str, Any]:
         return {key: (s.shape, s.is_discrete) for key, s in spaces.items()}
 
-    def is_larger(key: str, candidate: Space) -> bool:
+    def exceeds(key: str, candidate: Space) -> bool:
         high, low = np.max(candidate.high), np.min(candidate.low)
         return bool(high > np.max(space[key].high) or low < np.min(space[key].low))
 
     same = kinds(space) == kinds(other)
     if same and values:
-        same = not any(is_larger(k, s) for k, s in other.items() if s.is_discrete)
+        same = not any(exceeds(k, s) for k, s in other.items() if s.is_discrete)
     if not same:
         texts = [
             ", ".join(map(_describe_action, x, x.values())) for x in (space, other)
@@ -120,18 +122,21 @@ def check_same_units(run: str, act_space: Spaces, data: str, recorded: Spaces) -
 
 
 def differ_in_units(space: Space, other: Space) -> bool:
-    """True if the same action has different values in the two spaces."""
+    """True if the same action is represented by different numbers in two spaces."""
     if space.is_discrete or other.is_discrete or space.shape != other.shape:
         return False
-    if _scaled_from_unknown(space) or _scaled_from_unknown(other):
+    if _has_unknown_bounds(space) or _has_unknown_bounds(other):
         return False
     if space.native is None or other.native is None:
         return space.native is not other.native
     return not np.allclose(space.native, other.native, rtol=TOLERANCE)
 
 
-def _scaled_from_unknown(space: Space) -> bool:
-    """True if actions are scaled to [-1, 1] from bounds that are not recorded."""
+def _has_unknown_bounds(space: Space) -> bool:
+    """True if actions are scaled to [-1, 1], but the bounds before scaling are unknown.
+
+    These are infinite in `Space.native`.
+    """
     bounds = (space.low, space.high)
     return bool(
         space.native is not None
@@ -175,7 +180,7 @@ class ConvertedActions(WrappedReader):
 def normalize_actions(reader: Reader, bounds: tuple[float, float]) -> Reader:
     """Return the reader with bounded continuous actions scaled to [-1, 1].
 
-    `bounds` replace those of the dataset, unless both are 0.
+    `bounds` replaces the bounds of the dataset, unless both are 0.
     """
     act_space = {
         key: Space(space.dtype, space.shape, *bounds)

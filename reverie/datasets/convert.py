@@ -37,7 +37,7 @@ SETTINGS = "settings.json"
 
 FileFormat = Literal["npz", "safetensors"]
 
-Progress = Callable[[int, int], None]
+ReportProgress = Callable[[int, int], None]
 """Called with the number of finished episodes and their total."""
 
 
@@ -72,10 +72,10 @@ def convert(
     transforms: Transforms | None = None,
     config: WriterConfig | None = None,
     names: Iterable[str] | None = None,
-    progress: Progress | None = None,
+    progress: ReportProgress | None = None,
     format: FileFormat = "npz",
 ) -> ConversionResult:
-    """Write all episodes, or those named, to a folder that must not exist."""
+    """Write all episodes, or only those in `names`, to a folder that must not exist."""
     config = config or WriterConfig()
     check_new(destination)
     source = TransformedReader(reader, transforms) if transforms else reader
@@ -91,7 +91,7 @@ def convert(
             f"None of the {len(selected)} episodes of {reader.origin} can be used "
             f"({name} {why}).\n  Fix: `reverie data inspect` lists what is wrong."
         )
-    masks = {
+    masks = {  # subsets of the episodes that were written
         mask: [name for name in members if name in selected and name not in writer.bad]
         for mask, members in reader.masks.items()
     }
@@ -118,7 +118,7 @@ class _EpisodeWriter:
         self._existing_names = _list_written(folder, format)
         self._stopping = threading.Event()
 
-    def run(self, names: list[str], progress: Progress) -> None:
+    def run(self, names: list[str], progress: ReportProgress) -> None:
         pending: set[Future[None]] = set()
         done = 0
         with ThreadPoolExecutor(self.config.jobs, "convert") as threads:
@@ -170,7 +170,7 @@ class _EpisodeWriter:
 
 
 def _settings(source: Reader, format: str, names: list[str]) -> dict[str, Any]:
-    """Everything that must be equal to resume a conversion."""
+    """Return the settings that must be equal to resume a conversion."""
     return {
         "source": source.origin,
         "options": source.options,
@@ -182,6 +182,7 @@ def _settings(source: Reader, format: str, names: list[str]) -> dict[str, Any]:
 
 
 def check_new(destination: Path) -> None:
+    """Raise `UserError` if the destination exists."""
     if destination.exists():
         raise UserError(
             f"{destination} exists already.\n  Fix: remove it, or choose another name."
@@ -192,7 +193,7 @@ def start_or_resume(
     partial: Path,
     settings: dict[str, Any],
     destination: Path,
-    command: str = "conversion",
+    operation: str = "conversion",
 ) -> None:
     """Create a partial folder, or check that an existing one has the same settings."""
     path = partial / SETTINGS
@@ -204,7 +205,7 @@ def start_or_resume(
             previous = None
         if previous != json.loads(json.dumps(settings)):
             raise UserError(
-                f"{partial} is left over from another {command} to {destination}.\n"
+                f"{partial} is left over from another {operation} to {destination}.\n"
                 "  Fix: repeat that command to finish it, or remove the folder."
             )
         with explain_write_errors(destination):
@@ -223,7 +224,8 @@ def finish_folder(partial: Path, destination: Path) -> None:
 
 
 def _list_written(folder: Path, format: str) -> set[str]:
-    """Names of episodes already written; files are written atomically."""
-    if format == "npz":
+    """Return the names of the episodes that were written; every file is complete."""
+    if format == "npz":  # NAME-ROWS.npz
         return {path.stem.rpartition("-")[0] for path in folder.glob("*.npz")}
+    # NAME-ROWS-CHECKSUM.safetensors
     return {path.stem.rsplit("-", 2)[0] for path in folder.glob("*.safetensors")}

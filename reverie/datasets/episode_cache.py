@@ -1,4 +1,4 @@
-"""Cache of the episodes of a reader, which are decompressed by a pool of threads."""
+"""Cache of the episodes of a reader, which are decompressed in several threads."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class EpisodeCacheConfig:
 class EpisodeCache:
     """Keeps the most recently used episodes of a reader, up to a number of bytes.
 
-    Episodes are identified by their index in `reader.names()`. Those that cannot be
-    used are added to `bad` and reported once.
+    Episodes are identified by their index in `reader.names()`. Invalid episodes are
+    added to `bad` and reported once.
     """
 
     def __init__(

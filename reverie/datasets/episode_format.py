@@ -1,9 +1,9 @@
 """The format of a recorded episode, and a check that an episode follows it.
 
-An episode is a dict of arrays that share their first axis. Time is that of `api.py`:
-row t holds the observation and reward received on arrival and the action chosen there,
-so the action of the last row is zero. Readers convert other layouts to this format with
-`from_steps`.
+An episode is a dict of arrays that share their first axis, in the time convention of
+`api.py`: row t holds the observation and reward received on arrival and the action
+chosen there, so the action of the last row is zero. Readers convert other layouts to
+this format with `from_steps`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def from_steps(
 def to_steps(
     episode: Episode, act_space: Iterable[str]
 ) -> tuple[Arrays, Arrays, np.ndarray, np.ndarray]:
-    """Return observations, actions, rewards and terminal flags; undoes `from_steps`."""
+    """Return observations, actions, rewards and terminal flags: the inverse of
+    `from_steps`."""
     keys = set(act_space)
     obs = {k: v for k, v in episode.items() if k not in {*FLAGS, *keys}}
     action = {key: episode[key][:-1] for key in keys}

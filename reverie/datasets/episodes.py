@@ -1,4 +1,4 @@
-"""Opens recorded episodes of any format; every command that reads episodes uses this.
+"""Open recorded episodes of any format; used by every command that reads episodes.
 
 `open_episodes` detects the format of a path, applies the key map and the transforms,
 and returns a `Reader`. `reverie data convert` writes the same episodes that training
@@ -31,7 +31,7 @@ class ReaderConfig(Transforms):
     `vectors` and `aux` are empty."""
     action_bounds: tuple[float, float] = (0.0, 0.0)
     """Lowest and highest continuous action in the environment's own units, for data
-    that does not contain them; 0 0 uses those of the data."""
+    that does not contain them; 0 0 uses the bounds in the data."""
     map: KeyMap = field(default_factory=KeyMap)
     """Layout of HDF5 and NPZ files."""
 

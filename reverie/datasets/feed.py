@@ -6,9 +6,9 @@ episode is appended from its start, with `is_first` at the joint. Windows with
 `select="episodes"` stay within one episode and have a `mask`.
 
 Batch k depends only on the seed and on k, so a run resumes from a counter. A dataset
-that does not fit in the cache is sampled through a shuffle buffer: a number of slots
-that hold one episode each, of which a batch chooses some. Slots are refilled one after
-another, at a rate at which about as many rows are decompressed as are returned.
+that does not fit in the cache is sampled through a shuffle buffer: slots of one episode
+each, from which batches are sampled. Slots are refilled in turn, at a rate at which
+about as many rows are decompressed as are returned.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PREFETCH = 2
 """Number of batches per window that are prepared in advance."""
 
 SAMPLE, REFILL, AUGMENT = 0, 1, 2
-"""Uses of random numbers, part of their seed."""
+"""Uses of random numbers; each is part of the seed, so that they are independent."""
 _ROW_BITS = 32  # lower bits of a `stepid`; the upper bits are the episode index
 
 Augment = Callable[[Arrays, np.random.Generator], Arrays]
@@ -49,16 +49,21 @@ class EpisodeSlice(NamedTuple):
 
 
 class EpisodeWindowSampler:
-    """Decides which rows make up each batch of one window."""
+    """Chooses the rows of each batch of one window; `index` is part of the seed, so
+    that windows are sampled independently."""
 
-    def __init__(self, window: Window, cache: EpisodeCache, seed: int, purpose: int):
+    def __init__(self, window: Window, cache: EpisodeCache, seed: int, index: int):
         self.window, self.cache = window, cache
-        self.seed = (seed, purpose)
+        self.seed = (seed, index)
         self._uniform = window.select == "episodes"  # regardless of length
         self._slots, self._refills_per_sample = self._plan_slots()
 
     def sample(self, step: int, counts: np.ndarray) -> list[list[EpisodeSlice]]:
-        """Return the slices of each sequence of batch `step`."""
+        """Return the slices of each sequence of batch `step`.
+
+        `counts` is how often each episode was used. `consec` batches in a row are the
+        consecutive chunks of the same sequences, which have the same `number`.
+        """
         number, chunk = divmod(step, self.window.consec)
         rng = make_rng(*self.seed, SAMPLE, number)
         if self._uniform:
@@ -104,13 +109,13 @@ class EpisodeWindowSampler:
         return sequences
 
     def _episode_in_slot(self, slot: int, number: int) -> int:
-        """Return the episode of the slot's most recent refill at this sample."""
+        """Return the episode that a slot holds when batch `number` is sampled."""
         refills = self._slots + int(number * self._refills_per_sample)
         refill = (refills - 1 - slot) // self._slots * self._slots + slot
         return self._sample_episode(make_rng(*self.seed, REFILL, refill))
 
     def _sample_episode(self, rng: np.random.Generator) -> int:
-        """Sample by length, or uniformly; bad episodes are rejected."""
+        """Sample an episode by length, or uniformly, until it is not a bad one."""
         rows = self.cache.rows
         weight = np.minimum(rows, 2) if self._uniform else rows
         cumulative = np.cumsum(np.where(rows > 1, weight, 0))
@@ -131,20 +136,21 @@ class EpisodeWindowSampler:
         return np.asarray(usable)
 
     def _plan_slots(self) -> tuple[int, float]:
-        """Return the number of slots and refills per sample; 0 if the dataset fits."""
+        """Return the number of slots and the refills per sampled batch; 0 if the
+        dataset fits in the cache."""
         reader, rows = self.cache.reader, self.cache.rows
         spaces = {**reader.obs_space, **reader.act_space, **flag_spaces()}
         row_bytes = sum(space.nbytes for space in spaces.values())
         if int(rows.sum()) * row_bytes <= self.cache.capacity:
             return 0, 0.0
-        # sampled by length, long episodes occur more often
-        typical = float(rows.mean() if self._uniform else (rows**2).sum() / rows.sum())
-        slots = max(1, int(0.8 * self.cache.capacity / (typical * row_bytes)))
-        return slots, self.window.batch * self.window.span / typical
+        # the mean length of sampled episodes, which are longer if sampled by length
+        mean = float(rows.mean() if self._uniform else (rows**2).sum() / rows.sum())
+        slots = max(1, int(0.8 * self.cache.capacity / (mean * row_bytes)))
+        return slots, self.window.batch * self.window.span / mean
 
 
 class SampledBatch(NamedTuple):
-    """A batch, and how often each episode was used including it."""
+    """A batch, and how often each episode was used, including in this batch."""
 
     batch: Batch
     counts: np.ndarray
@@ -163,7 +169,7 @@ class _WindowState:
 
 
 class RecordedFeed:
-    """Members of `api.Feed` for data that does not change."""
+    """Methods of `api.Feed` for data that does not change."""
 
     def ready(self, name: str) -> bool:
         return True
@@ -181,8 +187,8 @@ class RecordedFeed:
 class EpisodeFeed(RecordedFeed):
     """Batches of the agent's windows from recorded episodes; implements `api.Feed`.
 
-    The window `report` and whole `episodes` are taken from `held_out`, if given. With
-    `prefetch`, a thread prepares the next batches; they are the same.
+    The window `report` and the method `episodes` read from `held_out`, if given. With
+    `prefetch`, a thread prepares the next batches, which does not change them.
     """
 
     def __init__(
@@ -246,7 +252,7 @@ class EpisodeFeed(RecordedFeed):
         state.is_counting = on
 
     def put_back(self, name: str) -> None:
-        """Return the last batch again at the next call, because it was not used."""
+        """Make the next call return the last batch again, because it was not used."""
         state = self._states[name]
         self._discard_prefetched(state)
         state.step -= 1
@@ -283,7 +289,7 @@ class EpisodeFeed(RecordedFeed):
             cache.close()
 
     def state_dict(self) -> StateDict:
-        """Number of batches returned per window, from which sampling continues."""
+        """Return the number of batches so far of each window, to resume sampling."""
         return {
             name: {
                 "step": state.step,
@@ -328,11 +334,11 @@ class EpisodeFeed(RecordedFeed):
     def _sample(
         self, state: _WindowState, step: int, counts: np.ndarray | Future[SampledBatch]
     ) -> SampledBatch:
-        """Sample a batch; `counts` may be those of the batch before it."""
+        """Sample a batch; `counts` may be the future of the previous batch."""
         if isinstance(counts, Future):
             counts = counts.result().counts
         sampler, window = state.sampler, state.sampler.window
-        while True:  # sample again if an episode cannot be used
+        while True:  # sample again if an episode turns out to be invalid
             sequences = sampler.sample(step, counts)
             used = (piece.episode for slices in sequences for piece in slices)
             episodes = sampler.cache.get(used)
@@ -363,7 +369,7 @@ def to_device(arrays: Arrays, device: torch.device) -> Batch:
 
 
 def copy_batch(batch: Batch, out: Batch) -> Batch:
-    """Copy the keys of `out` from a batch; returns `out`."""
+    """Copy the keys of `out` from a batch; return `out`."""
     for key, value in out.items():
         value.copy_(batch[key], non_blocking=True)
     return out

@@ -1,8 +1,8 @@
 """Cropping of images before they reach a network.
 
 Training sequences are cropped at a random position, one per sequence; evaluation and
-acting use the center. One `ImageCrop` serves the training feed, the evaluation and the
-policy in a simulator, and it is stored in the checkpoint, so all of them crop alike.
+acting use the center. The training feed, the evaluation and the policy use the same
+`ImageCrop`, which is stored in the checkpoint.
 """
 
 from __future__ import annotations
@@ -112,9 +112,9 @@ def center_offset(
 
 
 def check_obs_space(images: ImageCrop, obs_space: Spaces, name: str) -> None:
-    """Raise unless a dataset or environment has the observations of the training data.
+    """Raise `UserError` if observations of the training data are missing or differ.
 
-    Additional observations are allowed.
+    `obs_space` belongs to the dataset or environment `name`; it may have more keys.
     """
     differences = []
     for key, space in images.input_space.items():

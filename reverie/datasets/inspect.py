@@ -1,8 +1,8 @@
 """Check a dataset: summarize its episodes and find problems.
 
-In addition to invalid episodes it detects misaligned actions: the change from row t to
-t + 1 should be explained by the action of row t better than by that of the row before
-or after.
+In addition to invalid episodes, it detects actions that are shifted by one row: the
+action of row t should predict the change from row t to t + 1 better than the actions of
+rows t - 1 and t + 1.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def inspect_episodes(reader: Reader, limit: int = 0) -> InspectionReport:
 
 
 class ActionAlignment:
-    """Fits the change of vector observations with actions of neighboring rows."""
+    """Predicts the change of vector observations from the actions of nearby rows."""
 
     SHIFTS = (0, 1, -1)
 
@@ -140,7 +140,7 @@ class ActionAlignment:
         self._inputs = action.shape[1] + 1
 
     def explained_variance(self) -> dict[int, float]:
-        """Return the R^2 of a linear fit for each shift, the largest of all entries."""
+        """Return the R^2 of a linear fit for each shift: the maximum over entries."""
         return {
             shift: self._fit(np.concatenate(p)) for shift, p in self._tables.items()
         }
@@ -176,6 +176,7 @@ class ActionAlignment:
 
 
 def _unusual(report: InspectionReport) -> list[str]:
+    """Return warnings about spaces, ranges and masks that are probably mistakes."""
     warnings = []
     for key, space in report.obs_space.items():
         shape = space.shape

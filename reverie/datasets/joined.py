@@ -26,9 +26,10 @@ def join_readers(readers: Sequence[Reader]) -> Reader:
 class JoinedReader(Reader):
     """The episodes of several datasets with the same observations and actions.
 
-    Actions are converted to the units of the first dataset. Where two datasets have
-    episodes of the same name, all names begin with the name of their dataset. Masks are
-    kept if every dataset has them: others would leave out whole datasets.
+    Actions are converted to the units of the first dataset. If two datasets have
+    episodes of the same name, all names get the name of their dataset as a prefix. A
+    mask is kept only if every dataset has it; otherwise it would exclude whole
+    datasets.
     """
 
     def __init__(self, readers: Sequence[Reader]):
@@ -87,7 +88,7 @@ class JoinedReader(Reader):
 
 
 def _check_joinable(readers: Sequence[Reader]) -> None:
-    """Raise unless the datasets differ and have the same observations and actions."""
+    """Raise if a dataset is repeated, or if observations or actions differ."""
     origins = Counter(reader.origin for reader in readers)
     if repeated := [origin for origin, count in origins.items() if count > 1]:
         raise UserError(
@@ -109,9 +110,10 @@ def _check_joinable(readers: Sequence[Reader]) -> None:
 
 
 def _differences(first: Reader, other: Reader) -> list[str]:
+    """Describe the observations in which two datasets differ, one per line."""
     lines = []
     for key in dict.fromkeys((*first.obs_space, *other.obs_space)):
-        kinds = [
+        descriptions = [
             f"{reader.origin} has {space.dtype} {space.shape}"
             if (space := reader.obs_space.get(key))
             else f"{reader.origin} does not have it"
@@ -119,12 +121,12 @@ def _differences(first: Reader, other: Reader) -> list[str]:
         ]
         a, b = first.obs_space.get(key), other.obs_space.get(key)
         if a is None or b is None or (a.dtype, a.shape) != (b.dtype, b.shape):
-            lines.append(f"{key}: {', '.join(kinds)}")
+            lines.append(f"{key}: {', '.join(descriptions)}")
     return lines
 
 
 def _common_actions(readers: Sequence[Reader]) -> Spaces:
-    """Actions of the first dataset, with the discrete values of all of them."""
+    """Return the actions of the first dataset, with the discrete values of all."""
     spaces = dict(readers[0].act_space)
     for key, space in spaces.items():
         if space.is_discrete:
@@ -136,7 +138,7 @@ def _common_actions(readers: Sequence[Reader]) -> Spaces:
 
 
 def _prefixes(readers: Sequence[Reader]) -> list[str]:
-    """Prefixes of the episodes of each dataset; empty if their names differ."""
+    """Return a prefix for the episodes of each dataset; empty if all names differ."""
     names = Counter(name for reader in readers for name in reader.names())
     if max(names.values(), default=1) == 1:
         return [""] * len(readers)

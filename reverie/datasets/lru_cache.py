@@ -1,4 +1,4 @@
-"""Cache of episodes up to a number of bytes; others are read by a pool of threads."""
+"""Cache of episodes with limited memory; missing ones are read by several threads."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class LruCache:
     def apply(
         self, function: Callable[[int, Arrays], T], indices: Iterable[int]
     ) -> dict[int, T]:
-        """Return the results of a function of the index and episode.
+        """Return `function(index, episode)` by index, for several episodes.
 
-        Episodes that cannot be used have no result. Episodes that are not in memory are
-        passed to the function in the threads that read them.
+        Episodes that cannot be used have no result. For episodes that are not in
+        memory, the function is called in the thread that reads them.
         """
         results, futures = {}, {}
         for index in sorted(set(indices)):
@@ -58,7 +58,7 @@ class LruCache:
             return self._cached.get(index)
 
     def add(self, index: int, episode: Arrays) -> None:
-        """Add an episode, and remove others until all fit."""
+        """Add an episode, and remove the least recently used ones until all fit."""
         with self._lock:
             if index in self._cached:
                 return
@@ -74,7 +74,7 @@ class LruCache:
             self.bytes = 0
 
     def _load(self, function: Callable[[int, Arrays], T], index: int) -> list[T]:
-        """Return the result for an episode that is not in memory, if it can be used."""
+        """Read an episode and return a list of its result; empty if it is unusable."""
         episode = self._read(index)
         if episode is None:
             return []

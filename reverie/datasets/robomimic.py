@@ -23,11 +23,12 @@ def write_robomimic(
     masks: Mapping[str, list[str]] | None = None,
     env_args: Mapping[str, Any] | None = None,
 ) -> int:
-    """Write episodes atomically to a file that robomimic reads; return the steps.
+    """Write episodes atomically to a file that robomimic can read.
 
-    Actions are in the environment's own units; their bounds are added to `env_args`.
-    `dones` are the terminal flags. Of the keys under `log/`, only simulator states and
-    models are written.
+    Actions are written in the environment's own units, and their bounds are added to
+    `env_args`. `dones` are the terminal flags. Of the keys under `log/`, only simulator
+    states and models are written. `masks` are named subsets of the episodes
+    (robomimic's filter keys). Returns the total number of steps.
     """
     ((action_key, action_space),) = act_space.items()  # a single array of actions
     settings = dict(env_args or {})

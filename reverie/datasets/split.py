@@ -9,7 +9,8 @@ import numpy as np
 from reverie.api import UserError
 from reverie.datasets.readers import Reader, WrappedReader
 
-FRACTION = 0.1
+HELD_OUT_FRACTION = 0.1
+"""Default fraction of held-out episodes."""
 
 
 class Subset(WrappedReader):
@@ -32,7 +33,7 @@ class Subset(WrappedReader):
 
 
 def split_by_seed(
-    names: Sequence[str], fraction: float = FRACTION, seed: int = 0
+    names: Sequence[str], fraction: float = HELD_OUT_FRACTION, seed: int = 0
 ) -> tuple[list[str], list[str]]:
     """Split at random into training and held-out names; at least one of each."""
     if not 0 < fraction < 1 or len(names) < 2:
@@ -67,6 +68,7 @@ def split_by_mask(
 
 
 def names_in_mask(reader: Reader, mask: str) -> list[str]:
+    """Return the episodes of a mask, in the order of the reader."""
     if mask not in reader.masks:
         known = ", ".join(sorted(reader.masks)) or "none"
         raise UserError(

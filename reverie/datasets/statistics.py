@@ -1,8 +1,8 @@
 """Mean, standard deviation and range of every key over a dataset, in one pass.
 
-Images are scaled to [0, 1], and their statistics are per pixel and channel. The
-standard deviation is that of the population. The action of an episode's last row, which
-is never taken, is not counted.
+Images are scaled to [0, 1], and their statistics are per pixel and channel. Standard
+deviations are population standard deviations. The action of an episode's last row,
+which is never taken, is not counted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def compute_statistics(
     names: Iterable[str] | None = None,
     prepare: Callable[[Episode], Episode] | None = None,
 ) -> Statistics:
-    """Return the statistics of all usable episodes, or of those named.
+    """Return the statistics of all valid episodes, or only of those in `names`.
 
     `prepare` is applied to each episode first, for example a center crop.
     """
@@ -76,7 +76,7 @@ def save_statistics(path: Path, statistics: Statistics) -> Path:
 
 
 def load_statistics(path: Path) -> Statistics:
-    """Read a file of `save_statistics`."""
+    """Read a file that was written by `save_statistics`."""
     try:
         arrays = load_arrays(path)
         keys = dict.fromkeys(name.rpartition(":")[0] for name in arrays)

@@ -54,7 +54,8 @@ class Transforms:
         return [*dict.fromkeys((*self.images, *self.vectors, *self.aux, *self.flip))]
 
     def output_space(self, obs_space: Spaces, origin: str) -> Spaces:
-        """Return the observation space after the transforms; check that they apply."""
+        """Return the observation space after the transforms; raise `UserError` if they
+        cannot be applied."""
         if missing := [key for key in self.input_keys if key not in obs_space]:
             raise UserError(
                 f"{origin} has no {', '.join(missing)}. It has: "
@@ -84,7 +85,7 @@ class Transforms:
         return output | {f"{AUX}{key}": obs_space[key] for key in self.aux}
 
     def apply(self, episode: Episode, act_space: Spaces) -> Episode:
-        """Return the transformed episode; `BadEpisode` if a key is missing."""
+        """Return the transformed episode; raise `BadEpisode` if a key is missing."""
         others = {k: episode[k] for k in (*act_space, *FLAGS) if k in episode}
         others |= {k: v for k, v in episode.items() if k.startswith("log/")}
         obs = {k: v for k, v in episode.items() if k not in others}

@@ -43,11 +43,11 @@ class Finding:
 def check_env(
     env: Env, steps: int = 1000, episodes: int = 3, seed: int = 0
 ) -> list[Finding]:
-    """Return all problems of an environment, each one once, errors first.
+    """Return the problems of an environment without duplicates, errors first.
 
     Runs until `steps` steps are taken and an episode has ended, or until `episodes`
-    episodes have ended. The wrappers of `reverie.envs.make` are removed first, because
-    they correct or reject some problems.
+    episodes have ended, but for at most `20 * steps` steps. The wrappers of
+    `reverie.envs.make` are removed first, because they correct or reject some problems.
     """
     checker = _Checker(without_wrappers(env))
     if checker.check_spaces() and checker.check_episodes(steps, episodes, seed):
@@ -347,7 +347,7 @@ class _Checker:
                     f"or (255 * {key}).astype(np.uint8) if they are in [0, 1]"
                 )
             if array.dtype.kind == space.dtype.kind != "u":
-                severity = "warning"  # only the width differs; it is converted
+                severity = "warning"  # only the bit width differs; `make` converts it
         elif "NaN" in problem:
             kind = "NaN"
             fix = "look for a division by zero or a diverged simulation"
@@ -373,6 +373,7 @@ class _Checker:
         try:
             return call()
         except BaseException as error:
+            # raise Ctrl-C, but report a KeyboardInterrupt raised by the environment
             if isinstance(error, KeyboardInterrupt) and not is_failure(error):
                 raise
             self.error(

@@ -32,11 +32,11 @@ def split_state(
 
 
 def check_state(state: np.ndarray, *sizes: int) -> None:
-    """Raise unless a recorded state is a vector of one of these sizes."""
+    """Raise `UserError` unless a recorded state is a vector of one of these sizes."""
     if np.shape(state) not in [(size,) for size in sizes]:
         expected = " or ".join(f"({size},)" for size in sizes)
         raise UserError(
             f"The recorded state has shape {np.shape(state)}, this task has "
-            f"{expected}.\n  Fix: use the task, the robot and the version of the "
-            "simulator of the recording."
+            f"{expected}.\n  Fix: use the same task, robot and simulator version as "
+            "the recording."
         )

@@ -31,7 +31,9 @@ os._exit(0)  # some drivers crash when the context is freed
 """
 
 DISABLED = ("disable", "disabled", "off", "false", "0")
+"""Values of `MUJOCO_GL` that disable rendering."""
 WINDOW_SYSTEMS = ("glfw", "glx", "cgl", "wgl")
+"""Values of `MUJOCO_GL` that render with a window system."""
 INSTALL = "sudo apt-get install libegl1 libgl1-mesa-dri libosmesa6"
 TIMEOUT = 60.0
 """Seconds that a driver may take to create a context."""
@@ -46,9 +48,9 @@ def select_backend(
 ) -> str:
     """Set `MUJOCO_GL` to a working backend and return it.
 
-    Returns an empty string if no backend works, or if the platform needs none. If none
-    works and `render` is true, raises `UserError`; its message suggests
-    `no_images_flag`, the flag that disables rendering.
+    Returns an empty string if no backend works, or if the platform needs none. If no
+    backend works and `render` is true, raises `UserError`, which suggests
+    `no_images_flag` (a flag that disables rendering) as a fix.
     """
     environ = os.environ if environ is None else environ
     probe = probe or probe_backend

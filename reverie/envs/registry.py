@@ -76,6 +76,7 @@ class EnvConfig:
     """Render environments without image observations, for videos (`log/image`). It is
     set by `reverie eval --videos`."""
     vector: VecEnvConfig = field(default_factory=VecEnvConfig)
+    """Settings of vectorized environments."""
 
     if TYPE_CHECKING:  # the fields of the suites
 
@@ -134,7 +135,8 @@ class TaskFactory:
     def make_native(
         self, count: int, vector: VecEnvConfig, seed: int | None, first: int
     ) -> VecEnv:
-        """Build `count` environments with the simulator's own vectorized version."""
+        """Build `count` environments, from index `first`, with the simulator's own
+        vectorized version."""
         suite, name = split_task(self.task) if isinstance(self.task, str) else ("", "")
         build = SUITES[suite].make_native if suite else None
         if build is None:
@@ -179,15 +181,20 @@ def split_task(task: str) -> tuple[str, str]:
     return prefix, name
 
 
+def add_gym_prefix(name: str) -> str:
+    """Add the prefix `gym_` to a Gymnasium id; return other names unchanged."""
+    is_gym_id = re.fullmatch(r"[\w./]+-v\d+", name) is not None
+    return f"gym_{name}" if is_gym_id and name.partition("_")[0] not in SUITES else name
+
+
 def _unknown_task(task: str) -> UserError:
     """Return an error with similar tasks, including those of Gymnasium."""
     names = gym_tasks()
     similar = suggest(task, [*names, *task_names(), *SUITES])
-    is_gym_id = re.fullmatch(r"[\w./]+-v\d+", task) is not None
-    if is_gym_id and (f"gym_{task}" in names or not similar):
+    if (full := add_gym_prefix(task)) != task and (full in names or not similar):
         return UserError(
             f"Task {task!r} has no suite; it looks like a Gymnasium id.\n"
-            f"  Fix: --task gym_{task}"
+            f"  Fix: --task {full}"
         )
     return UserError(
         f"Unknown task {task!r}.{similar}\n"
@@ -206,6 +213,29 @@ def action_repeat(task: str, config: EnvConfig) -> int:
 def task_names() -> list[str]:
     """Return the full names of all listed tasks of all suites."""
     return [s.full_name(name) for s in SUITES.values() for name in s.tasks]
+
+
+def benchmark_tasks(name: str) -> list[str]:
+    """Return the benchmark tasks of the suite `name`, or `[name]` if it is a task."""
+    suite = SUITES.get(name)
+    if suite is None:
+        split_task(name)  # raises an error if it does not exist
+        return [name]
+    if not suite.tasks:
+        raise UserError(
+            f"The tasks of the suite {name!r} cannot be listed.\n"
+            f"  Fix: give single tasks, such as {suite.example}."
+        )
+    return [suite.full_name(task) for task in suite.benchmark or suite.tasks]
+
+
+def check_installed(task: str) -> None:
+    """Raise `UserError` if the simulator of a task is not installed."""
+    name = split_task(task)[0]
+    suite = SUITES.get(name)
+    if suite is not None and not suite.is_installed:
+        problem, command = suite.install_help
+        raise UserError(f"Task {task!r} {problem}\n  Fix: {command}")
 
 
 def describe_suites(name: str = "") -> str:
@@ -227,9 +257,7 @@ def describe_suites(name: str = "") -> str:
 
 def _make_suite_task(suite: Suite, name: str, config: EnvConfig) -> Env:
     task = suite.full_name(name)
-    if not suite.is_installed:
-        problem, command = suite.install_help
-        raise UserError(f"Task {task!r} {problem}\n  Fix: {command}")
+    check_installed(task)
     try:
         return suite.make(name, suite.own_config(config))
     except (ImportError, AttributeError) as error:  # incompatible package versions

@@ -11,7 +11,7 @@ import numpy as np
 from reverie.api import StateDict
 
 SEED_RANGE = 2**31 - 1
-"""Upper bound of seeds; some simulators take a signed 32-bit integer."""
+"""Seeds are below this number; some simulators take a signed 32-bit integer."""
 
 
 def derive_seed(*parts: int) -> int:
@@ -33,9 +33,10 @@ def load_rng(text: str) -> np.random.Generator:
 
 
 class SeededEnv:
-    """Base class of environments without a simulator: random generator and state.
+    """Base class of built-in environments: saves and restores their state.
 
-    `STATE` names the attributes (without underscore) that change during an episode.
+    `STATE` names the attributes (without the leading underscore) that change during an
+    episode.
     """
 
     STATE: ClassVar[tuple[str, ...]]

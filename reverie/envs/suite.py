@@ -27,10 +27,10 @@ class Package:
     """Newest Python version that it can be installed on, if limited."""
     license: str = "MIT"
     group: str = ""
-    """Suites with the same group can be installed in one virtual environment; defaults
-    to a group of its own."""
+    """Suites with the same group name can be installed in one virtual environment;
+    empty if the suite needs an environment of its own."""
     extra: str = ""
-    """Extra of this package that installs it, if it is not the name of the suite."""
+    """Extra of Reverie that installs it, if it is not the name of the suite."""
     script: str = ""
     """Script in this repository that installs it, if pip alone cannot."""
     note: str = ""
@@ -56,8 +56,10 @@ class Suite:
     config_name: str = ""
     """Field of `EnvConfig` with these settings, if it is not the suite's name."""
     tasks: tuple[str, ...] = ("",)
-    """Task names without the prefix: an empty name if the suite is a single task, no
-    names if they cannot be listed."""
+    """Task names without the prefix: `("",)` if the suite is a single task, `()` if the
+    tasks cannot be listed."""
+    benchmark: tuple[str, ...] = ()
+    """Tasks of the benchmark that the suite is named after; empty for all tasks."""
     accepts: Callable[[str], bool] | None = None
     """True for an unlisted name that is a task too. May import the simulator."""
     name_format: str = ""
@@ -66,8 +68,8 @@ class Suite:
     """Build several environments with the simulator's own vectorized implementation;
     see `reverie/envs/suites/atari/native.py`."""
     recorded_settings: Callable[[Mapping[str, Any], int], dict[str, Any]] | None = None
-    """Return the settings of the suite in the `env_args` of a recording in robomimic's
-    layout, for episodes of up to this many steps."""
+    """Convert the `env_args` of a robomimic dataset to settings of this suite. The
+    second argument is the maximum number of steps of its episodes."""
     package: Package | None = None
     """Package of the simulator; None if the suite is built in."""
 
@@ -107,7 +109,7 @@ class Suite:
         return self.name_format.rpartition("such as ")[2]
 
     def describe(self, all_tasks: bool = False) -> str:
-        """Format the suite, its tasks and its install state for a terminal."""
+        """Format the suite, its tasks and how to install it for a terminal."""
         tasks = [self.full_name(task) for task in self.tasks]
         if all_tasks:
             lines = [textwrap.fill(" ".join(tasks), 76, break_on_hyphens=False)]
@@ -126,7 +128,7 @@ class Suite:
         return title + textwrap.indent("\n" + "\n".join(lines), " " * 12)
 
     def has_task(self, name: str) -> bool:
-        """True if the suite has this task; also if it does not list its tasks."""
+        """True if the suite has this task, or if its tasks cannot be listed."""
         if not self.tasks or name in self.tasks:
             return True
         try:
@@ -155,7 +157,7 @@ class Suite:
 
 @dataclass(frozen=True)
 class ImageConfig:
-    """Settings of suites that observe images."""
+    """Settings of suites with image observations."""
 
     size: tuple[int, int] = (64, 64)
     """Height and width of the image in pixels."""
@@ -163,7 +165,7 @@ class ImageConfig:
 
 @dataclass(frozen=True)
 class ImageAndStateConfig(ImageConfig):
-    """Settings of suites that observe images, states or both."""
+    """Settings of suites with image observations, state observations or both."""
 
     repeat: int = 1
     """Simulator steps per action; rewards are summed."""
@@ -180,15 +182,16 @@ class ImageAndStateConfig(ImageConfig):
 def suggest(word: str, names: Iterable[str]) -> str:
     """Return ` Did you mean ...?` with the closest names, or an empty string.
 
-    Names of the same task come before similar names: `gym_CartPole-v1` for `cartpole`.
+    Names that differ only in suite, case or version are preferred to similar names:
+    `gym_CartPole-v1` for `cartpole`.
     """
     names = list(names)
     stem = _stem(word)
     matches = [n for n in names if stem in (_stem(n), _stem(n.partition("_")[2]))][:3]
     if not matches:
-        by_case = {name.lower(): name for name in reversed(names)}
-        found = difflib.get_close_matches(word.lower(), by_case, 3, 0.65)
-        matches = [by_case[name] for name in found]
+        by_lowercase = {name.lower(): name for name in reversed(names)}
+        found = difflib.get_close_matches(word.lower(), by_lowercase, 3, 0.65)
+        matches = [by_lowercase[name] for name in found]
     return f" Did you mean {' or '.join(matches)}?" if matches else ""
 
 

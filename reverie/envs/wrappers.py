@@ -2,7 +2,7 @@
 
 Each wrapper changes one thing and forwards all other attributes, including `state_dict`
 and `load_state_dict`: a wrapped environment has them only if the inner one does.
-Observations of `set_simulator_state` are changed like those of `step`.
+Observations returned by `set_simulator_state` are changed like those of `step`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from reverie.spaces import FLAGS, Space, Spaces, agent_obs_space
 
 Resample = Literal["nearest", "bilinear"]
 RENDERED = "log/image"
+"""Observation key of rendered frames, which are used in videos only."""
 RENDER_SIZE = 256
-"""Most pixels along a side of a rendered frame; larger ones are resized."""
+"""Maximum height and width of rendered frames; larger ones are resized."""
 
 
 class Wrapper:
@@ -76,7 +77,7 @@ def has_simulator_state(env: Env) -> TypeGuard[HasSimulatorState]:
 
 
 class ObsWrapper(Wrapper):
-    """Changes every observation with `_transform`."""
+    """Applies `_transform` to every observation."""
 
     def reset(self, seed: int | None = None) -> Obs:
         return self._transform(self.env.reset(seed))
@@ -207,7 +208,8 @@ class TimeLimit(Wrapper):
 
 
 class NormalizeAction(Wrapper):
-    """Scales bounded continuous actions to [-1, 1]; unbounded entries are unchanged."""
+    """Scales bounded continuous actions to [-1, 1] from the native units of `env`;
+    unbounded entries are unchanged."""
 
     def __init__(self, env: Env):
         super().__init__(env)
@@ -424,7 +426,7 @@ class FastCheck(NamedTuple):
     bounds: tuple[Any, Any] | None
     """Inclusive bounds of a scalar."""
     has_problem: Callable[[Any], object] | None
-    """Check of the entries of an array."""
+    """Returns a true value if an entry of an array is invalid."""
 
 
 def _fast_check(space: Space) -> FastCheck:
@@ -451,7 +453,7 @@ def _passes(values: Mapping[str, Any], checks: Mapping[str, FastCheck]) -> bool:
         value: Any = values.get(key)
         if getattr(value, "dtype", None) is not dtype or value.shape != shape:
             return False
-        if bounds is not None and not bounds[0] <= value <= bounds[1]:  # or NaN
+        if bounds is not None and not bounds[0] <= value <= bounds[1]:  # also for NaN
             return False
         if has_problem is not None and has_problem(value):
             return False

@@ -29,7 +29,7 @@ from reverie.run.load import SavedRun, open_run
 from reverie.run.offline.datasets import OfflineSequences
 
 SEED_OFFSET = 1_000_000
-"""Added to the seed, so that generated sequences differ from all those of the run."""
+"""Added to the seed, so that generated sequences differ from the training data."""
 
 
 class SequenceRun(NamedTuple):
@@ -54,19 +54,23 @@ def open_sequence_run(
     sequences: int,
     flags: Sequence[tuple[str, Any]] = (),
     seed_offset: int = 0,
-    blocks: Sequence[str] = (),
+    presets: Sequence[str] = (),
     files: Sequence[str] = (),
 ) -> SequenceRun:
     """Load a run and this many evaluation sequences; fewer if its data has fewer.
 
-    Preset blocks and config files are settings of a checkpoint that contains none.
+    `presets` and `files` give the settings for a checkpoint of another implementation,
+    which contains none.
     """
     if imported := find_imported(logdir, Config):
-        _check_boundaries(logdir, imported.agent, getattr(Config(), imported.agent))
-    run = open_run(logdir, flags, blocks=blocks, files=files)
-    _check_boundaries(logdir, run.config.agent, run.config.agent_config)
+        _check_trains_on_sequences(
+            logdir, imported.agent, getattr(Config(), imported.agent)
+        )
+    run = open_run(logdir, flags, presets=presets, files=files)
+    _check_trains_on_sequences(logdir, run.config.agent, run.config.agent_config)
     settings = replace(run.config.sequences, evaluation=sequences)
     dataset = OfflineSequences(replace(run.config, sequences=settings), seed_offset)
+    # only weights are loaded, so the agent's random generators start from this seed
     config = replace(run.config, seed=run.config.seed + seed_offset)
     agent = replace(run, config=config).load_agent(dataset)
     if not isinstance(agent, FindsBoundaries):
@@ -77,7 +81,7 @@ def open_sequence_run(
     return SequenceRun(run, agent, SequenceFeed(dataset.dataset, run.device))
 
 
-def _check_boundaries(logdir: Path, agent: str, config: AgentConfig) -> None:
+def _check_trains_on_sequences(logdir: Path, agent: str, config: AgentConfig) -> None:
     if config.sequence_window is None:
         raise UserError(
             f"{logdir} was not trained on sequences: its agent is {agent!r}.\n  Fix: "
@@ -89,17 +93,17 @@ def eval_boundaries(
     logdir: Path,
     sequences: int = 1000,
     flags: Sequence[tuple[str, Any]] = (),
-    blocks: Sequence[str] = (),
+    presets: Sequence[str] = (),
     files: Sequence[str] = (),
 ) -> EvalResult:
-    """Evaluate the newest checkpoint of a run, or the checkpoint that is named.
+    """Evaluate the newest checkpoint of a run, or a given checkpoint.
 
     Generated sequences are new; for data in files, the held-out sequences are used.
     """
-    opened = open_sequence_run(logdir, sequences, flags, SEED_OFFSET, blocks, files)
+    opened = open_sequence_run(logdir, sequences, flags, SEED_OFFSET, presets, files)
     with contextlib.closing(opened.feed) as feed:
         report = opened.agent.report(feed)
-        count = _count(feed("report"))
+        count = _batch_size(feed("report"))
     scalars = {
         key: float(value)
         for key, value in report.items()
@@ -125,15 +129,15 @@ def compare_boundaries(
     other: Path,
     sequences: int = 1000,
     flags: Sequence[tuple[str, Any]] = (),
-    blocks: Sequence[str] = (),
+    presets: Sequence[str] = (),
     files: Sequence[str] = (),
 ) -> Agreement:
     """Compare the boundaries of two runs on evaluation sequences of the first."""
-    given = (flags, SEED_OFFSET, blocks, files)
-    first = open_sequence_run(logdir, sequences, *given)
+    options = (flags, SEED_OFFSET, presets, files)
+    first = open_sequence_run(logdir, sequences, *options)
     with contextlib.closing(first.feed) as feed:
         batch = feed("report")
-    second = open_sequence_run(other, 1, *given)
+    second = open_sequence_run(other, 1, *options)
     second.feed.close()
     agents = [first.agent, second.agent]
     datasets = [first.feed.dataset, second.feed.dataset]
@@ -150,12 +154,12 @@ def compare_boundaries(
     return Agreement(
         boundary_metrics.cohens_kappa(*boundaries),
         [float(x.mean()) for x in boundaries],
-        _count(batch),
+        _batch_size(batch),
         first.data,
     )
 
 
-def _count(batch: Batch) -> int:
+def _batch_size(batch: Batch) -> int:
     return len(next(iter(batch.values())))
 
 

@@ -27,7 +27,7 @@ def draw_boundaries(
     samples: int = 10,
     folder: Path | None = None,
     flags: Sequence[tuple[str, Any]] = (),
-    blocks: Sequence[str] = (),
+    presets: Sequence[str] = (),
     files: Sequence[str] = (),
 ) -> list[Path]:
     """Draw the boundaries in one of `samples` evaluation sequences of a run.
@@ -40,7 +40,7 @@ def draw_boundaries(
             f"There is no sequence {index} among {samples}.\n"
             f"  Fix: --idx 0, or --num-samples {max(index, 0) + 1}"
         )
-    opened = open_sequence_run(logdir, samples, flags, blocks=blocks, files=files)
+    opened = open_sequence_run(logdir, samples, flags, presets=presets, files=files)
     folder = folder or output_folder(opened.run.folder)
     agent = opened.agent
     with contextlib.closing(opened.feed) as feed:

@@ -54,26 +54,27 @@ def evaluate(
     videos: int = 0,
     failures: int = FAILURES,
     keep_episodes: bool = False,
-    blocks: Sequence[str] = (),
+    presets: Sequence[str] = (),
     files: Sequence[str] = (),
 ) -> EvalResult:
-    """Play episodes with the newest checkpoint of a run, or the one that is named.
+    """Play episodes with the newest checkpoint of a run, or with a given checkpoint.
 
-    For a run on recorded episodes, the best checkpoint is used instead of the newest.
-    Writes `eval.json`, up to `videos` videos of all and as many of failed episodes to
-    `eval/`, and up to `failures` failed episodes as recordings to `eval/failures`. With
-    `keep_episodes`, all episodes are written as recordings to `eval/episodes`.
-    Preset blocks and config files are settings of a checkpoint that contains none.
+    For an offline run, the best checkpoint is used instead of the newest. Writes
+    `eval.json`, videos of the first `videos` episodes and of the first `videos` failed
+    episodes to `eval/`, and the first `failures` failed episodes as dataset episodes to
+    `eval/failures`. With `keep_episodes`, all episodes are written as dataset episodes
+    to `eval/episodes`. `presets` and `files` supply the config of an imported
+    checkpoint that has none.
     """
     run = open_run(
         logdir,
         flags,
         prefer_best=True,
-        blocks=blocks,
+        presets=presets,
         files=files,
         replaces_task=make_env is not None,
     )
-    # flags also override the blocks of `run.eval_configs`
+    # flags also override the presets of `run.eval_configs`
     config = with_flags(for_evaluation(run.config), flags)
     run = replace(run, config=config)
     count = min(config.run.eval_envs, episodes)
@@ -96,8 +97,8 @@ def evaluate(
         {k: v for k, v in episode._asdict().items() if v is not None}
         for episode in played
     ]
-    files = [str(path) for recorder in recorders for path in recorder.paths]
-    return make_result(run, "episodes", summarize(played), table, files=files)
+    written = [str(path) for recorder in recorders for path in recorder.paths]
+    return make_result(run, "episodes", summarize(played), table, files=written)
 
 
 def _make_recorders(
@@ -131,10 +132,10 @@ def play_episodes(
     recorders: Sequence[EpisodeRecorder] = (),
     stop: Callable[[], bool] = lambda: False,
 ) -> list[PlayedEpisode]:
-    """Play complete episodes, equally many in every environment or one more in some.
+    """Play complete episodes, the same number in every environment (or one more).
 
-    Counting the first episodes to end instead would favor short episodes. Returns an
-    empty list if `stop` returns True before all episodes have ended.
+    Counting whichever episodes end first would favor short episodes. Returns an empty
+    list if `stop` returns True before all episodes have ended.
     """
     quota = np.full(len(envs), episodes // len(envs))
     quota[: episodes % len(envs)] += 1

@@ -1,8 +1,8 @@
 """Evaluate each new checkpoint of a run while it is trained in another process.
 
-Results are logged in the folder `eval` of the run, which the training does not write
-to: `metrics.jsonl` and `scores.jsonl` there have the steps of the checkpoints, and
-TensorBoard shows them next to the training as a run of their own.
+Results are logged in the folder `eval` of the run, to which training does not write.
+The steps in its `metrics.jsonl` and `scores.jsonl` are those of the checkpoints.
+TensorBoard shows the folder as a separate run.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ def follow(
     with contextlib.closing(_make_logger(config, logdir)) as logger:
         lines = read_lines(output_folder(logdir) / METRICS)
         evaluated = {(x["step"], x[UPDATES]) for x in lines if UPDATES in x}
-        skipped: set[Path] = set()
+        seen: set[Path] = set()
         while True:
             paths = Checkpoints(logdir / "ckpt").paths()
-            path = next((path for path in paths if path not in skipped), None)
+            path = next((path for path in paths if path not in seen), None)
             if path is None:
                 if paths and _is_final(paths[-1]):
                     return
                 time.sleep(poll)
                 continue
-            skipped.add(path)
+            seen.add(path)
             with _ignore_deleted(path):
                 loop = checkpoint.read_part(path, "loop")
                 clock = loop["clock"]
@@ -84,7 +84,7 @@ def wait_for_checkpoint(logdir: Path, poll: float = POLL_SECONDS) -> None:
 def _make_logger(config: Config, logdir: Path) -> Logger:
     """Return a logger with the outputs of the run, except for the terminal.
 
-    `metrics.jsonl` is always written: it has the checkpoints that are evaluated.
+    `metrics.jsonl` is always written: it records which checkpoints were evaluated.
     """
     outputs = tuple(
         name for name in config.logger.outputs if name not in ("terminal", "jsonl")
@@ -99,7 +99,7 @@ def _make_logger(config: Config, logdir: Path) -> Logger:
 
 
 def _is_final(path: Path) -> bool:
-    """True if a checkpoint is that of a finished run."""
+    """True if this is the last checkpoint of a finished run."""
     with _ignore_deleted(path):
         return checkpoint.read_part(path, "loop")["final_log"] is not None
     return False
@@ -107,7 +107,7 @@ def _is_final(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _ignore_deleted(path: Path) -> Iterator[None]:
-    """Ignore errors about a checkpoint that the training has deleted meanwhile."""
+    """Ignore errors about a checkpoint that training has deleted in the meantime."""
     try:
         yield
     except (UserError, OSError):
@@ -116,7 +116,7 @@ def _ignore_deleted(path: Path) -> Iterator[None]:
 
 
 def _metrics(result: EvalResult) -> Metrics:
-    """Return the scalars of a result, named as in a training that evaluates."""
+    """Return the scalars of a result, named as in evaluations during training."""
     prefix = "eval/episode" if result.kind == "episodes" else "eval"
     scalars = {k: v for k, v in result.summary.items() if isinstance(v, int | float)}
     return {f"{prefix}/{key}": value for key, value in scalars.items()}

@@ -22,7 +22,7 @@ from reverie.config import check_minimum
 from reverie.datasets.feed import EpisodeFeed
 from reverie.datasets.images import ImageCrop
 from reverie.evaluation.rollout_ensembles import (
-    EnsembleConfig,
+    RolloutEnsembleConfig,
     RolloutEnsembles,
     ensemble_metrics,
     predict,
@@ -49,7 +49,7 @@ class HeldOutConfig:
     """Episodes per batch."""
     length: int = 0
     """Maximum number of rows of each episode; 0 for all."""
-    ensemble: EnsembleConfig = field(default_factory=EnsembleConfig)
+    ensemble: RolloutEnsembleConfig = field(default_factory=RolloutEnsembleConfig)
     """Rollout ensembles, which evaluate the uncertainty of predicted vectors."""
     context: int = 5
     """Rows that the world model observes before it predicts."""
@@ -134,8 +134,7 @@ def to_metrics(results: HeldOutResults) -> Metrics:
                     metrics[f"openloop/{key}/{name}_at_{step}"] = at
     metrics |= ensemble_metrics(results.ensembles) | results.media
     if "loss" not in metrics:
-        errors_of_model = [metrics[f"openloop/{key}/model"] for key in results.errors]
-        metrics["loss"] = sum(errors_of_model)
+        metrics["loss"] = sum(metrics[f"openloop/{k}/model"] for k in results.errors)
     return metrics
 
 
@@ -185,8 +184,8 @@ def open_loop_errors(
         for key in predictions:
             truth = batch[key][:, context : context + horizon]
             last = batch[key][:, context - 1 : context]
-            guesses = (predictions[key], last, mean_row[key][None, None])
-            errors = (_squared_error(truth, guess, mask) for guess in guesses)
+            compared = (predictions[key], last, mean_row[key][None, None])
+            errors = (_squared_error(truth, x, mask) for x in compared)
             pieces.setdefault(key, []).append(OpenLoopErrors(*errors))
         if config.video and not videos:
             videos = _videos(batch, predictions, context, horizon)
@@ -232,11 +231,11 @@ def _no_usable_episodes(feed: EpisodeFeed) -> UserError:
 
 
 def _squared_error(
-    truth: np.ndarray, guess: np.ndarray, mask: np.ndarray
+    truth: np.ndarray, prediction: np.ndarray, mask: np.ndarray
 ) -> np.ndarray:
     """Return the mean squared error of every row, images in [0, 1]; NaN for padding."""
     scale = 255.0 if truth.dtype == np.uint8 else 1.0
-    difference = (truth.astype(np.float64) - guess) / scale
+    difference = (truth.astype(np.float64) - prediction) / scale
     error = np.square(difference).reshape(*truth.shape[:2], -1).mean(-1)
     return np.where(mask, error, np.nan)
 

@@ -39,7 +39,7 @@ FPS = 8
 
 
 def eval_recordings(logdir: Path, flags: Sequence[tuple[str, Any]] = ()) -> EvalResult:
-    """Evaluate the newest checkpoint of a run, or the checkpoint that is named.
+    """Evaluate the newest checkpoint of a run, or a given checkpoint.
 
     `offline.eval_data` may select other recorded episodes.
     """

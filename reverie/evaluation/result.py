@@ -33,7 +33,7 @@ class EvalResult:
     sequences."""
     seed: int
     size: str
-    """Network size that the run chose; empty if its settings gave one."""
+    """Size preset that was selected automatically; empty if the config sets it."""
     summary: dict[str, Any]
     """Metrics over all episodes; lists are curves by prediction horizon."""
     episodes: list[dict[str, Any]]

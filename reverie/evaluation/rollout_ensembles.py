@@ -1,8 +1,10 @@
 """Rollout ensembles: evaluate the predictive uncertainty of a world model.
 
-Every few rows of a recorded episode, the world model observes the preceding rows and is
-then rolled out several times with the recorded actions, each time with other random
-samples. Three statistics are computed for every entry of a vector and every horizon:
+A rollout ensemble is several sampled rollouts of one world model from the same state,
+not several models as in Plan2Explore (`nets/ensemble.py`). Every few rows of a recorded
+episode, the world model observes the preceding rows and is then rolled out several
+times with the recorded actions, each time with other random samples. Three statistics
+are computed for every dimension of a vector and every horizon:
 
 - `rmse`: root mean squared error of the ensemble mean;
 - `spread`: standard deviation of the rollouts of an ensemble;
@@ -30,7 +32,7 @@ from reverie.spaces import Arrays
 
 
 @dataclass(frozen=True)
-class EnsembleConfig:
+class RolloutEnsembleConfig:
     """Rollout ensembles."""
 
     samples: int = 19
@@ -65,7 +67,7 @@ class RolloutEnsembles(NamedTuple):
 
 
 class EnsembleStatistics(NamedTuple):
-    """Statistics by horizon and entry; NaN where there is no data."""
+    """Statistics by horizon and dimension; NaN where there is no data."""
 
     rmse: Float[np.ndarray, "H d"]
     spread: Float[np.ndarray, "H d"]
@@ -77,7 +79,7 @@ class EnsembleStatistics(NamedTuple):
 def sample_ensembles(
     env: WorldModelEnv,
     episodes: Iterable[Arrays],
-    config: EnsembleConfig,
+    config: RolloutEnsembleConfig,
     context: int,
 ) -> tuple[dict[str, RolloutEnsembles], Metrics]:
     """Return the ensembles of every key, and a figure of the first episode.
@@ -143,22 +145,22 @@ def calibrated_coverage(samples: int) -> float:
 
 
 def ensemble_metrics(ensembles: dict[str, RolloutEnsembles]) -> Metrics:
-    """Return each statistic as a mean over horizons and entries."""
+    """Return each statistic as a mean over horizons and dimensions."""
     metrics: Metrics = {}
-    for key, of_key in ensembles.items():
-        for name, value in ensemble_statistics(of_key)._asdict().items():
+    for key, samples_of_key in ensembles.items():
+        for name, value in ensemble_statistics(samples_of_key)._asdict().items():
             metrics[f"ensemble/{key}/{name}"] = float(np.nanmean(value))
     return metrics
 
 
 def ensemble_table(ensembles: dict[str, RolloutEnsembles]) -> dict[str, Any]:
-    """Return the statistics by key, horizon and entry as lists; NaN for no data."""
+    """Return the statistics by key, horizon and dimension as lists; NaN for no data."""
     table: dict[str, Any] = {}
-    for key, of_key in ensembles.items():
-        samples = of_key.rollouts.shape[1]
-        statistics = ensemble_statistics(of_key)._asdict()
+    for key, samples_of_key in ensembles.items():
+        samples = samples_of_key.rollouts.shape[1]
+        statistics = ensemble_statistics(samples_of_key)._asdict()
         table[key] = {
-            "ensembles": len(of_key.truth),
+            "ensembles": len(samples_of_key.truth),
             "samples": samples,
             "calibrated_coverage": calibrated_coverage(samples),
             **{name: value.tolist() for name, value in statistics.items()},
@@ -170,7 +172,7 @@ def _sample(
     env: WorldModelEnv,
     episode: Arrays,
     starts: list[int],
-    config: EnsembleConfig,
+    config: RolloutEnsembleConfig,
     context: int,
     keys: list[str],
 ) -> dict[str, RolloutEnsembles]:
@@ -204,7 +206,7 @@ def _concatenate(pieces: list[RolloutEnsembles]) -> RolloutEnsembles:
 def _figure(
     key: str, episode: Arrays, starts: list[int], ensembles: RolloutEnsembles
 ) -> np.ndarray:
-    """Draw truth and rollouts of one episode, a panel per entry of the vector."""
+    """Draw truth and rollouts of one episode, a panel per dimension of the vector."""
     rows = len(episode["is_first"])
     flat = episode[key].reshape(rows, -1).astype(np.float64)
     lines = [

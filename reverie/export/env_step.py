@@ -1,7 +1,10 @@
-"""The policy step in the units and forms of the environment.
+"""Policy step that takes observations and returns actions of the environment.
 
-Observations are cast, resized and cropped as `Player` does it, and actions are clipped
-and converted to the environment's own units, all inside the exported step.
+Observations are cast, resized and cropped, and actions are clipped and converted to the
+environment's own units, as in `run/player.py`, but inside the exported step.
+
+`Space.source` has the dtype and shape that the environment itself uses, `Space.native`
+the bounds of an action before it was scaled to [-1, 1].
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ FIXED_POINT = 22
 
 
 def to_env_step(step: ExportStep, source: PolicySource) -> ExportStep:
-    """Return the step with observations and actions of the environment."""
+    """Wrap a step of the agent in conversions from and to the environment."""
     obs_space = agent_obs_space(source.spaces.obs_space)
     act_space, resample = source.spaces.act_space, source.config.env.resample
     used = {key: obs_space[key] for key in step.inputs if key in obs_space}
@@ -38,19 +41,19 @@ def to_env_step(step: ExportStep, source: PolicySource) -> ExportStep:
         flags = {key: x for key, x in inputs.items() if key not in used}
         actions, state = step.module({**obs, **flags}, state, rng)
         converted = {
-            key: _to_env(actions[key], source.trained.act_space[key], space)
+            key: _to_env(actions[key], source.trained_spaces.act_space[key], space)
             for key, space in act_space.items()
         }
         return converted, state
 
     inputs: Spaces = {
-        key: own_space(obs_space[key]) if key in obs_space else space
+        key: env_space(obs_space[key]) if key in obs_space else space
         for key, space in step.inputs.items()
     }
     return ExportStep(StepModule(run, step.module), inputs, step.initial)
 
 
-def own_space(space: Space) -> Space:
+def env_space(space: Space) -> Space:
     """Return the space in the environment's own dtype and shape."""
     return space if space.source is None else space.source.space
 
@@ -63,17 +66,20 @@ def _to_agent(value: Tensor, space: Space, resample: str) -> Tensor:
     return value.to(torch.as_tensor(space.zeros()).dtype)
 
 
-def _to_env(value: Tensor, trained: Space, space: Space) -> Tensor:
-    """Convert an action of the agent to the environment's own units."""
-    own = own_space(space)
-    dtype = torch.as_tensor(own.zeros()).dtype
+def _to_env(value: Tensor, trained_space: Space, space: Space) -> Tensor:
+    """Convert an action of the agent to the environment's own units.
+
+    `trained_space` is the action space of training, which may have other bounds.
+    """
+    target = env_space(space)
+    dtype = torch.as_tensor(target.zeros()).dtype
     if space.dtype.kind != "f":
-        return value.to(dtype).reshape(value.shape[0], *own.shape)
-    if differ_in_units(trained, space):
-        value = _from_native(_to_native(value, trained), space)
+        return value.to(dtype).reshape(value.shape[0], *target.shape)
+    if differ_in_units(trained_space, space):
+        value = _from_native(_to_native(value, trained_space), space)
     value = _to_native(_clip(value, space.low, space.high), space)
-    value = value.to(dtype).reshape(value.shape[0], *own.shape)
-    return value if space.source is None else _clip(value, own.low, own.high)
+    value = value.to(dtype).reshape(value.shape[0], *target.shape)
+    return value if space.source is None else _clip(value, target.low, target.high)
 
 
 def _clip(value: Tensor, low: np.ndarray, high: np.ndarray) -> Tensor:
@@ -129,7 +135,8 @@ def resize(
 
 
 def bilinear_weights(old: int, new: int) -> Float[np.ndarray, "new old"]:
-    """Return Pillow's weights of old pixels for new ones, in fixed point."""
+    """Return the weight of each old pixel for each new one, as fixed-point numbers of
+    Pillow."""
     scale = max(old / new, 1.0)
     center = (np.arange(new) + 0.5) * old / new
     distance = np.abs(np.arange(old) + 0.5 - center[:, None]) / scale

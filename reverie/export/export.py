@@ -14,8 +14,8 @@ import torch
 
 from reverie.api import UserError
 from reverie.capabilities import Exportable, HasWorldSteps
-from reverie.export import runner
-from reverie.export.env_step import own_space, to_env_step
+from reverie.export import load_torch, runner
+from reverie.export.env_step import env_space, to_env_step
 from reverie.export.steps import FlatStep
 from reverie.export.verify import (
     TOLERANCE,
@@ -26,15 +26,16 @@ from reverie.export.verify import (
 )
 from reverie.plugins import import_optional
 from reverie.run.player import Player
-from reverie.spaces import Space, agent_obs_space
+from reverie.spaces import Space, agent_obs_space, to_nested
 from reverie.storage.atomic import make_folder, write_file, write_json
 
 Format = Literal["onnx", "torch"]
 SUFFIX = {"onnx": ".onnx", "torch": ".pt2"}
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 """Packages that the format onnx needs."""
-RUNNER = "run_policy.py"
-"""Name of the copy of `runner.py` next to the policy."""
+RUNNERS = {"onnx": {"run_policy.py": runner}}
+RUNNERS["torch"] = {**RUNNERS["onnx"], "load_torch.py": load_torch}
+"""Modules that are copied next to the policy, by format and file name."""
 
 
 class Exported(NamedTuple):
@@ -42,7 +43,7 @@ class Exported(NamedTuple):
 
     files: list[Path]
     comparisons: dict[str, Comparison]
-    """By step: `policy`, and those of the world model."""
+    """By name of the step: `policy`, and the steps of the world model."""
     latency: dict[str, float]
     """Milliseconds per step with batch size 1: `exported` and `agent`."""
 
@@ -57,13 +58,13 @@ def export_policy(
     """Write the policy of a player to a folder, and compare it with the player.
 
     The player must be on the CPU, in float32. With `with_world`, the steps of its world
-    model are written, too. Raises if the agent declares no such step.
+    model are written, too. Raises an error if the agent does not provide them.
     """
     agent, name = player.agent, player.source.config.agent
     if not isinstance(agent, Exportable):
         raise UserError(
             f"The agent {name!r} cannot be exported.\n  Fix: export a run of dreamer, "
-            "iris or bc, or add `policy_step` to the agent (capabilities.Exportable)."
+            "iris or bc, or add `export_policy` to the agent (capabilities.Exportable)."
         )
     if with_world and not isinstance(agent, HasWorldSteps):
         raise UserError(
@@ -74,7 +75,7 @@ def export_policy(
         for package in PACKAGES:
             import_optional(package, "export", "`reverie export --format onnx`")
     step = FlatStep(
-        to_env_step(agent.policy_step(greedy), player.source), "obs.", "action."
+        to_env_step(agent.export_policy(greedy), player.source), "obs.", "action."
     )
     world = {}
     if with_world and isinstance(agent, HasWorldSteps):
@@ -100,15 +101,17 @@ def export_policy(
             }
             for key, flat in world.items()
         }
-    description, program = folder / "policy.json", folder / RUNNER
+    description = folder / "policy.json"
     write_json(description, info)
-    write_file(program, Path(runner.__file__).read_bytes())
-    comparisons = {"policy": compare_policy(player, step, folder)}
+    programs = [folder / file for file in RUNNERS[format]]
+    for path, module in zip(programs, RUNNERS[format].values(), strict=True):
+        assert module.__file__ is not None
+        write_file(path, Path(module.__file__).read_bytes())
+    load = runner.load_onnx if format == "onnx" else load_torch.load_torch
+    comparisons = {"policy": compare_policy(player, step, folder, load)}
     if world:
-        run = {
-            key: runner.load(folder / info["world"][key]["file"], info["world"][key])
-            for key in world
-        }
+        files = {key: folder / info["world"][key]["file"] for key in world}
+        run = {key: load(path, info["world"][key]) for key, path in files.items()}
         spaces = {key: steps[key].inputs for key in world}
         comparisons |= compare_world(world, run, spaces)
     for key, comparison in comparisons.items():
@@ -119,12 +122,12 @@ def export_policy(
                 f"{comparison.error:.1e} in {comparison.steps} steps; {TOLERANCE:g} is "
                 f"allowed.\n  Fix: --format {other}"
             )
-    latency = measure_latency(player, folder)
+    latency = measure_latency(player, folder, load)
     info["verified"] = {key: value.to_json() for key, value in comparisons.items()}
     write_json(description, info)
     names = [f"{key}{SUFFIX[format]}" for key in ("policy", *world)]
-    files = [*(folder / name for name in names), description, program]
-    return Exported(files, comparisons, latency)
+    paths = [*(folder / name for name in names), description, *programs]
+    return Exported(paths, comparisons, latency)
 
 
 def write_step(step: FlatStep, folder: Path, name: str, format: Format) -> Any:
@@ -158,7 +161,7 @@ def _quiet() -> Iterator[None]:
     """Hide messages of the exporters that users cannot act on."""
     logger = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # that torchvision is not installed
+    logger.setLevel(logging.ERROR)  # it warns that torchvision is not installed
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -171,16 +174,19 @@ def describe_policy(player: Player, step: FlatStep) -> dict[str, Any]:
     """Return the part of `policy.json` about inputs, outputs and state."""
     obs_space, act_space = agent_obs_space(player.obs_space), player.act_space
     inputs = [x for x in step.inputs if x.name != "is_first"]
+    assert all(x.has_batch for x in (*step.state, *step.noise)), "no batch axis"
+    names = [info.name for info in step.outputs]
     keys = [info.name.removeprefix("obs.") for info in inputs]
     return {
         "observations": [
-            {**info.to_json(), **_describe(key, obs_space[key], len(obs_space))}
+            {**info.to_json(), **_describe_value(key, obs_space[key], len(obs_space))}
             for info, key in zip(inputs, keys, strict=True)
         ],
         "actions": [
-            {**info.to_json(), **_describe(key, act_space[key], len(act_space))}
+            {**info.to_json(), **_describe_value(key, act_space[key], len(act_space))}
             for info, key in zip(step.outputs, act_space, strict=True)
         ],
+        "action": to_nested(act_space, dict(zip(act_space, names, strict=True))),
         "state": [info.to_json() for info in step.state],
         "noise": [info.to_json() for info in step.noise],
         "about": ABOUT,
@@ -190,24 +196,25 @@ def describe_policy(player: Player, step: FlatStep) -> dict[str, Any]:
 ABOUT = {
     "observations": "as the environment returns them, in its own units; the step "
     "resizes, crops and normalizes them",
-    "actions": "as the environment's `step` takes them, in its own units",
+    "actions": "as the environment's `step` takes them, in its own units; `action` has "
+    "their form: objects are dicts, lists are tuples",
     "is_first": "bool; True for the first observation of an episode, resets the state",
     "state": "zeros before the first step, then the outputs named `next.*`",
     "noise": "new random numbers for every step: `uniform` in [0, 1), standard "
-    "`normal`, or `exponential` with rate 1",
+    "`normal`, or `exponential` with rate 1; `sampler` is the method of "
+    "`numpy.random.Generator`",
     "shape": "without the batch axis at the front",
 }
 
 
-def _describe(key: str, space: Space, count: int) -> dict[str, Any]:
-    """Return where a value is in the environment's form, and its bounds."""
-    own = own_space(space)
+def _describe_value(key: str, space: Space, count: int) -> dict[str, Any]:
+    """Return the path of a value in the environment's nested space, and its bounds."""
     path: list[str | int] = [key]
     if space.source is not None:
         path = list(space.source.path)
     elif count == 1 and key == "action":
         path = []
-    data = own.to_json()
+    data = env_space(space).to_json()
     return {"path": path, "low": data["low"], "high": data["high"]}
 
 
@@ -219,10 +226,10 @@ def format_report(exported: Exported) -> str:
             f"{name}: {comparison.steps} recurrent steps, largest difference "
             f"{comparison.error:.1e} (allowed: {TOLERANCE:g}), {comparison.ties} ties"
         )
-    own, agent = exported.latency["exported"], exported.latency["agent"]
+    exported_ms, agent_ms = (exported.latency[key] for key in ("exported", "agent"))
     lines.append(
         f"latency on this CPU with batch size 1 and {torch.get_num_threads()} threads: "
-        f"{own:.2f} ms exported, {agent:.2f} ms agent.act"
+        f"{exported_ms:.2f} ms exported, {agent_ms:.2f} ms agent.act"
     )
     return "\n".join(lines)
 

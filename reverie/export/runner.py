@@ -1,11 +1,7 @@
-"""Runs the exported policy in this folder, with numpy and onnxruntime.
+"""Run the exported policy in this folder: `policy = Policy()`, `policy.act(obs)`.
 
-    policy = Policy()
-    action = policy.act(obs)    # an observation and an action of the environment
-    policy.reset()              # before the first observation of the next episode
-
-With `Policy(batch=8)`, all arrays have a batch axis of size 8, and `reset(mask)` starts
-new episodes where the mask is True. `policy.json` describes all inputs and outputs.
+`policy.reset()` starts the next episode. The arrays of `Policy(batch=8)` have a batch
+axis; its `reset(mask)` starts episodes where the mask is True. See `policy.json`.
 """
 
 import json
@@ -19,79 +15,48 @@ FOLDER = Path(__file__).parent
 
 class Policy:
     def __init__(
-        self, folder: Any = FOLDER, batch: int | None = None, seed: int = 0
+        self, folder: Any = FOLDER, batch: Any = None, seed: int = 0, load: Any = None
     ) -> None:
         self.info = json.loads((Path(folder) / "policy.json").read_text())
-        self.run = load(Path(folder) / self.info["file"], self.info)
-        self.is_single, self.batch = batch is None, batch or 1
-        self.rng = np.random.default_rng(seed)
-        self.reset()
+        self.run = (load or load_onnx)(Path(folder) / self.info["file"], self.info)
+        self.batch, self.rng = batch, np.random.default_rng(seed)
+        self.is_first, state = np.ones(batch or 1, bool), self.info["state"]
+        self.state = {x["name"]: np.zeros(self.shape(x), x["dtype"]) for x in state}
 
-    def reset(self, where: Any = None) -> None:
-        if where is None:
-            where = np.ones(self.batch, bool)
-            self.state = {x["name"]: self.zeros(x) for x in self.info["state"]}
-            self.is_first = where
-        self.is_first = self.is_first | where
+    def reset(self, mask: Any = True) -> None:
+        self.is_first = self.is_first | mask  # the policy resets its state there
 
     def act(self, obs: Any, noise: Any = None) -> Any:
         inputs = {x["name"]: self.observe(x, obs) for x in self.info["observations"]}
-        noise = noise or {x["name"]: self.sample(x) for x in self.info["noise"]}
-        outputs = self.run({**inputs, "is_first": self.is_first, **self.state, **noise})
+        inputs |= noise or {x["name"]: self.sample(x) for x in self.info["noise"]}
+        outputs = self.run({**inputs, **self.state, "is_first": self.is_first})
         self.state = {name: outputs[f"next.{name}"] for name in self.state}
-        self.is_first = np.zeros(self.batch, bool)
-        actions = {tuple(x["path"]): outputs[x["name"]] for x in self.info["actions"]}
-        return nest(actions, 0 if self.is_single else slice(None))
-
-    def zeros(self, x: Any) -> Any:
-        return np.zeros(
-            [self.batch] * x.get("has_batch", True) + x["shape"], x["dtype"]
-        )
-
-    def sample(self, x: Any) -> Any:
-        draw: Any = {
-            "uniform": self.rng.random,
-            "normal": self.rng.standard_normal,
-            "exponential": self.rng.standard_exponential,
-        }
-        return draw[x["distribution"]](self.zeros(x).shape, x["dtype"])
+        self.is_first = np.zeros_like(self.is_first)
+        return self.nest(self.info["action"], outputs)
 
     def observe(self, x: Any, obs: Any) -> Any:
-        for part in x["path"] if isinstance(obs, dict | tuple) else ():
-            obs = obs[part]
-        array = np.asarray(obs, x["dtype"])
-        return np.ascontiguousarray(array[None] if self.is_single else array)
+        for key in x["path"] if isinstance(obs, dict | tuple) else ():
+            obs = obs[key]
+        array = np.asarray(obs, x["dtype"], order="C")
+        return array if self.batch else array[None]
+
+    def sample(self, x: Any) -> Any:
+        return getattr(self.rng, x["sampler"])(self.shape(x), x["dtype"])
+
+    def shape(self, x: Any) -> Any:
+        return [len(self.is_first), *x["shape"]]
+
+    def nest(self, form: Any, outputs: Any) -> Any:
+        if isinstance(form, dict):
+            return {key: self.nest(x, outputs) for key, x in form.items()}
+        if isinstance(form, list):
+            return tuple(self.nest(x, outputs) for x in form)
+        return outputs[form] if self.batch else outputs[form][0]
 
 
-def nest(values: Any, index: Any) -> Any:
-    """Return actions by path as the environment's dicts and tuples."""
-    if () in values:
-        return values[()][index]
-    tree: Any = {path[0]: {} for path in values}
-    for path, value in values.items():
-        tree[path[0]][path[1:]] = value
-    tree = {key: nest(inner, index) for key, inner in tree.items()}
-    return tuple(tree.values()) if isinstance(next(iter(tree)), int) else tree
+def load_onnx(path: Any, info: Any) -> Any:
+    import onnxruntime
 
-
-def load(path: Path, info: Any) -> Any:
-    """Return a function from inputs to outputs by name; PyTorch runs a `.pt2` file."""
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = info["output_names"]
-    if path.suffix == ".pt2":
-        import torch
-
-        step, inputs = torch.export.load(path).module(), info["input_names"]
-
-        def run(feed: Any) -> Any:
-            outputs = step(*(torch.tensor(feed[name]) for name in inputs))
-            return [x.detach().numpy() for x in outputs]
-    else:
-        import onnxruntime
-
-        providers = ["CPUExecutionProvider"]
-        session = onnxruntime.InferenceSession(path, providers=providers)
-
-        def run(feed: Any) -> Any:
-            return session.run(names, feed)
-
-    return lambda feed: dict(zip(names, run(feed), strict=True))
+    return lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))

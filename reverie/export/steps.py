@@ -1,7 +1,8 @@
 """Exported steps: flat tensors in, flat tensors out, random numbers as inputs.
 
-An agent declares a step on dicts and trees (`capabilities.ExportStep`). `FlatStep` has
-the same step on a flat list of tensors, and `TensorInfo` names and describes them.
+An agent provides a step on dicts and trees of tensors (`capabilities.ExportStep`).
+`FlatStep` wraps it as a function of a flat list of tensors, which `TensorInfo`
+describes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,12 @@ BATCH = 3
 """Batch size of the example inputs."""
 NEXT = "next."
 """Prefix of the outputs with the next state."""
+SAMPLERS = {
+    "uniform": "random",
+    "normal": "standard_normal",
+    "exponential": "standard_exponential",
+}
+"""Methods of `numpy.random.Generator` for the distributions of noise."""
 
 
 class GivenNoise(Rng):
@@ -52,7 +59,7 @@ class GivenNoise(Rng):
 
 
 class RecordedNoise(GivenNoise):
-    """The random numbers of an `Rng` with this seed; they are recorded."""
+    """Draws the same random numbers as `Rng` with this seed, and records them."""
 
     def __init__(self, seed: int):
         self.generator = torch.Generator().manual_seed(seed)
@@ -91,7 +98,10 @@ class TensorInfo(NamedTuple):
             "shape": list(self.shape),
         }
         if self.distribution:
-            data |= {"distribution": self.distribution, "has_batch": self.has_batch}
+            data |= {
+                "distribution": self.distribution,
+                "sampler": SAMPLERS[self.distribution],
+            }
         return data
 
 
@@ -161,7 +171,7 @@ class FlatStep(nn.Module):
         return self.run(tensors, rng)
 
     def run(self, tensors: Sequence[Tensor], rng: Rng) -> tuple[Tensor, ...]:
-        """Run the step with other random numbers than the last inputs."""
+        """Run the step with random numbers from `rng` instead of the noise inputs."""
         count = len(self.keys)
         inputs = dict(zip(self.keys, tensors[:count], strict=True))
         leaves = tensors[count : count + len(self.state)]
@@ -183,7 +193,7 @@ def leaf_names(tree: Any, prefix: str = "") -> list[str]:
 
 
 def unflatten(tree: Any, leaves: Sequence[Tensor]) -> Any:
-    """Return a tree of the same form with other tensors."""
+    """Return a tree with the same structure and these tensors."""
     remaining = iter(leaves)
 
     def build(node: Any) -> Any:

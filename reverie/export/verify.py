@@ -1,4 +1,4 @@
-"""Compares exported steps with the agent, over recurrent steps with the same noise.
+"""Compare exported steps with the agent, over recurrent steps with the same noise.
 
 A sampled or most probable class can differ if two classes are within rounding errors of
 a tie. Such a difference changes the state by much more than rounding does, so it is
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from reverie.export.env_step import own_space
+from reverie.export.env_step import env_space
 from reverie.export.runner import Policy
 from reverie.export.steps import NEXT, FlatStep, GivenNoise, RecordedNoise
 from reverie.run.player import Player
@@ -38,8 +38,10 @@ RESET_RATE = 0.05
 
 aten = torch.ops.aten
 Arrays = dict[str, np.ndarray]
-Run = Callable[[Arrays], Arrays]
-"""An exported step, on arrays by name."""
+ExportedStep = Callable[[Arrays], Arrays]
+"""An exported step: a function from inputs to outputs, arrays by name."""
+LoadStep = Callable[[Path, dict[str, Any]], ExportedStep]
+"""Loads a step from a file, given its description in `policy.json`."""
 
 
 class Comparison(NamedTuple):
@@ -48,7 +50,7 @@ class Comparison(NamedTuple):
     error: float = 0.0
     """Largest difference, except for ties; relative for values above 1."""
     ties: int = 0
-    """Batch elements with another class within `TIE` of a tie."""
+    """Number of batch elements in which another class was chosen at a tie."""
     steps: int = 0
 
     def add(self, error: float, ties: int) -> Comparison:
@@ -90,13 +92,15 @@ class DecisionMargins(TorchDispatchMode):  # type: ignore[no-untyped-call]
 COMPARISONS = (aten.le.Tensor, aten.lt.Tensor, aten.ge.Tensor, aten.gt.Tensor)
 
 
-def compare_policy(player: Player, step: FlatStep, folder: Path) -> Comparison:
+def compare_policy(
+    player: Player, step: FlatStep, folder: Path, load: LoadStep
+) -> Comparison:
     """Compare the runner of an exported policy with `player.act`.
 
-    All get the same random observations and the same noise: the player, the step in
-    PyTorch (whose state can be compared), and the runner.
+    The player, the step in PyTorch (whose state can be compared) and the runner get the
+    same random observations and the same noise.
     """
-    policy, rng = Policy(folder, BATCH), np.random.default_rng(0)
+    policy, rng = Policy(folder, BATCH, load=load), np.random.default_rng(0)
     obs_space, info = agent_obs_space(player.obs_space), policy.info
     state, result = dict(policy.state), Comparison()
     player.reset()
@@ -109,9 +113,9 @@ def compare_policy(player: Player, step: FlatStep, folder: Path) -> Comparison:
         reference = run_step(step, feed, noise)
         player.agent.seed_policy(seed)  # type: ignore[attr-defined]
         action = player.act(obs, info["greedy"], is_first=policy.is_first)
-        _check_actions(_by_name(info, action), reference)
+        _check_actions(_actions_by_name(info, action), reference)
         action = policy.act(obs, name_noise(step, noise) or None)
-        exported = {**_by_name(info, action), **_next(policy.state)}
+        exported = {**_actions_by_name(info, action), **_to_next_state(policy.state)}
         error, tied = compare(step, feed, noise, reference, exported)
         state = {name: reference[f"{NEXT}{name}"] for name in state}
         for name, value in state.items():  # a class that differs changes the state
@@ -121,7 +125,7 @@ def compare_policy(player: Player, step: FlatStep, folder: Path) -> Comparison:
 
 
 def compare_world(
-    steps: dict[str, FlatStep], run: dict[str, Run], spaces: dict[str, Spaces]
+    steps: dict[str, FlatStep], run: dict[str, ExportedStep], spaces: dict[str, Spaces]
 ) -> dict[str, Comparison]:
     """Compare the exported steps of a world model with those in PyTorch.
 
@@ -163,8 +167,8 @@ def compare(
     reference: Arrays,
     exported: Arrays,
 ) -> tuple[float, np.ndarray]:
-    """Return the largest difference of batch elements that are not ties, and the
-    ties."""
+    """Return the largest difference of batch elements without ties, and a mask of the
+    batch elements with ties."""
     errors = np.zeros(BATCH)
     for name, expected in reference.items():
         is_image = expected.dtype == np.uint8  # rounded, so one level may differ
@@ -197,12 +201,12 @@ def name_noise(step: FlatStep, noise: RecordedNoise) -> Arrays:
 
 def sample_values(spaces: Spaces, rng: np.random.Generator, batch: int) -> Arrays:
     """Return random values in the environment's own dtypes and shapes."""
-    return {key: own_space(space).sample(rng, batch) for key, space in spaces.items()}
+    return {key: env_space(space).sample(rng, batch) for key, space in spaces.items()}
 
 
-def measure_latency(player: Player, folder: Path) -> dict[str, float]:
+def measure_latency(player: Player, folder: Path, load: LoadStep) -> dict[str, float]:
     """Return the median milliseconds of one step with batch size 1."""
-    policy, rng = Policy(folder), np.random.default_rng(0)
+    policy, rng = Policy(folder, load=load), np.random.default_rng(0)
     obs_space = agent_obs_space(player.obs_space)
     values = sample_values(obs_space, rng, 1)
     obs = to_nested(obs_space, {key: value[0] for key, value in values.items()})
@@ -231,16 +235,16 @@ def _check_actions(action: Arrays, reference: Arrays) -> None:
     for name, value in action.items():
         if not np.allclose(value, reference[name], TOLERANCE, TOLERANCE):
             raise RuntimeError(
-                f"`policy_step` of the agent returns another {name} than its `policy`."
+                f"`export_policy` of the agent and its `policy` differ in {name}."
             )
 
 
-def _by_name(info: dict[str, Any], action: Any) -> Arrays:
+def _actions_by_name(info: dict[str, Any], action: Any) -> Arrays:
     return {
         x["name"]: np.asarray(get_leaf(action, tuple(x["path"])))
         for x in info["actions"]
     }
 
 
-def _next(state: Arrays) -> Arrays:
+def _to_next_state(state: Arrays) -> Arrays:
     return {f"{NEXT}{name}": value for name, value in state.items()}

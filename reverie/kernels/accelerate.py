@@ -1,5 +1,5 @@
-"""Make an agent fast: fast module versions, low-precision weights, fused optimizer and
-CUDA graphs.
+"""Speed up an agent: fast versions of modules, low-precision weights, a fused optimizer
+and CUDA graphs.
 
 Every agent uses one `Accelerator`, built from its `compile` and `overlap` settings.
 
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from reverie.api import Carry, PolicyOutput
+from reverie.distributed.collective import world_size
 from reverie.kernels.graphs.policy import GraphedPolicy, WeightCopies
 from reverie.kernels.graphs.runner import CudaGraphRunner
 from reverie.kernels.optim.low_precision_weights import LowPrecisionWeights
@@ -40,7 +41,8 @@ def available(device: torch.device) -> bool:
 def use_fast_versions(module: nn.Module, attribute: str = "fast_version") -> None:
     """Replace the class of every submodule by its fast version, if it has one."""
     for part in module.modules():
-        # not inherited: the fast version of a base class lacks what a subclass changed
+        # `vars`, not `getattr`: an inherited name is the fast version of a base class,
+        # which lacks the methods that the subclass overrides
         if name := vars(type(part)).get(attribute):
             part.__class__ = pkgutil.resolve_name(name)
 
@@ -49,10 +51,10 @@ class Accelerator:
     """Applies the `compile` and `overlap` settings of an agent.
 
     `compile` is "none" for plain PyTorch, "step" for fast modules and optimizer, or
-    "graph" for those in CUDA graphs. With `overlap`, the policy acts with a copy of the
-    weights that is one update old, and does not wait for a running update; agents that
-    never act while they train leave it off. Without a GPU and Triton, all methods
-    return plain versions.
+    "graph" to also capture them in CUDA graphs. With `overlap`, the policy uses a copy
+    of the weights that is one update old, so that it does not wait for a running
+    update; agents that never act during training do not need it. Without a GPU and
+    Triton, all methods return plain versions.
     """
 
     def __init__(self, compile: str, device: torch.device, overlap: bool = False):
@@ -71,7 +73,7 @@ class Accelerator:
                 stacklevel=3,
             )
 
-    def modules(self, *modules: nn.Module) -> None:
+    def use_fast_modules(self, *modules: nn.Module) -> None:
         """Replace all submodules by their fast versions, in place."""
         for module in modules:
             if self.has_kernels:
@@ -79,15 +81,17 @@ class Accelerator:
             elif self._uses_cpu_versions:
                 use_fast_versions(module, "fast_cpu_version")
 
-    def low_precision(self, modules: Iterable[nn.Module], dtype: torch.dtype) -> None:
-        """Let modules compute with low-precision copies of their weights.
+    def use_low_precision(
+        self, modules: Iterable[nn.Module], dtype: torch.dtype
+    ) -> None:
+        """Make modules compute with low-precision copies of their weights.
 
-        Call it before `optimizer` and `policy`.
+        Call it before `make_optimizer` and `make_policy`.
         """
         if self.has_kernels:
             self._low_precision = LowPrecisionWeights(modules, dtype)
 
-    def optimizer(
+    def make_optimizer(
         self,
         parameters: dict[str, Tensor],
         config: OptimizerConfig,
@@ -95,39 +99,49 @@ class Accelerator:
         scaling: bool = False,
         accumulates: bool = False,
     ) -> Optimizer:
-        """The optimizer, fused if possible; `accumulates` if gradients are added up."""
+        """Return an optimizer, fused if possible.
+
+        `decayed` and `scaling` are those of `Optimizer`: the names of parameters with
+        weight decay, and dynamic loss scaling. `accumulates`: gradients of several
+        backward passes are added up.
+        """
         if not self.has_kernels:
             return Optimizer(parameters, config, decayed, scaling)
         from reverie.kernels.optim.optimizer import FusedOptimizer
 
         return FusedOptimizer(
-            parameters,
-            config,
-            decayed,
-            scaling,
+            *(parameters, config, decayed, scaling),
             low_precision=self._low_precision,
             float32_grads=accumulates,
         )
 
-    def graph(
-        self, function: Callable[..., Any], name: str, rng: Rng
+    def capture(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        rng: Rng,
+        static_inputs: bool = False,
     ) -> Callable[..., Any]:
-        """The function, captured as a CUDA graph if graphs are on.
+        """Return the function, captured as a CUDA graph if graphs are enabled.
 
-        It must meet the conditions of `CudaGraphRunner`; `rng` is all it samples from.
+        With several ranks it runs without a graph, because it contains collectives. The
+        function must meet the conditions of `kernels/graphs/runner.py`, and sample only
+        from `rng`. `static_inputs` is that of `CudaGraphRunner`.
         """
-        if not self.has_graphs:
+        if not self.has_graphs or world_size() > 1:
             return function
-        return CudaGraphRunner(function, name, self.device, [rng.generator])
+        return CudaGraphRunner(
+            function, name, self.device, [rng.generator], static_inputs=static_inputs
+        )
 
-    def policy(
+    def make_policy(
         self,
         act: Callable[..., Any],
         modules: Sequence[nn.Module],
         rng: Rng,
         trains: bool,
     ) -> Policy:
-        """A policy step that returns actions and extras as NumPy arrays.
+        """Return a policy step that returns actions and extras as NumPy arrays.
 
         It calls `act(*modules, carry, obs)`, which samples from `rng` only. With
         `overlap`, the policy of a training run (`trains`) gets copies of the modules.
@@ -149,13 +163,19 @@ class Accelerator:
             policy.before_update()
 
     def weights_changed(self) -> None:
-        """Call after parameters were changed by anything but the optimizer."""
+        """Call after parameters were changed by anything but the optimizer.
+
+        Refreshes all copies of the weights: in low precision and for the policy.
+        """
         if self._low_precision:
             self._low_precision.refresh()
         self.before_update()
 
-    def refresh_frozen(self) -> None:
-        """Call in an update after changing weights without gradients (slow copies)."""
+    def refresh_slow_copies(self) -> None:
+        """Call in an update after changing weights that get no gradients.
+
+        Refreshes the low-precision copies of these weights, such as the slow critic.
+        """
         if self._low_precision:
             self._low_precision.refresh(frozen=True)
 

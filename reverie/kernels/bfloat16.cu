@@ -1,4 +1,5 @@
-// bfloat16 numbers, and macros of all kernels.
+// bfloat16 numbers, and macros of all kernels. `low`, `high` and `to_float` convert to
+// float; `pack` rounds two floats to bfloat16.
 
 typedef unsigned short bf16;  // the bits of a bfloat16
 typedef unsigned int u32;     // often two bfloat16 numbers, the first in the low half

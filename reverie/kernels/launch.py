@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +30,10 @@ else:
         return triton.jit(inspect.unwrap(function))  # tests wrap it with type checks
 
 
+# Triton 3.9 warns if this is not set, and later versions change the default: results
+# must not depend on the version.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -35,40 +43,75 @@ def can_launch(device: torch.device, dtype: torch.dtype) -> bool:
     return supported and dtype in DTYPES
 
 
+def supports_large_tiles(device: torch.device) -> bool:
+    """True if matrix products with large tiles fit into the device's shared memory.
+
+    GPUs below compute capability 8.0 have at most 64 KB per thread block, and need more
+    for the same tile, because they read both factors of a product from shared memory.
+    """
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 def padded_linear(layer: Linear, x: Tensor) -> Tensor:
     """Apply a linear layer whose outputs are zero-padded to a multiple of eight.
 
-    A matrix product with an odd number of columns, and its gradients, are several times
-    slower than one whose rows begin at aligned addresses.
+    A matrix product whose number of columns is not a multiple of eight is several times
+    slower, because its rows begin at unaligned addresses.
     """
     weight, bias = layer.cast(x.dtype)
     padding = -len(bias) % 8
-    if padding:
+    if not padding:
+        return F.linear(x, weight, bias)
+    cache = _padded_weights.get()
+    key = id(layer), x.dtype
+    if cache is None or torch.is_grad_enabled() or key not in cache:
         weight, bias = F.pad(weight, (0, 0, 0, padding)), F.pad(bias, (0, padding))
+        if cache is not None and not torch.is_grad_enabled():
+            cache[key] = weight, bias
+    else:
+        weight, bias = cache[key]
     return F.linear(x, weight, bias)
 
 
+_padded_weights: ContextVar[dict[Any, tuple[Tensor, Tensor]] | None] = ContextVar(
+    "padded_weights", default=None
+)
+
+
+@contextmanager
+def cached_padded_weights() -> Iterator[None]:
+    """Context in which `padded_linear` pads the weights of each layer only once.
+
+    For loops without gradients, in which the weights do not change.
+    """
+    token = _padded_weights.set({})
+    try:
+        yield
+    finally:
+        _padded_weights.reset(token)
+
+
 def apply_autograd(function: Any, *inputs: Any) -> Tensor:
-    """Call `function.apply`, which PyTorch leaves untyped."""
+    """Call `function.apply` (which has no type annotations) and return its tensor."""
     result: Tensor = function.apply(*inputs)
     return result
 
 
 def block_size(width: int) -> int:
-    """Return the power of two, at least 16, that holds `width` columns."""
+    """Return the smallest power of two that is at least `width` and 16."""
     return max(16, int(triton.next_power_of_2(width)))
 
 
 def tile_shape(width: int, elements: int = 1024) -> tuple[int, int]:
-    """Return rows and columns of a tile of rows of `width`, about `elements` in all."""
+    """Return (rows, columns) of a tile that has full rows and about `elements`."""
     columns = block_size(width)
     return max(1, elements // columns), columns
 
 
 def num_programs(device: torch.device, tiles: int, per_sm: int = 4) -> int:
-    """Return how many programs share `tiles` of work and keep a partial sum each.
+    """Return the number of programs for `tiles` of work; each writes a partial sum.
 
-    The number depends only on the device, so results are reproducible.
+    The number depends only on the device and `tiles`, so results are reproducible.
     """
     return max(1, min(tiles, per_sm * _num_sms(device)))
 

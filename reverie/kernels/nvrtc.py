@@ -1,8 +1,9 @@
 """Compile CUDA source at run time with NVRTC and launch the compiled kernels.
 
-NVRTC is part of every CUDA build of PyTorch, and the CUDA driver is installed with the
-GPU. Both are called through ctypes, so no CUDA compiler has to be installed. Compiled
-code is stored in the user's cache folder, under a hash of everything it depends on.
+Every CUDA build of PyTorch includes NVRTC, the run-time compiler, and every GPU machine
+has the CUDA driver. Both are called through ctypes, so no CUDA toolkit has to be
+installed. Compiled code is stored in the user's cache folder, under a hash of
+everything it depends on.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ PROGRAMMATIC_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIAL
 
 
 class Unavailable(Exception):
-    """A library is missing, or compiling or launching failed; callers fall back."""
+    """NVRTC is missing, or compiling or launching failed; callers use other kernels."""
 
 
 class Fallback:
-    """Enabled when kernels fail; from then on, their callers use slower kernels."""
+    """Flag that is set when kernels fail; then their callers use slower kernels."""
 
     def __init__(self, operation: str):
         self.operation, self.enabled = operation, False
@@ -67,8 +68,8 @@ class Kernel:
         """Launch on PyTorch's current stream.
 
         With `overlap` (programmatic dependent launch), blocks may start before the
-        previous kernel of the stream ends, as soon as that kernel allows it; the kernel
-        itself must wait for the end.
+        previous kernel of the stream ends, as soon as that kernel allows it; this
+        kernel must itself wait for the end of the previous one.
         """
         _ensure_context()
         stream = torch.cuda.current_stream().cuda_stream
@@ -105,9 +106,9 @@ class _LaunchConfig(ctypes.Structure):
 def make_arguments(
     pointers: Mapping[str, Tensor | None], numbers: Mapping[str, int | float]
 ) -> ctypes.Structure:
-    """Return a kernel's argument struct, with members in the order of the source.
+    """Return the argument struct of a kernel; None becomes a null pointer.
 
-    Pointers are null for tensors that are None.
+    Pointers and numbers must be in the order of the struct in the CUDA source.
     """
     ctypes_by_type = {int: ctypes.c_int, float: ctypes.c_float}
     fields = [

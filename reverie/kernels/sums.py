@@ -1,6 +1,6 @@
 """Sums over rows, and over the partial sums that the programs of a kernel wrote.
 
-With one partial sum per program no atomics are needed, so results are bitwise
+Each program writes one partial sum, so no atomics are needed and results are bitwise
 reproducible. PyTorch's reduction is slow for many short rows.
 """
 
@@ -15,9 +15,9 @@ from torch import Tensor
 from reverie.kernels.launch import jit, num_programs
 
 ROWS, COLUMNS = 512, 16
-"""Tile of a program of `sum_partials`."""
+"""Tile size in `sum_partials`."""
 TILE = 4096
-"""Elements per step of a program of `sum_rows`."""
+"""Elements per tile in `sum_rows`."""
 
 
 def sum_rows(x: Float[Tensor, "R C"]) -> Float[Tensor, " C"]:
@@ -58,14 +58,9 @@ def _sum_rows(
 
 @jit
 def _sum_partials(
-    partial,
-    total,
-    count,
-    width,
-    STEPS: tl.constexpr,
-    R: tl.constexpr,
-    C: tl.constexpr,
-):
+    partial, total, count, width,
+    STEPS: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
     col = tl.program_id(0) * C + tl.arange(0, C)[None, :]
     sums = tl.zeros((R, C), tl.float32)
     for step in range(STEPS):

@@ -1,8 +1,8 @@
 """Incremental transformer steps of a few tokens, as used in imagination.
 
-Such steps are many small kernels, so everything between two matrix products is one
-kernel: residual addition with layer norm, or KV cache update with attention. Training
-and longer inputs use the plain transformer.
+Launching kernels dominates the time of such steps, so everything between two matrix
+products is fused: residual addition with layer norm, and KV cache update with
+attention. Training and longer inputs use the plain transformer.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from reverie.nets.transformer import Cache, Transformer, TransformerLayer
 MAX_TOKENS = 4
 """Maximum number of new tokens for which the attention kernel is faster."""
 MIN_BLOCK = 64
-"""Minimum number of cached tokens per program; smaller ones would only compile more
-variants."""
+"""Minimum block of cached tokens; every smaller block size would compile a variant."""
 MAX_WIDTH = 4096
 """Maximum width of the norm kernel."""
 
@@ -61,16 +60,13 @@ class FastTransformer(Transformer):
 def add_norm(
     x: Float[Tensor, "B L E"], delta: Float[Tensor, "*b L E"], norm: Norm
 ) -> tuple[Float[Tensor, "B L E"], Float[Tensor, "B L E"]]:
-    """`x + delta` (the output of a residual branch) and its layer norm.
-
-    `delta` may lack the batch axis.
-    """
+    """Return `x + delta` and its layer norm; `delta` may lack the batch axis."""
     x, delta = x.contiguous(), delta.contiguous()
     total, out, width = torch.empty_like(x), torch.empty_like(x), x.shape[-1]
-    rows, cycle = x.numel() // width, delta.numel() // width
-    wide = triton.next_power_of_2(width)
+    rows, delta_rows = x.numel() // width, delta.numel() // width
     _add_norm[(rows,)](
-        *(x, delta, norm.scale, norm.shift, total, out, cycle, width, norm.eps, wide),
+        *(x, delta, norm.scale, norm.shift, total, out, delta_rows, width, norm.eps),
+        triton.next_power_of_2(width),
         num_warps=4,
     )
     return total, out
@@ -86,12 +82,12 @@ def attend(
 
     Appends the new keys and values to the cache.
     """
-    rows, heads, longest, width = keys.shape
+    rows, heads, capacity, width = keys.shape
     new = qkv.shape[1]
     out = qkv.new_empty(rows, new, heads * width)
-    block = triton.next_power_of_2(max(size, min(longest, MIN_BLOCK), 16))
+    block = triton.next_power_of_2(max(size, min(capacity, MIN_BLOCK), 16))
     _attend[(rows, heads)](
-        *(qkv.contiguous(), keys, values, out, size, width**-0.5, longest),
+        *(qkv.contiguous(), keys, values, out, size, width**-0.5, capacity),
         *(heads, width, new, block),
         num_warps=2 if new == 1 else 4,
     )
@@ -100,13 +96,13 @@ def attend(
 
 @jit
 def _add_norm(
-    x, delta, scale, shift, total, out, cycle, width, eps, WIDE: tl.constexpr
+    x, delta, scale, shift, total, out, delta_rows, width, eps, BLOCK: tl.constexpr
 ):
     row = tl.program_id(0)
-    col = tl.arange(0, WIDE)
+    col = tl.arange(0, BLOCK)
     mask = col < width
     v = tl.load(x + row * width + col, mask, 0.0).to(tl.float32)
-    v += tl.load(delta + row % cycle * width + col, mask, 0.0).to(tl.float32)
+    v += tl.load(delta + row % delta_rows * width + col, mask, 0.0).to(tl.float32)
     v = v.to(total.dtype.element_ty)  # rounded as it is stored
     tl.store(total + row * width + col, v, mask)
     v = v.to(tl.float32)
@@ -119,47 +115,39 @@ def _add_norm(
 
 @jit
 def _attend(
-    qkv,
-    keys,
-    values,
-    out,
-    size,
-    scale,
-    longest,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    NEW: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    qkv, keys, values, out, size, scale, capacity,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, NEW: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     col = tl.arange(0, WIDTH)
-    at = tl.arange(0, BLOCK)
+    position = tl.arange(0, BLOCK)
     stride = 3 * HEADS * WIDTH
     first_q = qkv + row * NEW * stride + head * WIDTH + col
-    cache = (row * HEADS + head) * longest * WIDTH
-    offset = cache + at[:, None] * WIDTH + col[None, :]
-    is_cached = at < size
+    cache = (row * HEADS + head) * capacity * WIDTH
+    offset = cache + position[:, None] * WIDTH + col[None, :]
+    is_cached = position < size
     k = tl.load(keys + offset, is_cached[:, None], 0.0).to(tl.float32)
     v = tl.load(values + offset, is_cached[:, None], 0.0).to(tl.float32)
     for i in tl.static_range(NEW):  # online softmax, as in flash attention
         q = tl.load(first_q + i * stride).to(tl.float32) * scale
         score = tl.where(is_cached, tl.sum(k * q[None, :], 1), -1e30)
-        top = tl.max(score, 0)
-        weight = tl.where(is_cached, tl.exp(score - top), 0.0)
+        max_score = tl.max(score, 0)
+        weight = tl.where(is_cached, tl.exp(score - max_score), 0.0)
         total = tl.sum(weight, 0)
-        mean = tl.sum(weight[:, None] * v, 0)
+        weighted = tl.sum(weight[:, None] * v, 0)
         for j in tl.static_range(i + 1):  # then the new tokens, one by one
             new_k = first_q + j * stride + HEADS * WIDTH
             new_score = tl.sum(q * tl.load(new_k).to(tl.float32), 0)
-            new_top = tl.maximum(top, new_score)
-            rescale, new_weight = tl.exp(top - new_top), tl.exp(new_score - new_top)
-            mean *= rescale
-            mean += new_weight * tl.load(new_k + HEADS * WIDTH).to(tl.float32)
+            new_max = tl.maximum(max_score, new_score)
+            rescale = tl.exp(max_score - new_max)
+            new_weight = tl.exp(new_score - new_max)
+            weighted *= rescale
+            weighted += new_weight * tl.load(new_k + HEADS * WIDTH).to(tl.float32)
             total = total * rescale + new_weight
-            top = new_top
+            max_score = new_max
         target = out + (row * NEW + i) * HEADS * WIDTH + head * WIDTH + col
-        tl.store(target, mean / total)
+        tl.store(target, weighted / total)
         new_k = first_q + i * stride + HEADS * WIDTH
-        end = cache + (size + i) * WIDTH + col
-        tl.store(keys + end, tl.load(new_k))
-        tl.store(values + end, tl.load(new_k + HEADS * WIDTH))
+        append_at = cache + (size + i) * WIDTH + col
+        tl.store(keys + append_at, tl.load(new_k))
+        tl.store(values + append_at, tl.load(new_k + HEADS * WIDTH))

@@ -14,7 +14,7 @@ MAX_EPISODES = 10_000
 """Maximum number of episodes in a summary; the newest are kept."""
 
 REWARD_CHANGE = 0.01
-"""`reward_rate` is the share of steps whose reward changes by at least this."""
+"""`reward_rate` is the fraction of steps whose reward changes by at least this."""
 
 
 class EpisodeStats:
@@ -63,19 +63,8 @@ class EpisodeStats:
 
         Includes the mean reward per step, to compare with imagined rewards.
         """
-        ended, self._ended = np.array(self._ended).reshape(-1, 2), []
-        metrics: Metrics = {"episodes": len(ended)}
-        if len(ended):
-            score = ended[:, 0]
-            metrics |= {
-                "return_mean": score.mean(),
-                "return_std": score.std(),
-                "return_min": score.min(),
-                "return_max": score.max(),
-                "length_mean": ended[:, 1].mean(),
-                "reward_mean": score.sum() / max(1, ended[:, 1].sum()),
-            }
-        return metrics
+        ended, self._ended = self._ended, []
+        return summarize_ended(ended)
 
     def state_dict(self) -> StateDict:
         """State without the video, which restarts when a run is resumed."""
@@ -139,3 +128,20 @@ class EpisodeStats:
             for key, frames in self._frames.items():
                 metrics[f"epstats/policy_{key}"] = np.stack(frames)
         return metrics
+
+
+def summarize_ended(episodes: list[tuple[float, float]]) -> Metrics:
+    """Return statistics of episodes, given as pairs of score and length."""
+    ended = np.array(episodes).reshape(-1, 2)
+    metrics: Metrics = {"episodes": len(ended)}
+    if len(ended):
+        score = ended[:, 0]
+        metrics |= {
+            "return_mean": score.mean(),
+            "return_std": score.std(),
+            "return_min": score.min(),
+            "return_max": score.max(),
+            "length_mean": ended[:, 1].mean(),
+            "reward_mean": score.sum() / max(1, ended[:, 1].sum()),
+        }
+    return metrics

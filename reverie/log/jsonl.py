@@ -137,7 +137,7 @@ def remove_lines_after(path: Path, last_step: int) -> None:
 
 
 def remove_incomplete_line(path: Path) -> None:
-    """Remove what follows the last newline."""
+    """Remove the last line of a file if it is incomplete."""
     if path.exists():
         truncate(path, _read(path).rfind(b"\n") + 1)
 

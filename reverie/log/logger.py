@@ -1,7 +1,7 @@
 """The logger: collects metrics at every step and writes them at intervals.
 
 Scalars are averaged between two writes, ignoring NaN: tensors on their device, without
-waiting for it, and numbers on the host. Of images, videos and texts the last one is
+waiting for it, and numbers on the host. For images, videos and texts, the last value is
 written. The number of dimensions determines the type: 0 is a scalar, 1 several values
 of a scalar, 3 an image (h w c) and 4 a video (t h w c).
 """
@@ -29,6 +29,7 @@ from reverie.log.record import Record, ResumableSink, Score, Sink
 from reverie.log.scope import ScopeSink
 from reverie.log.tensorboard import TensorboardSink
 from reverie.log.terminal import Epochs, TerminalSink
+from reverie.log.timer import Timer, timed
 from reverie.log.wandb import WandbSink
 from reverie.render.video import FPS
 
@@ -75,11 +76,12 @@ class Logger:
 
     If a sink fails (full disk, server not reachable), one warning is printed and the
     run continues; the sink is tried again at every write. With `timed`, records have
-    the duration of the run, which continues when it is resumed.
+    the duration of the run, without the time between stopping and resuming it.
     """
 
     def __init__(self, sinks: Sequence[Sink], timed: bool = False):
         self.sinks = list(sinks)
+        self.timer = Timer(enabled=False)
         self._start = time.monotonic() if timed else None
         self.step = -1  # step of the last write
         self.has_final_write = False
@@ -87,7 +89,7 @@ class Logger:
         self._host_sums: dict[str, tuple[float, int]] = {}
         self._texts: dict[str, str] = {}
         self._images: dict[str, Tensor | np.ndarray] = {}
-        self._scores: list[Score] = []  # a step of -1 is that of the next write
+        self._scores: list[Score] = []  # step -1: use the step of the next write
         self._failing: set[str] = set()
 
     @property
@@ -100,11 +102,12 @@ class Logger:
         if self._start is not None:
             self._start = time.monotonic() - value
 
+    @timed("log")
     def add(self, metrics: Metrics, prefix: str = "", step: int = -1) -> None:
         """Add metrics. Scores are logged at `step`; -1 is the step of the next write.
 
-        Tensors are copied or added on their device, so the caller may overwrite them,
-        without waiting for the device.
+        Tensors are copied or added on their device, so the caller may overwrite them.
+        This does not wait for the device.
         """
         on_device: dict[torch.device, dict[str, Tensor]] = {}
         for key, value in metrics.items():
@@ -122,6 +125,7 @@ class Logger:
             sums = self._device_sums.setdefault(group, _DeviceSums())
             sums.add(list(scalars.values()))
 
+    @timed("log")
     def write(self, step: int) -> Record:
         """Pass the metrics since the last write to all sinks."""
         pictures = {name: _to_uint8(value) for name, value in self._images.items()}
@@ -142,6 +146,7 @@ class Logger:
             self._call(sink, "write", record)
         return record
 
+    @timed("log")
     def progress(self, step: int) -> None:
         """Update the progress line, if a sink has one. Cheap enough for every step."""
         for sink in self.sinks:
@@ -198,12 +203,14 @@ class Logger:
     def load_state_dict(
         self, state: StateDict, final: Mapping[str, Any] | None = None
     ) -> None:
-        """Restore a state, and the files at that time. Unwritten images are lost.
+        """Restore a state, and remove what was written to the files after it.
 
-        `final` describes the last write of a finished run, which comes after its state
-        is saved: its `step`, and whether it was `due`. That write is kept. If it was
-        due, its metrics are not part of the next write; otherwise they are, as in a run
-        that does not end in between. `has_final_write` is False if there is none.
+        Images that were not written yet are lost. A finished run saves its state and
+        then writes its metrics once more. `final` describes this final write: its
+        `step`, and whether a write was `due` at that step. It stays in the files. If it
+        was not due, its metrics are also averaged into the next write, as if the run
+        had not stopped there. `has_final_write` is False if the run was killed before
+        the final write.
         """
         self._clear()
         self.step = int(state["step"])
@@ -226,7 +233,7 @@ class Logger:
     def _restore_sinks(
         self, states: StateDict, final: Mapping[str, Any] | None
     ) -> bool:
-        """Return True if there was a final write."""
+        """Restore the files of the sinks; return True if there was a final write."""
         others, was_written = [], final is not None
         for sink in self.sinks:
             if isinstance(sink, ResumableSink) and sink.name in states:
@@ -275,7 +282,7 @@ class Logger:
             )
 
     def _averages(self) -> dict[str, float]:
-        """Average of each scalar. Waits for the devices."""
+        """Return the average of each scalar; waits for the devices."""
         sums = dict(self._host_sums)
         for (_, *names), device_sums in self._device_sums.items():
             for name, total, count in zip(names, *device_sums.read(), strict=True):
@@ -320,8 +327,8 @@ class _DeviceSums:
         device = scalars[0].device
         dtype = torch.float32 if device.type == "mps" else torch.float64
         with torch.no_grad():
-            # Nearly all scalars are float32 and are stacked without a conversion; if
-            # others (counters) need more digits, stacking promotes all of them.
+            # Nearly all scalars are float32 and are stacked without a conversion.
+            # Others (counters) need more digits; `stack` then promotes all of them.
             values = torch.stack(
                 [x if x.dtype == torch.float32 else x.to(dtype) for x in scalars]
             )
@@ -351,7 +358,7 @@ def make_logger(
     """Build the logger with the sinks in the config.
 
     `total` is the last step of the run, for the progress line; `settings` is the
-    resolved config, and `name` the name of the run if it is not that of the logdir, for
+    resolved config, and `name` the name of the run (default: that of the folder), for
     sinks that display them. `render_fps` is the speed of videos, unless the config sets
     one. `epochs` returns the progress of a run that counts epochs.
     """
@@ -391,7 +398,7 @@ def make_logger(
 
 
 def _pack_sums(names: list[str], total: list[float], count: list[int]) -> StateDict:
-    """Sums as arrays, which store infinities and all bits."""
+    """Return sums as arrays, which are saved exactly, including infinities."""
     return {
         "names": list(names),
         "sum": np.array(total, np.float64),

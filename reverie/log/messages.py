@@ -11,7 +11,7 @@ _last_output = -math.inf
 
 
 def print_message(text: str, end: str = "\n") -> None:
-    """Print to standard error; ignored if that is closed, full or a broken pipe."""
+    """Print to standard error, unless it is closed, full or a broken pipe."""
     with contextlib.suppress(OSError, ValueError):
         if sys.stderr is not None:
             print(text, end=end, file=sys.stderr, flush=True)

@@ -63,7 +63,7 @@ class Sink:
 
 @runtime_checkable
 class ResumableSink(Protocol):
-    """A sink that restores exactly what it had written when its state was saved."""
+    """A sink that restores its files as they were when its state was saved."""
 
     name: ClassVar[str]
     has_final_line: bool
@@ -75,6 +75,6 @@ class ResumableSink(Protocol):
     ) -> None:
         """Restore the state.
 
-        Keep what a finished run has written at its last step, `final_step`, and set
-        `has_final_line` to whether it did.
+        Lines that a finished run wrote at its last step, `final_step`, are kept.
+        `has_final_line` is True if there are any.
         """

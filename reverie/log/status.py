@@ -1,4 +1,4 @@
-"""Prints what a run is doing if it has not printed anything for a while."""
+"""Print the current activity of a run if it has printed nothing for some seconds."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from reverie.log.terminal import format_seconds
 
 FIRST_SECONDS = 3.0
 """Time without output after which the first line is printed."""
-SECONDS = 25.0
+NEXT_SECONDS = 25.0
 """Time without output after which each further line is printed."""
 POLL_SECONDS = 0.5
 MIN_SECONDS = 2.0
-"""Duration of an activity from which on it is printed."""
+"""Shorter durations of an activity are not printed."""
 
 
 class StatusLine:
-    """Context in which a thread prints the current activity after some silence."""
+    """Context in which a thread prints the activity after some time without output."""
 
     def __init__(self, activity: str, print_line: Callable[[str], None] | None = None):
         self.print_line = print_line or print_message
         self.details: Callable[[], str] = lambda: ""
-        """Text about the progress of the run, read by the thread."""
+        """Returns the progress of the run, called by the thread."""
         self.notice: Callable[[str], str] = lambda activity: ""
-        """Text to print at once, given the activity; empty for none."""
+        """Returns a message to print now, given the activity; empty for none."""
         self._interval = FIRST_SECONDS
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="status")
@@ -47,7 +47,7 @@ class StatusLine:
         self._thread.join()
 
     def line(self) -> str:
-        """Return the activity, for how long it lasts, and the progress of the run."""
+        """Return the activity, its duration so far, and the progress of the run."""
         activity, start = self._activity
         seconds = time.monotonic() - start
         parts = [activity, self.details()]
@@ -60,9 +60,9 @@ class StatusLine:
         while not self._done.wait(POLL_SECONDS):
             if notice := self.notice(self._activity[0]):
                 self.print_line(notice)
-            silence = seconds_since_output()
-            if math.isinf(silence):  # nothing was printed, also not before
-                silence = time.monotonic() - start
-            if silence >= self._interval:
-                self._interval = SECONDS
+            quiet_seconds = seconds_since_output()
+            if math.isinf(quiet_seconds):  # nothing was printed by this process
+                quiet_seconds = time.monotonic() - start
+            if quiet_seconds >= self._interval:
+                self._interval = NEXT_SECONDS
                 self.print_line(self.line())

@@ -28,8 +28,7 @@ RATE_EPOCHS = 10
 """Number of epochs over which their duration is averaged."""
 
 LOSSES = ("train/opt/loss", "train/loss")
-"""Metrics with the total loss; if none exists, all `train/loss/*` are added."""
-
+"""Metrics with the total loss; if none exists, it is the sum of `train/loss/*`."""
 
 NOTHING = "(?!)"
 """Regular expression that matches nothing."""
@@ -42,17 +41,17 @@ class Epochs(NamedTuple):
     """Number of the current epoch, from 1."""
     completed: int
     total: int | None
-    """Number of epochs; None if the run ends at a step, before all of them."""
+    """Number of epochs; None if `run.steps` ends the run earlier."""
 
     def describe(self) -> str:
-        """Return the number of the epoch, and of all epochs."""
+        """Return the current epoch and the number of epochs as text."""
         of_total = f" of {self.total:,}" if self.total else ""
         return f"epoch {max(1, self.current):,}{of_total}"
 
 
 @functools.cache
 def _null_stream() -> TextIO:
-    """Replaces a standard output that an environment has set to None."""
+    """Return a stream to use if user code has closed the standard output."""
     return open(os.devnull, "w")
 
 
@@ -87,8 +86,8 @@ class TerminalSink(Sink):
         self._loss = self._score = ""  # as printed
         self._progress_metrics = dict.fromkeys(progress_metrics, "")
         self._step_times: deque[tuple[float, int]] = deque()
-        # Time of the end of an epoch, and completed epochs; only of whole epochs, and
-        # not of the first one, which is longer.
+        # Time and number of completed epochs, at the end of each epoch. Rates are
+        # computed from the end of the first epoch, which takes longer than others.
         self._epoch_times: deque[tuple[float, int]] = deque(maxlen=RATE_EPOCHS + 1)
         self._completed = epochs().completed if epochs else 0
         self._last_refresh = -math.inf
@@ -96,7 +95,8 @@ class TerminalSink(Sink):
 
     @property
     def stream(self) -> TextIO:
-        return self._stream or sys.stdout or _null_stream()
+        stream = self._stream or sys.stdout
+        return _null_stream() if stream is None or stream.closed else stream
 
     def write(self, record: Record) -> None:
         loss = _total_loss(record.scalars)
@@ -153,7 +153,7 @@ class TerminalSink(Sink):
             try:
                 shown = set(select_names(self.filter, new, "search"))
             except UserError:
-                self.filter = NOTHING  # it takes too long: wait for it only once
+                self.filter = NOTHING  # matching takes too long: do not try again
                 raise
             self._is_shown |= {name: name in shown for name in new}
         return {name: text for name, text in metrics.items() if self._is_shown[name]}

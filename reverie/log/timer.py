@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from reverie.api import Metrics
+
+P = ParamSpec("P")
+R = TypeVar("R")
+OTHER = "other"
+"""Name of the time outside all sections, in `Timer.breakdown`."""
 
 
 class Timer:
@@ -17,25 +24,41 @@ class Timer:
             ...
 
     On a GPU this is the time until the work is queued, not until it is done; the time
-    until it is done appears in the section that waits for the result.
+    until it is done appears in the section that waits for the result. Sections can be
+    nested: `metrics` counts the time of an inner section in the outer one, too,
+    `breakdown` only in the inner one.
     """
 
     def __init__(self, enabled: bool = True):
         self.enabled = enabled
+        self.region: Callable[[str], AbstractContextManager[Any]] = nullcontext
+        """Makes a context for each section, such as the region of a profiler."""
         self._lock = threading.Lock()
-        self._start = time.perf_counter()
+        self._created = self._start = time.perf_counter()
         self._sections: dict[str, list[float]] = {}  # count, total, longest
+        self._thread = threading.get_ident()
+        self._own_seconds: dict[str, float] = {}  # without inner sections
+        self._inner_seconds = 0.0  # of the sections inside the current one
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         if not self.enabled:
-            yield
+            with self.region(name):
+                yield
             return
+        outer, is_own_thread = 0.0, threading.get_ident() == self._thread
+        if is_own_thread:
+            outer, self._inner_seconds = self._inner_seconds, 0.0
         start = time.perf_counter()
         try:
-            yield
+            with self.region(name):
+                yield
         finally:
             seconds = time.perf_counter() - start
+            if is_own_thread:
+                own = self._own_seconds.get(name, 0.0) + seconds - self._inner_seconds
+                self._own_seconds[name] = own
+                self._inner_seconds = outer + seconds
             with self._lock:
                 section = self._sections.setdefault(name, [0, 0.0, 0.0])
                 section[0] += 1
@@ -54,6 +77,40 @@ class Timer:
             metrics[f"timer/{name}/max_ms"] = 1000 * longest
             metrics[f"timer/{name}/share"] = total / wall
         return metrics
+
+    def breakdown(self) -> dict[str, float]:
+        """Seconds since this timer was created, divided into sections and `other`.
+
+        Only sections of the thread that created the timer count, without those that are
+        not complete, so that the sum is the wall time since then.
+        """
+        total = time.perf_counter() - self._created
+        return {**self._own_seconds, OTHER: total - sum(self._own_seconds.values())}
+
+
+class HasTimer(Protocol):
+    timer: Timer
+
+
+T = TypeVar("T", bound=HasTimer)
+
+
+def timed(
+    name: str,
+) -> Callable[[Callable[Concatenate[T, P], R]], Callable[Concatenate[T, P], R]]:
+    """Decorator of methods that are a section of `self.timer`."""
+
+    def decorate(
+        method: Callable[Concatenate[T, P], R],
+    ) -> Callable[Concatenate[T, P], R]:
+        @functools.wraps(method)
+        def call(self: T, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            with self.timer(name):
+                return method(self, *args, **kwargs)
+
+        return call
+
+    return decorate
 
 
 class Rates:

@@ -25,7 +25,7 @@ MAX_ID_BYTES = 1000
 class WandbSink(Sink):
     """Logs to one W&B run per logdir; a resumed run continues it.
 
-    W&B ignores data for steps that it has already, and warns.
+    W&B ignores data of steps that it already has, and prints a warning.
     """
 
     name = "wandb"

@@ -1,1 +1,5 @@
-"""Parts that know no reinforcement learning: layers, heads, outputs, an optimizer."""
+"""Layers, encoders, decoders, heads, distributions and optimizers, without RL code.
+
+The attributes `fast_version` (GPU) and `fast_cpu_version` of a module name the class in
+`kernels` that replaces it (`kernels/accelerate.py`).
+"""

@@ -3,11 +3,13 @@
 On a CPU, one update of a large model takes minutes. The training loop runs an update in
 an `AbortWindow`. The window is open from the time a batch is sampled until the
 optimizer changes its first tensor. While it is open, `request_abort`, which a signal
-handler calls, raises `UpdateAborted` in the update. The caller restores what the losses
-have changed until then, so that the update can be repeated with the same result.
+handler calls, raises `UpdateAborted` in the update. The training loop then restores the
+state that the forward pass has changed (such as random generators), so that the update
+can be repeated with the same result.
 
 Signal handlers run between two Python instructions of the main thread. A backward pass
-has none, unless its graph has Python hooks. `add_hooks` adds them if updates are slow.
+executes none, unless its graph has Python hooks. `add_abort_hooks` adds them if updates
+are slow.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ if TYPE_CHECKING:  # the `reverie` command imports this file before PyTorch
     from torch import Tensor
 
 SLOW_SECONDS = 2.0
-"""If an update takes longer than this, the next backward pass has hooks."""
+"""If an update takes longer than this, the next backward pass gets hooks."""
 
 
 class UpdateAborted(BaseException):
-    """Raised in an update to abort it; not an `Exception`, so that code of agents
-    does not catch it."""
+    """Raised in an update to abort it; not an `Exception`, so that an agent's
+    `except Exception` does not catch it."""
 
 
 class AbortWindow:
@@ -36,7 +38,7 @@ class AbortWindow:
     """Duration of the last update; the first one may be slow."""
 
     def __init__(self) -> None:
-        self.is_open = self.is_requested = self.is_committed = False
+        self.is_open = self.is_requested = self.optimizer_started = False
 
     def __enter__(self) -> AbortWindow:
         self.start = time.monotonic()
@@ -49,8 +51,8 @@ class AbortWindow:
         AbortWindow.last_seconds = time.monotonic() - self.start
 
     def open(self) -> None:
-        """Allow an abort from here on, unless the optimizer has already stepped."""
-        self.is_open = not self.is_committed
+        """Allow an abort from now on, unless the optimizer has already started."""
+        self.is_open = not self.optimizer_started
         self.check()
 
     def close(self) -> None:
@@ -68,20 +70,23 @@ class AbortWindow:
 
 
 def request_abort() -> None:
-    """Abort the update of the main thread, if one is running and its window is open."""
+    """Abort the running update of the main thread as soon as its window is open."""
     if window := AbortWindow.current:
         window.is_requested = True
         window.check()
 
 
-def commit() -> None:
-    """Close the window; called before an optimizer changes its first tensor."""
+def close_abort_window() -> None:
+    """Forbid an abort; called before an optimizer changes its first tensor."""
     if window := AbortWindow.current:
-        window.is_open, window.is_committed = False, True
+        window.is_open, window.optimizer_started = False, True
 
 
-def add_hooks(loss: Tensor) -> None:
-    """Add hooks to the backward pass of a slow update, in which signals are handled."""
+def add_abort_hooks(loss: Tensor) -> None:
+    """Let signals be handled during the backward pass of a slow update.
+
+    Adds a Python hook to every node of the autograd graph.
+    """
     window = AbortWindow.current
     if window is None or not window.needs_hooks:
         return
@@ -95,7 +100,7 @@ def add_hooks(loss: Tensor) -> None:
         if node is None:
             continue
         node.register_prehook(check)
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                nodes.append(following)
+        for child, _ in node.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                nodes.append(child)

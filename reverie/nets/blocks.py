@@ -1,7 +1,7 @@
 """Basic layers of all networks: linear, block-linear, norm, MLP.
 
-Parameters are float32. A layer casts its own weights to the dtype of its input, so the
-dtype that enters a network is the one it computes in; norms compute in float32.
+Parameters are float32. A layer casts its weights to the dtype of its input, so a
+network computes in the dtype of its input; norms compute in float32 or float64.
 
 Weights are initialized from a normal distribution truncated at two standard deviations,
 scaled to a variance of 1 / fan_in (and by `outscale`); biases with zeros, norm scales
@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from reverie.api import UserError
 
 TRUNC_NORMAL_STD_CORRECTION = 1.1368
-"""Factor on the standard deviation of a normal distribution that is truncated at two
-standard deviations, so that the truncated samples have a standard deviation of 1."""
+"""A standard normal distribution, truncated at two standard deviations, must be scaled
+by this factor to have a standard deviation of 1."""
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -66,11 +66,11 @@ class AffineLayer(nn.Module):
         self.weight = nn.Parameter(torch.empty(shape))
         self.bias = nn.Parameter(torch.empty(units))
         self.std = TRUNC_NORMAL_STD_CORRECTION * math.sqrt(1 / fan_in) * outscale
-        # copies to compute with: see kernels/optim/low_precision_weights.py
+        # copies of weight and bias, see kernels/optim/low_precision_weights.py
         self.low_precision: tuple[Tensor, Tensor] | None = None
 
     def cast(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Weight and bias in the given dtype."""
+        """Return weight and bias in the given dtype."""
         copies = self.low_precision
         if copies is not None and copies[0].dtype == dtype:
             return copies
@@ -148,10 +148,11 @@ class Norm(nn.Module):
     def forward(self, x: Float[Tensor, "*b F"]) -> Float[Tensor, "*b F"]:
         if self.kind == "none":
             return x
+        precise = x.to(torch.promote_types(x.dtype, torch.float32))
         if self.kind == "rms":
-            y = F.rms_norm(x.float(), (self.width,), self.scale, self.eps)
+            y = F.rms_norm(precise, (self.width,), self.scale, self.eps)
         else:
-            y = F.layer_norm(x.float(), (self.width,), self.scale, self.shift, self.eps)
+            y = F.layer_norm(precise, (self.width,), self.scale, self.shift, self.eps)
         return y.to(x.dtype)
 
     @torch.no_grad()
@@ -208,26 +209,26 @@ class ModulesByKey(nn.Module):
         super().__init__()
         self.keys = tuple(modules)
         for key, module in modules.items():
-            self.add_module(self.slot(key), module)
+            self.add_module(self.module_name(key), module)
 
     def __getitem__(self, key: str) -> nn.Module:
-        return self.get_submodule(self.slot(key))
+        return self.get_submodule(self.module_name(key))
 
     @staticmethod
-    def slot(key: str) -> str:
+    def module_name(key: str) -> str:
         """Return a valid module name: no dots, and no attribute of `nn.Module`."""
         name = key.replace(".", "%2e")
         return name + "%" if name == "keys" or hasattr(nn.Module, name) else name
 
     @staticmethod
-    def key(slot: str) -> str:
-        """Return the key of a module name; the inverse of `slot`."""
-        return slot.removesuffix("%").replace("%2e", ".")
+    def key(module_name: str) -> str:
+        """Return the key of a module name; the inverse of `module_name`."""
+        return module_name.removesuffix("%").replace("%2e", ".")
 
 
 def initialize(module: nn.Module, generator: torch.Generator) -> None:
     """Initialize all layers of `module`, in the order of their construction."""
     for layer in module.modules():
-        fill = getattr(layer, "initialize", None)
-        if fill is not None:
-            fill(generator)
+        initialize_layer = getattr(layer, "initialize", None)
+        if initialize_layer is not None:
+            initialize_layer(generator)

@@ -1,6 +1,7 @@
 """Convolution with "same" padding, pooling and upsampling, for images `(b, h, w, c)`.
 
-The convolution gets the same memory as channels-last `(b, c, h, w)`.
+For PyTorch's convolutions they are permuted to `(b, c, h, w)` without a copy; this is
+the channels-last memory format.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class SameConv(AffineLayer):
             y = F.conv2d(x, weight, bias, self.stride, pad)
         return y.permute(0, 2, 3, 1)
 
-    def after_upsampling(
+    def upsample_and_conv(
         self, x: Float[Tensor, "b h w c"]
     ) -> Float[Tensor, "b h2 w2 o"]:
         """Upsample by two (nearest neighbor), then convolve."""
@@ -57,9 +58,9 @@ class SameConv(AffineLayer):
 
     def _transposed(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """Transposed convolution with "same" padding, as in JAX."""
-        before = math.ceil((self.kernel + self.stride - 2) / 2)
+        pad_before = math.ceil((self.kernel + self.stride - 2) / 2)
         weight = weight.flip(2, 3).transpose(0, 1)
-        pad = self.kernel - 1 - before
+        pad = self.kernel - 1 - pad_before
         y = F.conv_transpose2d(x, weight, bias, self.stride, pad)
         return y[..., : x.shape[-2] * self.stride, : x.shape[-1] * self.stride]
 

@@ -42,7 +42,8 @@ class DecoderConfig(ConvConfig):
     outscale: float = 1.0
     """Scale of the initial output weights."""
     bspace: int = 8
-    """Blocks of the layer from `deter` to the smallest map; 0 for a dense layer."""
+    """Number of blocks of the block-diagonal layer from `deter` to the smallest feature
+    map; 0 for one dense layer from `deter` and `stoch`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,8 +56,9 @@ class Decoder(nn.Module):
 
     fast_version = "reverie.kernels.conv.decoder:FastDecoder"
 
-    Hidden: ClassVar[Callable[..., Any]] = MLP
-    Output: ClassVar[Callable[..., nn.Module]] = Linear
+    # classes of layers, which subclasses replace
+    HiddenLayers: ClassVar[Callable[..., Any]] = MLP
+    OutputLayer: ClassVar[Callable[..., nn.Module]] = Linear
 
     def __init__(self, spaces: Spaces, deter: int, stoch: int, config: DecoderConfig):
         super().__init__()
@@ -64,16 +66,17 @@ class Decoder(nn.Module):
         self.images, self.vectors = split_keys(spaces, config.cnn_keys, config.mlp_keys)
         self.act = activation(config.act)
         if self.vectors:
-            self.mlp = type(self).Hidden(stoch + deter, config)
+            self.mlp = type(self).HiddenLayers(stoch + deter, config)
             heads: dict[str, nn.Module] = {}
             for key, space in self.vectors.items():
                 kind, shape = "pred", space.shape
                 if space.is_discrete:
                     kind, shape = "logits", (*shape, space.classes)
-                head = type(self).Output(self.mlp.width, shape, config.outscale)
+                head = type(self).OutputLayer(self.mlp.width, shape, config.outscale)
                 heads[key] = nn.ModuleDict({kind: head})
             self.vec = ModulesByKey(heads)
-        self.lows: dict[str, str] = {}  # buffers with the first class, if not zero
+        # by key: name of the buffer with the lowest class, if it is not 0
+        self.lows: dict[str, str] = {}
         for i, (key, space) in enumerate(self.vectors.items()):
             if space.is_discrete and space.low.any():
                 self.lows[key] = f"low{i}"
@@ -129,16 +132,16 @@ class Decoder(nn.Module):
         else:
             self.space = Linear(stoch + deter, self.smallest)
             self.spacenorm = Norm(config.norm, c)
-        stride, strided = (2, True) if config.strided else (1, False)
+        stride, transposed = (2, True) if config.strided else (1, False)
         for i in reversed(range(len(depths) - 1)):
-            conv = SameConv(depths[i + 1], depths[i], config.kernel, stride, strided)
+            conv = SameConv(depths[i + 1], depths[i], config.kernel, stride, transposed)
             self.add_module(f"conv{i}", conv)
             self.add_module(f"conv{i}norm", Norm(config.norm, depths[i]))
         channels = sum(space.shape[2] for space in self.images.values())
         if config.outer:
-            stride, strided = 1, False
+            stride, transposed = 1, False
         self.imgout = SameConv(
-            depths[0], channels, config.kernel, stride, strided, config.outscale
+            depths[0], channels, config.kernel, stride, transposed, config.outscale
         )
 
     def _image_outputs(self, deter: Tensor, stoch: Tensor) -> dict[str, Distribution]:
@@ -155,10 +158,10 @@ class Decoder(nn.Module):
             x = self.act(self.spacenorm(self.space(torch.cat([stoch, deter], -1))))
         for i in reversed(range(len(config.mults) - 1)):
             conv: SameConv = getattr(self, f"conv{i}")
-            x = conv(x) if config.strided else conv.after_upsampling(x)
+            x = conv(x) if config.strided else conv.upsample_and_conv(x)
             x = self.act(getattr(self, f"conv{i}norm")(x))
-        has_full_size = config.strided or config.outer
-        x = self.imgout(x) if has_full_size else self.imgout.after_upsampling(x)
+        upsamples = not (config.strided or config.outer)
+        x = self.imgout.upsample_and_conv(x) if upsamples else self.imgout(x)
         return self._split_images(x.float(), batch)
 
     def _split_images(self, x: Tensor, batch: torch.Size) -> dict[str, Distribution]:
@@ -193,8 +196,8 @@ def to_unit_range(image: Tensor) -> Tensor:
 class _MaskedOutput:
     """A distribution whose loss is zero where the target is missing.
 
-    As in `Concat`, an entry of -inf or -1 marks the key as missing in that row. Classes
-    start at `low`.
+    An entry of -inf or -1 marks the key as missing in that row, see `missing_value`.
+    `low` is the lowest class of a discrete key; None for 0.
     """
 
     def __init__(self, out: Distribution, space: Space, low: Tensor | None = None):

@@ -57,7 +57,11 @@ def softmax(logits: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
 
 
 class MSE:
-    """A point prediction with squared error, in the space of `squash` (symlog)."""
+    """A point prediction with squared error.
+
+    `squash` (such as symlog) is applied to targets, its inverse `unsquash` to
+    predictions.
+    """
 
     def __init__(
         self,
@@ -101,7 +105,8 @@ class Binary:
 class Categorical:
     """A categorical over K classes, mixed with a uniform one with weight `unimix`.
 
-    `allowed` masks classes that do not exist, if entries of a space have fewer than K.
+    `allowed` is False for classes that do not exist, if entries of a space have
+    different numbers of classes.
     """
 
     def __init__(
@@ -175,9 +180,9 @@ class OneHot:
         return onehot + (self.probs - self.probs.detach())
 
     def mode(self) -> Float[Tensor, "*b S K"]:
-        """The most likely classes, with straight-through gradients of the logarithms.
+        """The most likely classes, with straight-through gradients of `logprobs`.
 
-        dreamerv3-torch differentiates its initial state in this way.
+        This is how dreamerv3-torch differentiates its learned initial state.
         """
         index = self.logprobs.argmax(-1, keepdim=True)
         onehot = torch.zeros_like(self.probs).scatter_(-1, index, 1.0)
@@ -225,7 +230,7 @@ class Normal:
 
 
 def symexp_bins(count: int) -> Float[Tensor, " N"]:
-    """Bins from -e^20 to e^20, dense around zero and exactly symmetric."""
+    """Bins from -e^20 to e^20, densest near zero and exactly symmetric."""
     half = symexp(torch.linspace(-20, 0, (count + 1) // 2, dtype=torch.float32))
     mirrored = half[:-1] if count % 2 else half
     return torch.cat([half, -mirrored.flip(0)])
@@ -245,7 +250,7 @@ class BinnedScalar:
 class TwoHot(BinnedScalar):
     """A scalar as a categorical over bins, trained with two-hot targets.
 
-    The bins are spaced by symexp, so neither targets nor means are transformed.
+    The bins are spaced by symexp, so targets and predictions need no transformation.
     """
 
     def pred(self) -> Float[Tensor, "*b"]:
@@ -267,33 +272,33 @@ class TwoHot(BinnedScalar):
         same = below == above
         to_below = torch.where(same, 1.0, to_below)
         to_above = torch.where(same, 1.0, to_above)
-        share = to_above / (to_below + to_above)
-        weights = torch.stack([share, 1 - share], -1)
-        around = self.logprobs.gather(-1, torch.stack([below, above], -1))
-        return -(weights * around).sum(-1)
+        weight = to_above / (to_below + to_above)
+        weights = torch.stack([weight, 1 - weight], -1)
+        logprobs = self.logprobs.gather(-1, torch.stack([below, above], -1))
+        return -(weights * logprobs).sum(-1)
 
 
 def symlog_bins(count: int) -> Float[Tensor, " N"]:
     """Evenly spaced bins from -20 to 20, for values in symlog space."""
-    limit = SymlogTwoHot.LIMIT
+    limit = DeltaIrisTwoHot.LIMIT
     return torch.linspace(-limit, limit, count, dtype=torch.float32)
 
 
-class SymlogTwoHot(BinnedScalar):
+class DeltaIrisTwoHot(BinnedScalar):
     """A scalar as a categorical over bins in symlog space, as in Δ-IRIS.
 
     Targets are transformed by symlog; the prediction is symexp of the mean.
     """
 
     LIMIT = 20.0
-    """Symlog of the largest value."""
+    """Last bin, in symlog space."""
     MARGIN = 1e-5
-    """Distance of the largest target to the last bin."""
+    """Distance between the largest target and the last bin."""
 
     def pred(self) -> Float[Tensor, "*b"]:
         return symexp(torch.softmax(self.logits, -1) @ self.bins)
 
-    def split(
+    def two_hot(
         self, target: Float[Tensor, "*b"]
     ) -> tuple[Int[Tensor, "*b"], Float[Tensor, "*b"]]:
         """The bin below each target, and the weight of the bin above it."""
@@ -307,15 +312,15 @@ class SymlogTwoHot(BinnedScalar):
 
     def loss(self, target: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """Cross-entropy with the two-hot encoding of the target."""
-        below, share = self.split(target)
-        around = self.logprobs.gather(-1, torch.stack([below, below + 1], -1))
-        return -(torch.stack([1 - share, share], -1) * around).sum(-1)
+        below, weight = self.two_hot(target)
+        logprobs = self.logprobs.gather(-1, torch.stack([below, below + 1], -1))
+        return -(torch.stack([1 - weight, weight], -1) * logprobs).sum(-1)
 
 
-class SymlogBins(TwoHot):
+class SymlogTwoHot(TwoHot):
     """A two-hot scalar over bins in symlog space, as in dreamerv3-torch.
 
-    Unlike `SymlogTwoHot`, a target outside the bins counts as the nearest bin.
+    A target outside the bins counts as the nearest bin.
     """
 
     def pred(self) -> Float[Tensor, "*b"]:

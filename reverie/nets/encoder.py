@@ -1,7 +1,7 @@
 """Encoder for observations with any number of images and vectors.
 
-Images are downsampled by two once per entry of `mults` (the decoder upsamples them);
-the smallest feature map must have 3 to 16 pixels per side. An image whose size is not
+Each entry of `mults` downsamples images by two (in the decoder, upsamples); the
+smallest feature map must have 3 to 16 pixels per side. An image whose size is not
 divisible by the total factor is padded at the bottom and right with mid-gray. The
 decoder outputs the padded size and crops it, so that losses ignore the padding. All
 images are padded to the size of the largest one.
@@ -38,7 +38,6 @@ from reverie.spaces import Spaces, agent_obs_space
 SMALLEST, LARGEST = 3, 16
 """Allowed height and width of the smallest feature map."""
 
-
 NO_KEYS = "$^"
 """A regular expression that matches no key."""
 
@@ -65,7 +64,7 @@ class ConvConfig(MLPConfig):
     minstd: float = 1e-3
     """Minimum standard deviation to divide by."""
     outer: bool = False
-    """Do not downsample in the first stage (decoder: upsample in the last stage)."""
+    """Keep the resolution in the first stage (in the decoder: in the last stage)."""
     kernel: int = 5
     """Kernel size of the convolutions."""
     strided: bool = False
@@ -101,7 +100,7 @@ class ObsEncoderBase(nn.Module):
 
     @property
     def keys(self) -> list[str]:
-        """Observation keys in the order in which they enter the network."""
+        """Observation keys that the encoder uses: images, then vectors."""
         return [*self.imgkeys, *self.veckeys]
 
 
@@ -139,14 +138,14 @@ class Encoder(ObsEncoderBase):
             h, w = self.padded_size
             channels = sum(space.shape[2] for space in images.values())
             for i, mult in enumerate(config.mults):
-                stride = 1 if (config.outer and i == 0) else 2
-                step = stride if config.strided else 1
+                factor = 1 if (config.outer and i == 0) else 2
+                stride = factor if config.strided else 1
                 units = config.depth * mult
                 self.add_module(
-                    f"cnn{i}", SameConv(channels, units, config.kernel, step)
+                    f"cnn{i}", SameConv(channels, units, config.kernel, stride)
                 )
                 self.add_module(f"cnn{i}norm", Norm(config.norm, units))
-                channels, h, w = units, h // stride, w // stride
+                channels, h, w = units, h // factor, w // factor
             self.width += h * w * channels
             self.standardizers = make_standardizers(images, config)
 
@@ -193,7 +192,7 @@ class Encoder(ObsEncoderBase):
 
 
 def split_keys(spaces: Spaces, cnn_keys: str, mlp_keys: str) -> tuple[Spaces, Spaces]:
-    """Images and other keys whose names match the two regular expressions."""
+    """Return the images that match `cnn_keys`, and other keys that match `mlp_keys`."""
     images, vectors = {}, {}
     for key, space in agent_obs_space(spaces).items():
         if space.is_image:
@@ -240,6 +239,7 @@ def padded_size(images: Spaces, mults: tuple[int, ...], outer: bool) -> tuple[in
 
 
 def make_standardizers(images: Spaces, config: ConvConfig) -> ModulesByKey | None:
+    """Return a `Standardize` per image; None if images are not standardized."""
     if config.standard == "none" or not images:
         return None
     mode, minstd = config.standard, config.minstd

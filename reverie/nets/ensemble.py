@@ -1,4 +1,4 @@
-"""An ensemble of MLPs with the same sizes, computed by one matrix product per layer.
+"""An ensemble of MLPs of the same size, computed with one matrix product per layer.
 
 Hidden layers are linear without bias, layer norm and activation, as in dreamerv3-torch;
 the output layer is linear with bias. The members differ only in their weights, whose
@@ -50,7 +50,7 @@ class EnsembleConfig:
 
 @dataclass(frozen=True)
 class TokenHeadsConfig:
-    """MLPs with shared inputs that predict the distribution of a token."""
+    """Ensemble of heads that predict the next token of Δ-IRIS from shared features."""
 
     models: int = 5
     """Number of heads."""
@@ -94,7 +94,7 @@ class Ensemble(nn.Module):
 
 
 class MemberLayer(nn.Module):
-    """One hidden layer of every member."""
+    """The same hidden layer of every member."""
 
     def __init__(self, models: int, inputs: int, units: int, act: str):
         super().__init__()

@@ -1,8 +1,8 @@
 """GRUs over sequences whose inputs are all known in advance.
 
 The product of inputs and weights does not depend on the state, so it is computed for
-all steps at once (`gates`); the loop (`scan`) only computes the rest (`step`). Several
-GRUs of the same size run as one batched product.
+all steps at once (`gates`); the loop over time (`scan`) only computes what depends on
+the state (`step`). Several GRUs of the same size are computed by batched products.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from torch import Tensor, nn
 
 
 class StateUpdate(NamedTuple):
-    """Factors of the state update; None leaves a factor or term out.
+    """Terms of the state update of every step; None leaves a factor or term out.
 
-    The next state is `move * gru(keep * state) + stay * state + fresh`.
+    The next state is
+    `output_scale * gru(input_scale * state) + state_scale * state + offset`.
     """
 
-    keep: Float[Tensor, "G B T"] | None = None  # 0 resets the input of the GRU
-    move: Float[Tensor, "G B T"] | None = None  # weight of its output
-    stay: Float[Tensor, "G B T"] | None = None  # weight of the previous state
-    fresh: Float[Tensor, "G B T D"] | None = None  # state to start with instead
+    input_scale: Float[Tensor, "G B T"] | None = None  # 0 resets the state
+    output_scale: Float[Tensor, "G B T"] | None = None
+    state_scale: Float[Tensor, "G B T"] | None = None
+    offset: Float[Tensor, "G B T D"] | None = None
 
 
 class GRU(nn.Module):
-    """`count` independent GRUs; axes: `G` GRUs, `I` inputs, `D` width, `W` gates.
+    """`count` independent GRUs; axes: `G` GRUs, `I` inputs, `D` width, `W` = 3 D gates.
 
     The gates are those of `torch.nn.GRUCell`, in its order: reset, update, candidate.
-    Kernels may compute products with the state in `dtype`.
+    The fast version computes products with the state in `dtype`.
     """
 
     fast_version = "reverie.kernels.scan.gru:FastGRU"
@@ -60,7 +61,7 @@ class GRU(nn.Module):
             parameter.uniform_(-bound, bound, generator=generator)
 
     def gates(self, x: Float[Tensor, "*b I"]) -> Float[Tensor, "G *b W"]:
-        """Product of the inputs with the weights of every GRU, plus bias."""
+        """Product of inputs and weights of every GRU, plus bias."""
         y = F.linear(x, self.weight_ih.flatten(0, 1), self.bias_ih.flatten())
         return y.reshape(*x.shape[:-1], self.count, -1).movedim(-2, 0)
 
@@ -71,8 +72,8 @@ class GRU(nn.Module):
         if state.is_cuda:  # equals `gru_cell`, in one kernel
             rows = [x.contiguous().flatten(0, 1) for x in (gates, hidden, state)]
             fused = torch.ops.aten._thnn_fused_gru_cell(*rows, None, None)
-            moved: Tensor = fused[0].view_as(state)
-            return moved
+            output: Tensor = fused[0].view_as(state)
+            return output
         return gru_cell(gates, hidden, state)
 
     def scan(
@@ -82,38 +83,39 @@ class GRU(nn.Module):
         state_update: StateUpdate,
         backwards: Collection[int] = (),
     ) -> Float[Tensor, "G B T D"]:
-        """States of all steps; the GRUs in `backwards` run from the last step."""
+        """States of all steps; GRUs with an index in `backwards` run back in time."""
         parts = [gates, *state_update]
         steps = zip(*(_steps(part, backwards, gates) for part in parts), strict=True)
         state, states = start, []
-        for gate, keep, move, stay, fresh in steps:
-            moved = self.step(gate, state if keep is None else state * keep)
-            moved = moved if move is None else move * moved
-            moved = moved if stay is None else moved + stay * state
-            state = moved if fresh is None else moved + fresh
+        for gate, input_scale, output_scale, state_scale, offset in steps:
+            inputs = state if input_scale is None else state * input_scale
+            output = self.step(gate, inputs)
+            output = output if output_scale is None else output_scale * output
+            output = output if state_scale is None else output + state_scale * state
+            state = output if offset is None else output + offset
             states.append(state)
         return _flip_time(torch.stack(states, 2), backwards)
 
 
 class SegmentHold(nn.Module):
-    """The value at the start of each segment: `read * fresh + copy * previous`.
+    """Repeats the first value of each segment: `update * x + copy * previous`.
 
-    `read` is 1 where a segment begins and `copy` where it continues.
+    `update` is 1 where a segment begins, `copy` is 1 where it continues.
     """
 
     fast_version = "reverie.kernels.scan.gru:FastSegmentHold"
 
     def forward(
         self,
-        fresh: Float[Tensor, "B T Z"],
-        read: Float[Tensor, "B T"],
+        x: Float[Tensor, "B T Z"],
+        update: Float[Tensor, "B T"],
         copy: Float[Tensor, "B T"],
     ) -> Float[Tensor, "B T Z"]:
-        held = torch.zeros_like(fresh[:, 0])
-        begun, values = read[..., None] * fresh, []
-        for new, stay in zip(begun.unbind(1), copy[..., None].unbind(1), strict=True):
-            held = new + stay * held
-            values.append(held)
+        value, values = torch.zeros_like(x[:, 0]), []
+        starts = (update[..., None] * x).unbind(1)
+        for start, weight in zip(starts, copy[..., None].unbind(1), strict=True):
+            value = start + weight * value
+            values.append(value)
         return torch.stack(values, 1)
 
 
@@ -122,10 +124,10 @@ def gru_cell(
     hidden: Float[Tensor, "*b W"],
     state: Float[Tensor, "*b D"],
 ) -> Float[Tensor, "*b D"]:
-    """The next state, from the products of the weights with inputs and state."""
+    """The next state, given the products of weights with the input and the state."""
     width = state.shape[-1]
-    opened = torch.sigmoid(gates[..., : 2 * width] + hidden[..., : 2 * width])
-    reset, update = opened.chunk(2, -1)
+    both = torch.sigmoid(gates[..., : 2 * width] + hidden[..., : 2 * width])
+    reset, update = both.chunk(2, -1)
     candidate = gates[..., 2 * width :] + reset * hidden[..., 2 * width :]
     return torch.lerp(torch.tanh(candidate), state, update)
 

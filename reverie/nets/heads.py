@@ -19,7 +19,7 @@ from reverie.nets.distributions import (
     Categorical,
     Distribution,
     Normal,
-    SymlogBins,
+    SymlogTwoHot,
     TwoHot,
     symexp_bins,
     symlog_bins,
@@ -72,25 +72,27 @@ class Head(nn.Module):
 
     fast_version = "reverie.kernels.heads.twohot:FastHead"
 
-    Hidden: ClassVar[Callable[..., Any]] = MLP
-    Output: ClassVar[Callable[..., nn.Module]] = Linear
+    # classes of layers, which subclasses replace
+    HiddenLayers: ClassVar[Callable[..., Any]] = MLP
+    OutputLayer: ClassVar[Callable[..., nn.Module]] = Linear
 
     def __init__(self, inputs: int, config: HeadConfig):
         super().__init__()
         self.output = config.output
-        self.mlp = type(self).Hidden(inputs, config)
-        make, width, scale = type(self).Output, self.mlp.width, config.outscale
+        self.mlp = type(self).HiddenLayers(inputs, config)
+        make_output, width = type(self).OutputLayer, self.mlp.width
+        scale = config.outscale
         if config.output == "symexp_twohot":
-            out = {"logits": make(width, config.bins, scale)}
+            out = {"logits": make_output(width, config.bins, scale)}
             self.register_buffer("bins", symexp_bins(config.bins), persistent=False)
         elif config.output == "symlog_twohot":
-            out = {"logits": make(width, config.bins, scale)}
+            out = {"logits": make_output(width, config.bins, scale)}
             bins = symlog_bins(config.bins)
             self.register_buffer("even_bins", bins, persistent=False)
         elif config.output == "binary":
-            out = {"logit": make(width, (), scale)}
+            out = {"logit": make_output(width, (), scale)}
         elif config.output in ("mse", "symlog_mse"):
-            out = {"pred": make(width, (), scale)}
+            out = {"pred": make_output(width, (), scale)}
         else:
             raise UserError(
                 f"Unknown head output {config.output!r}.\n  Fix: use symexp_twohot, "
@@ -103,7 +105,7 @@ class Head(nn.Module):
         if self.output == "symexp_twohot":
             return TwoHot(self.head["logits"](x), self.get_buffer("bins"))
         if self.output == "symlog_twohot":
-            return SymlogBins(self.head["logits"](x), self.get_buffer("even_bins"))
+            return SymlogTwoHot(self.head["logits"](x), self.get_buffer("even_bins"))
         if self.output == "binary":
             return Binary(self.head["logit"](x))
         if self.output == "symlog_mse":
@@ -112,48 +114,48 @@ class Head(nn.Module):
 
 
 class PolicyHead(nn.Module):
-    """A distribution over every key of the action space.
+    """A distribution for every key of the action space.
 
-    Categorical for integers, normal with bounded mean and standard deviation for
+    Categorical for integers; normal, with bounded mean and standard deviation, for
     floats.
     """
 
     fast_version = "reverie.kernels.heads.categorical:FastPolicyHead"
 
-    Hidden: ClassVar[Callable[..., Any]] = MLP
-    Output: ClassVar[Callable[..., nn.Module]] = Linear
+    # classes of layers, which subclasses replace
+    HiddenLayers: ClassVar[Callable[..., Any]] = MLP
+    OutputLayer: ClassVar[Callable[..., nn.Module]] = Linear
 
     def __init__(self, inputs: int, spaces: Spaces, config: PolicyConfig):
         super().__init__()
         self.spaces, self.config = spaces, config
-        self.mlp = type(self).Hidden(inputs, config)
+        self.mlp = type(self).HiddenLayers(inputs, config)
         self.head = ModulesByKey(
-            {key: self._make(key, space) for key, space in spaces.items()}
+            {key: self._output_layers(space) for key, space in spaces.items()}
         )
 
-    def _make(self, key: str, space: Space) -> nn.Module:
-        make, width, scale = type(self).Output, self.mlp.width, self.config.outscale
+    def _output_layers(self, space: Space) -> nn.Module:
+        make_output, width = type(self).OutputLayer, self.mlp.width
+        scale = self.config.outscale
         if space.is_discrete:
             units = (*space.shape, space.classes)
-            out = nn.ModuleDict({"logits": make(width, units, scale)})
+            out = nn.ModuleDict({"logits": make_output(width, units, scale)})
             allowed = None
             if (space.high - space.low != space.classes).any():
                 sizes = torch.tensor(space.high - space.low)
                 allowed = torch.arange(space.classes) < sizes[..., None]
             out.register_buffer("allowed", allowed, persistent=False)
             return out
-        return nn.ModuleDict(
-            {
-                "mean": make(width, space.shape, scale),
-                "stddev": make(width, space.shape, scale),
-            }
-        )
+        names = ("mean", "stddev")
+        return nn.ModuleDict({k: make_output(width, space.shape, scale) for k in names})
 
     def forward(self, feat: Float[Tensor, "*b F"]) -> dict[str, ActionDistribution]:
         x = self.mlp(feat)
-        return {key: self._out(key, space, x) for key, space in self.spaces.items()}
+        return {
+            key: self._distribution(key, space, x) for key, space in self.spaces.items()
+        }
 
-    def _out(self, key: str, space: Space, x: Tensor) -> ActionDistribution:
+    def _distribution(self, key: str, space: Space, x: Tensor) -> ActionDistribution:
         out, dims = self.head[key], len(space.shape)
         if space.is_discrete:
             logits = out.get_submodule("logits")(x)

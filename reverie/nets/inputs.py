@@ -21,8 +21,8 @@ class Concat(nn.Module):
 
     Keys are in the given order, by default sorted.
 
-    Floats in a discrete space are taken as the one-hot encoding itself, so that actions
-    can be differentiated.
+    Floats in a discrete space are taken as the one-hot encoding itself, so that they
+    can have gradients, such as straight-through samples of actions.
 
     An entry of -inf (floats) or -1 (signed integers with a lower bound of zero) marks
     the key as missing in that row: all of its features are zero there.

@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from reverie.distributed.collective import all_gather
+
 
 @dataclass(frozen=True)
 class NormalizeConfig:
@@ -36,7 +38,7 @@ class NormalizeConfig:
 
 
 class Normalize(nn.Module):
-    """Returns (offset, scale); with `update`, after including the given values."""
+    """Running statistics; returns (offset, scale) of the values seen so far."""
 
     corr: Tensor
 
@@ -52,9 +54,10 @@ class Normalize(nn.Module):
 
     @torch.no_grad()
     def update(self, x: Float[Tensor, "*any"]) -> None:
-        config, x = self.config, x.detach().float().flatten()
+        config = self.config
         if config.impl == "none":
             return
+        x = all_gather(x.detach().float()).flatten()
         if config.impl == "perc":
             points = [x.new_full((), p / 100) for p in (config.perclo, config.perchi)]
             stats = torch.quantile(x, torch.stack(points))

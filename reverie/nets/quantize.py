@@ -20,7 +20,7 @@ def quantize(x: Float[Tensor, "*any"], bits: int) -> Float[Tensor, "*any"]:
 def dequantize(
     x: Float[Tensor, "*any"], bits: int, noise: Float[Tensor, "*any"]
 ) -> Float[Tensor, "*any"]:
-    """Quantize values in [0, 1], add noise in [0, 1) bins, and scale to [-1, 1)."""
+    """Quantize values in [0, 1], add `noise` (in bins), and scale to [-1, 1)."""
     level, bins = x * 255, float(2**bits)
     if bits < 8:
         level = torch.floor(level / float(2 ** (8 - bits)))
@@ -28,7 +28,7 @@ def dequantize(
 
 
 def requantize(y: Float[Tensor, "*any"], bits: int) -> Float[Tensor, "*any"]:
-    """The inverse of `dequantize`: one value in [0, 1] per level."""
+    """Invert `dequantize`: remove the noise and scale the levels to [0, 1]."""
     bins = float(2**bits)
     level = torch.floor(bins * (y / 2 + 0.5))
     return (level * (255 / (bins - 1))).clamp(0, 255) / 255

@@ -3,13 +3,12 @@
 Some of the residual blocks are followed by downsampling; the decoder is the mirror
 image. The tokenizer, the dynamics and the actor-critic have separate networks.
 
-Outside a convolution, feature maps are `(rows, h, w, c)`; the convolutions get the same
-memory as channels-last `(rows, c, h, w)`. Networks compute in the dtype of their input,
-norms in float32.
+Feature maps are `(b, h, w, c)`, as in `nets/conv.py`. Networks compute in the dtype of
+their input, norms in float32.
 
-With `recompute` (activation checkpointing), a residual block saves its input and the
-outputs of its convolutions. Norms and activations are cheap and large, so the backward
-pass recomputes them.
+With `recompute` (activation checkpointing), a residual block saves only its input and
+the outputs of its convolutions. Outputs of norms and activations are large but cheap to
+compute, so the backward pass recomputes them.
 """
 
 from __future__ import annotations
@@ -64,11 +63,11 @@ class FrameConfig:
 
     @property
     def downsampling(self) -> int:
-        """Side of the frame divided by the side of the small feature map."""
+        """Side of the frame divided by the side of the smallest feature map."""
         return int(2 ** sum(self.halve))
 
     def side(self, image_side: int) -> int:
-        """Side of the small feature map of a square image."""
+        """Side of the smallest feature map of a square image."""
         side, remainder = divmod(image_side, self.downsampling)
         if remainder or not side:
             raise UserError(
@@ -111,8 +110,8 @@ class NormSilu(nn.Module):
         self.shift = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h w c"]:
-        # Contiguous, because PyTorch's channels-last kernel is inaccurate for maps that
-        # are almost constant, such as those of black frames.
+        # Contiguous, because PyTorch's channels-last kernel is inaccurate for feature
+        # maps that are almost constant, such as those of black frames.
         y = x.permute(0, 3, 1, 2).float().contiguous()
         y = F.group_norm(y, GROUPS, self.scale, self.shift, EPS)
         return F.silu(y).to(x.dtype).permute(0, 2, 3, 1)
@@ -189,10 +188,7 @@ class Upsample(nn.Module):
 
 
 class FrameEncoder(nn.Module):
-    """Frames to feature maps of 1 / `downsampling` their size, with `latent` channels.
-
-    Channels are the last axis of the output.
-    """
+    """Frames to small feature maps with `latent` channels."""
 
     fast_version = "reverie.kernels.conv.residual:FastFrameEncoder"
 
@@ -209,7 +205,7 @@ class FrameEncoder(nn.Module):
         layers += [NormSilu(width), FrameConv(width, config.latent)]
         self.layers = nn.Sequential(*layers)
 
-    def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b r s latent"]:
+    def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 latent"]:
         y: Tensor = self.layers(x)
         return y
 
@@ -231,7 +227,7 @@ class FrameDecoder(nn.Module):
         layers += [NormSilu(widths[0]), FrameConv(widths[0], outputs)]
         self.layers = nn.Sequential(*layers)
 
-    def forward(self, x: Float[Tensor, "b r s f"]) -> Float[Tensor, "b h w c"]:
+    def forward(self, x: Float[Tensor, "b h2 w2 f"]) -> Float[Tensor, "b h w c"]:
         y: Tensor = self.layers(x)
         return y
 

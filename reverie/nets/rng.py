@@ -1,11 +1,17 @@
 """Random numbers: one `Rng` per purpose, owned by the agent.
 
-Networks have no generator; the caller passes an `Rng`. So a seed determines a run, a
-report does not change the random numbers of training, a checkpoint contains the state
-of all generators, and a test can replace them by recorded samples.
+Networks have no generator; the caller passes an `Rng`. So a seed determines a run,
+reports do not change the random numbers of training, checkpoints contain the state of
+all generators, and tests can replace the samples by recorded ones.
+
+In a data-parallel update, every rank draws random numbers for the global batch and uses
+those of its own rows. So the numbers do not depend on the number of ranks, and the
+generators of all ranks stay in the same state.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -13,6 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from reverie.api import StateDict
+from reverie.distributed.collective import global_count, local_sequences
 
 
 class Rng:
@@ -24,7 +31,7 @@ class Rng:
         self.generator.manual_seed(int(entropy.generate_state(1, np.uint64)[0]) >> 1)
 
     def reseed(self, seed: int) -> None:
-        """Continue from this seed, with the same generator."""
+        """Seed the existing generator, which CUDA graphs may refer to."""
         self.generator.manual_seed(seed)
 
     def categorical(self, probs: Float[Tensor, "*b K"]) -> Int[Tensor, "*b"]:
@@ -35,10 +42,10 @@ class Rng:
         """
         if probs.device.type == "cpu":
             cdf = probs.cumsum(-1)
-            point = torch.empty_like(cdf[..., -1:]).uniform_(generator=self.generator)
+            point = self._draw(cdf[..., -1:], Tensor.uniform_)
             index = (cdf <= point * cdf[..., -1:]).sum(-1)
             return index.clamp_(max=probs.shape[-1] - 1)
-        noise = torch.empty_like(probs).exponential_(generator=self.generator)
+        noise = self._draw(probs, Tensor.exponential_)
         return torch.argmax(probs / noise, -1)
 
     def exponential(self, like: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
@@ -47,23 +54,38 @@ class Rng:
         `argmax(probs / noise)` is a sample of the categorical distribution.
         """
         noise = torch.empty(like.shape, device=like.device)
-        return noise.exponential_(generator=self.generator)
+        return self._draw(noise, Tensor.exponential_)
 
     def normal(
         self, mean: Float[Tensor, "*b"], std: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b"]:
-        noise = torch.empty_like(mean).normal_(generator=self.generator)
-        return mean + std * noise
+        return mean + std * self._draw(mean, Tensor.normal_)
 
     def uniform(self, like: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """Uniform samples from [0, 1) in the shape of `like`."""
-        return torch.empty_like(like).uniform_(generator=self.generator)
+        return self._draw(like, Tensor.uniform_)
 
     def permutation(self, mask: Bool[Tensor, " K"]) -> Int[Tensor, " K"]:
-        """All indices: those where `mask` is set in random order, then the others."""
+        """All indices: first those where `mask` is True, in random order."""
         keys = torch.empty(mask.shape, device=mask.device)
         keys.uniform_(generator=self.generator)
         return torch.argsort(torch.where(mask, keys, 2.0))
+
+    def _draw(self, like: Tensor, fill: Callable[..., Tensor]) -> Tensor:
+        """Return random numbers in the shape of `like`; the first axis is the batch."""
+        local = local_sequences()
+        if local is None or not like.ndim:
+            return fill(torch.empty_like(like), generator=self.generator)
+        # A generator fills memory in order, so the noise of the global batch needs the
+        # memory format (order of axes) that it has in a single process.
+        strides = torch.empty_like(like, device="meta").stride()
+        order = sorted(range(like.ndim), key=lambda axis: -strides[axis])
+        count = len(like)
+        shape = (global_count(count), *like.shape[1:])
+        noise = torch.empty_permuted(shape, order, dtype=like.dtype, device=like.device)
+        rows_per_sequence = count // local.size  # if batch and time are flattened
+        start = rows_per_sequence * local.start
+        return fill(noise, generator=self.generator)[start : start + count]
 
     def state_dict(self) -> StateDict:
         return {"state": self.generator.get_state()}

@@ -15,6 +15,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from reverie.capabilities import Statistics
+from reverie.distributed.collective import (
+    all_reduce_with_grad,
+    global_count,
+    local_sequences,
+)
 from reverie.nets.distributions import MSE
 
 RATE = 0.01
@@ -22,7 +27,7 @@ RATE = 0.01
 
 
 class Standardize(nn.Module):
-    """Standardizes the images of one key, whose pixels are in [0, 1]."""
+    """Standardizes the images of one key; their pixels are in [0, 1]."""
 
     mean: Tensor
     std: Tensor
@@ -46,7 +51,12 @@ class Standardize(nn.Module):
 
     @torch.no_grad()
     def _batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        mean, std = x.mean(0), x.std(0, correction=0)
+        if local_sequences() is None:
+            mean, std = x.mean(0), x.std(0, correction=0)
+        else:
+            count = global_count(len(x))
+            mean = all_reduce_with_grad(x.sum(0)) / count
+            std = (all_reduce_with_grad((x - mean).square().sum(0)) / count).sqrt()
         rate = torch.where(self.seen > 0, RATE, 1.0)
         self.mean.lerp_(mean, rate)
         self.std.lerp_(std, rate)
@@ -57,22 +67,22 @@ class Standardize(nn.Module):
 class StandardizedMSE(MSE):
     """A prediction of standardized images; `pred` is in the range [0, 1]."""
 
-    def __init__(self, mean: Float[Tensor, "*any"], standard: Standardize):
+    def __init__(self, mean: Float[Tensor, "*any"], standardize: Standardize):
         super().__init__(mean, 3)
-        self.standard = standard
+        self.standardize = standardize
 
     def pred(self) -> Tensor:
-        return self.standard.inverse(self.mean)
+        return self.standardize.inverse(self.mean)
 
     def loss(self, target: Tensor) -> Tensor:
         flat = target.reshape(-1, *target.shape[-3:]).float() / 255
-        standardized = self.standard(flat).reshape(self.mean.shape)
+        standardized = self.standardize(flat).reshape(self.mean.shape)
         return torch.square(self.mean - standardized.detach()).sum((-3, -2, -1))
 
 
 @contextlib.contextmanager
 def frozen_statistics(modules: Sequence[Standardize]) -> Iterator[None]:
-    """Use the moving averages of the given modules, and do not update them."""
+    """Context in which modules use their moving averages and do not update them."""
     modes = [module.training for module in modules]
     for module in modules:
         module.training = False

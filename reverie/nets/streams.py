@@ -5,9 +5,9 @@ graph the side streams become branches of the graph. On other devices everything
 program order.
 
 Results of a side stream may be used after `wait_for`, and its inputs must be kept alive
-until then. Entering a side stream waits for all earlier work of the current stream, so
-that freed memory is reused only after its last use. Work that runs on several streams
-at the same time must not use the same side stream.
+until then. The work of a side stream starts after all earlier work of the current
+stream, so that freed memory is reused only after its last use. Work on the same side
+stream runs in order, so work that should run in parallel needs different side streams.
 
 When the GPU is busy, the main stream of a graph has the highest priority, then side
 streams by their `priority`.
@@ -50,7 +50,7 @@ def on_stream(like: Tensor, stream: SideStream) -> Iterator[None]:
 
 
 def wait_for(like: Tensor, stream: SideStream) -> None:
-    """Let the current stream wait for all earlier work of a side stream."""
+    """Make the current stream wait for all earlier work of a side stream."""
     if like.device.type == "cuda":
         side = _cuda_stream(like.device, stream)
         torch.cuda.current_stream(like.device).wait_stream(side)

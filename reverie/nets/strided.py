@@ -1,6 +1,6 @@
 """Convolutional encoder and decoder of VTA: strided, with batch norm and ELU.
 
-An image of side 2 ** n becomes a vector through n - 2 layers of stride two and one
+The encoder maps an image of side 2 ** n to a vector by n - 2 layers of stride two and a
 layer over the last 4 x 4 pixels; the decoder is the mirror image. Weights have
 PyTorch's default initialization.
 """
@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from reverie.api import UserError
+from reverie.nets.batch_norm import BatchNorm1d, BatchNorm2d
 from reverie.nets.gru import GRU
 
 
@@ -32,7 +33,7 @@ class ImageEncoder(nn.Module):
             inputs = width if i else channels
             conv = nn.Conv2d(inputs, width, 4, stride, pad, bias=bias)
             self.add_module(f"conv{i}", conv)
-            self.add_module(f"norm{i}", nn.BatchNorm2d(width))
+            self.add_module(f"norm{i}", BatchNorm2d(width))
 
     def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n E"]:
         for i in range(self.layers):
@@ -55,7 +56,7 @@ class ImageDecoder(nn.Module):
             conv = nn.ConvTranspose2d(width, units, 4, stride, pad, bias=bias or last)
             self.add_module(f"conv{i}", conv)
             if not last:
-                self.add_module(f"norm{i}", nn.BatchNorm2d(width))
+                self.add_module(f"norm{i}", BatchNorm2d(width))
 
     def forward(self, x: Float[Tensor, "n E"]) -> Float[Tensor, "n c h w"]:
         x = x[..., None, None]
@@ -83,7 +84,7 @@ class TimeConvs(nn.Module):
         for i in range(layers):
             conv = nn.Conv1d(width if i else inputs, width, 3, padding=1, bias=False)
             self.add_module(f"conv{i}", conv)
-            self.add_module(f"norm{i}", nn.BatchNorm1d(width))
+            self.add_module(f"norm{i}", BatchNorm1d(width))
         self.out = nn.Conv1d(width if layers else inputs, units, 3, padding=1)
 
     def forward(self, x: Float[Tensor, "B T E"]) -> Float[Tensor, "B T U"]:
@@ -98,7 +99,7 @@ class TimeConvs(nn.Module):
 
 
 def num_halvings(side: int) -> int:
-    """How many times an image must be halved to reach 4 x 4 pixels."""
+    """Return how often an image must be halved to have 4 x 4 pixels."""
     times = int(math.log2(max(1, side))) - 2
     if times < 0 or 4 * 2**times != side:
         raise UserError(

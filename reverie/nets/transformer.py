@@ -32,9 +32,9 @@ class TransformerConfig:
     blocks: int = 21
     """Maximum context length in time steps."""
     attention: Literal["causal", "block_causal"] = "causal"
-    """Attention mask: a token attends to the tokens before it, with `block_causal` also
-    to all tokens of its time step. Then, in training only, the prediction of a token
-    depends on that token."""
+    """Attention mask: a token attends to itself and the tokens before it; with
+    `block_causal` also to all tokens of its time step, so that in training (but not in
+    imagination) the prediction of a token can depend on that token."""
 
     def __post_init__(self) -> None:
         if min(self.layers, self.heads, self.width, self.blocks) < 1:
@@ -113,10 +113,10 @@ class TransformerLayer(nn.Module):
         past: tuple[Tensor, Tensor] | None,
         size: int,
     ) -> Float[Tensor, "B L E"]:
-        """`past` are keys and values of this layer, with `size` positions filled.
+        """Apply the layer; `past` is the KV cache of this layer with `size` positions.
 
-        Without a `mask`, a single token attends to all previous ones, and several
-        tokens attend to each other causally.
+        Without a `mask`, a single token attends to the whole cache and itself; several
+        tokens, for which the cache must be empty, attend to each other causally.
         """
         y = self.qkv(self.norm0(x))
         q, k, v = rearrange(y, "b l (n h d) -> n b h l d", n=3, h=self.heads)
@@ -153,7 +153,7 @@ class Transformer(nn.Module):
         self.register_buffer("mask", mask, persistent=False)
 
     def cache(self, batch: int, dtype: torch.dtype) -> Cache:
-        """An empty cache for `batch` sequences."""
+        """Return an empty cache for `batch` sequences."""
         c = self.config
         shape = (c.layers, batch, c.heads, self.length, c.width // c.heads)
         keys = torch.zeros(shape, dtype=dtype, device=self.mask.device)
@@ -162,11 +162,11 @@ class Transformer(nn.Module):
     def forward(
         self, x: Float[Tensor, "B L E"], cache: Cache | None = None
     ) -> tuple[Float[Tensor, "B L E"], Cache | None]:
-        """Outputs for tokens that follow those in the cache, and the extended cache."""
+        """Return outputs for tokens that follow the cached ones, and the new cache."""
         size, new = (cache.size if cache else 0), x.shape[1]
         assert size + new <= self.length, f"{size} + {new} tokens > {self.length}"
         x = x + self.positions.weight[size : size + new].to(x.dtype)
-        mask = None  # not needed by a causal `TransformerLayer` in these cases
+        mask = None  # `TransformerLayer` is causal without one, if the cache is empty
         if self.config.attention != "causal" or (new > 1 and size > 0):
             mask = self.mask[size : size + new, : size + new]
         for i, layer in enumerate(self.layers):

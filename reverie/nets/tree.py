@@ -23,7 +23,7 @@ def tree_map(fn: Any, tree: Any, *others: Any) -> Any:
 
 
 def tree_where(mask: Bool[Tensor, " B"], tree: Any, other: Any) -> Any:
-    """Take the entries of `tree` where the mask of the first axis is True.
+    """Select by a mask of the first axis: `tree` where it is True, else `other`.
 
     The leaves of `tree` may be numbers.
     """

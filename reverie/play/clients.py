@@ -1,7 +1,7 @@
-"""Pages that are connected to a session.
+"""Clients: browser pages that are connected to a session.
 
-One client controls the session; the others are view-only. A client gets at most two
-views that it has not acknowledged. While it waits, only the newest view is kept.
+One client controls the session; the others are view-only. At most two views are sent to
+a client before it acknowledges them. Meanwhile, only the newest view is kept for it.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Client:
                 self.changed.set()
 
 
-class Hub:
-    """Connects a session with its clients. Used in the event loop only."""
+class ClientGroup:
+    """The connected pages of a session. Used in the event loop only."""
 
     def __init__(self, session: Session):
         self.session = session
@@ -85,11 +85,11 @@ class Hub:
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
         self._encoded: tuple[int, bytes] = (0, b"")
-        session.listeners.append(self._receive)
+        session.listeners.append(self._on_view)
         session.send({"type": "idle", "on": True})
 
-    def _receive(self, view: View) -> None:
-        """Called in the thread of the session: publish a view in the event loop."""
+    def _on_view(self, view: View) -> None:
+        """Publish a view in the event loop; called in the thread of the session."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.publish, view)
 
@@ -139,10 +139,8 @@ class Hub:
             }
             try:
                 await client.connection.send_json(state)
-            except (
-                Exception
-            ):  # disconnected: `leave` is called by the task that receives
-                continue
+            except Exception:
+                continue  # disconnected; the task that receives calls `leave`
 
     async def handle(self, client: Client, text: str) -> None:
         """Handle a message of a client; invalid ones are ignored."""

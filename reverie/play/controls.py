@@ -50,8 +50,7 @@ KEY_ROWS = (
     tuple(f"Key{letter}" for letter in "ASDGJKL"),
     tuple(f"Key{letter}" for letter in "ZXCVBNM"),
 )
-"""Keys of discrete actions without names: one row for each entry of the action space.
-"""
+"""Keys of discrete actions without names; each entry of the action uses one row."""
 
 PAGE_KEYS = ("KeyP", "Period", "KeyR", "KeyF", "KeyT", "KeyH", "Comma", "Slash")
 """Shortcuts of the page, which are not used for actions."""
@@ -102,16 +101,16 @@ def make_controls(act_space: Spaces, names: Sequence[str] = ()) -> list[Control]
                 controls.append(Control(key, index, label, low=low, high=high))
                 continue
             values = int(high - low)
-            own = tuple(names) if discrete == 1 and len(names) == values else ()
+            given = tuple(names) if discrete == 1 and len(names) == values else ()
             group = sum(1 for control in controls if control.value_names)
             controls.append(
                 Control(
                     key,
                     index,
                     label,
-                    own or tuple(str(int(low) + n) for n in range(values)),
-                    named_keys(own) if own else _row_keys(group, values),
-                    _noop_value(own),
+                    given or tuple(str(int(low) + n) for n in range(values)),
+                    named_keys(given) if given else _row_keys(group, values),
+                    _noop_value(given),
                     low,
                     high,
                 )
@@ -146,7 +145,7 @@ def _word_keys(name: str) -> tuple[str, ...]:
 
 
 def _row_keys(group: int, values: int) -> tuple[tuple[str, ...], ...]:
-    """Return one key of a keyboard row for each value, as far as there are keys."""
+    """Return a key of a keyboard row for each value; none after the end of the row."""
     row = KEY_ROWS[group] if group < len(KEY_ROWS) else ()
     row = tuple(key for key in row if key not in PAGE_KEYS)
     return tuple((row[n],) if n < len(row) else () for n in range(values))
@@ -190,7 +189,8 @@ def human_action(
 def _selected(control: Control, held: Sequence[str], default: int) -> int:
     """Return the index of the value whose keys are all held.
 
-    Of several, select the one with most keys, then the one with the newest key.
+    If there are several, the one with the most keys is returned, then the one with the
+    key that was pressed last.
     """
     best, rank = default, (0, -1)
     for value, keys in enumerate(control.key_combinations):

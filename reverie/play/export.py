@@ -1,7 +1,7 @@
 """`reverie view --export`: a static page of runs that needs no server.
 
-The page contains its scripts, styles and data, and opens from the disk. Of every run
-that can be played it contains recorded sessions: the agent in the environment with
+The page contains its scripts, styles and data, and can be opened as a file. For every
+run that can be played, it contains recorded sessions: the agent in the environment with
 open-loop predictions, and the agent in the world model.
 """
 
@@ -90,7 +90,7 @@ def make_page(data: dict[str, Any]) -> str:
 
 
 def _without_imports(code: str) -> str:
-    """Return a module as part of one script."""
+    """Remove the imports and exports of a module, to make it part of one script."""
     code = re.sub(r"^import .*;\n", "", code, flags=re.MULTILINE)
     return re.sub(r"^export ", "", code, flags=re.MULTILINE)
 
@@ -106,7 +106,7 @@ def _record_sessions(folder: Path) -> list[dict[str, Any]]:
         return [
             record_session(loaded, mode)
             for mode in (AGENT_ENV, AGENT_MODEL)
-            if not modes[mode]
+            if not modes[mode]  # no reason why the mode is not available
         ]
     finally:
         loaded.close()
@@ -120,13 +120,16 @@ def record_session(
     The frames of each pane are concatenated vertically to one image (sprite sheet).
     """
     simulation = Simulation(loaded)
-    predicted = list(loaded.model.predicted_keys) if loaded.model else []
+    predicted = (
+        list(loaded.world_model_env.predicted_keys) if loaded.world_model_env else []
+    )
     renderer = PaneRenderer(loaded.obs_space, predicted, loaded.crop)
     simulation.start(mode)
     table: list[dict[str, Any]] = []
     frames: list[dict[str, np.ndarray]] = []
     while len(table) < steps:
         snapshot = simulation.snapshot()
+        # reversed, so that the first one of several images of a pane is used
         frame = {p.pane: p.image for p in reversed(renderer.render(snapshot))}
         action = ""
         if snapshot.action is not None:
@@ -139,7 +142,11 @@ def record_session(
         else:
             simulation.step(_no_human)
     panes, sprite_sheets = [], []
-    for kind, label in (("real", "real"), ("model", "dream"), ("difference", "error")):
+    for kind, label in (
+        ("real", "real"),
+        ("model", "dream"),
+        ("difference", "difference"),
+    ):
         images = [frame[kind] for frame in frames if kind in frame]
         if not images:
             continue

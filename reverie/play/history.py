@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+
+def entry_bytes(entry: Any) -> int:
+    """Return the size of the arrays of a row; 0 for other entries."""
+    if not isinstance(entry, dict):
+        return 0
+    return sum(x.nbytes for x in entry.values() if isinstance(x, np.ndarray))
+
 
 class History:
     """Entries by step, from `start` to `stop` (exclusive)."""
@@ -11,6 +20,9 @@ class History:
     def __init__(self, start: int = 0):
         self.start = start
         self._entries: list[Any] = []
+        self._sizes: list[int] = []
+        self.num_bytes = 0
+        """Size of the arrays, when they were appended."""
 
     @property
     def stop(self) -> int:
@@ -18,6 +30,8 @@ class History:
 
     def append(self, entry: Any) -> None:
         self._entries.append(entry)
+        self._sizes.append(entry_bytes(entry))
+        self.num_bytes += self._sizes[-1]
 
     def __getitem__(self, step: int) -> Any:
         index = len(self._entries) + step if step < 0 else step - self.start
@@ -31,11 +45,14 @@ class History:
 
     def truncate(self, step: int) -> None:
         """Remove the entries of this step and later ones."""
-        del self._entries[max(0, step - self.start) :]
+        self._remove(slice(max(0, step - self.start), None))
 
-    def drop_oldest(self, length: int) -> None:
-        """Remove the oldest entries, so that at most `length` remain."""
-        surplus = len(self._entries) - length
-        if surplus > 0:
-            del self._entries[:surplus]
-            self.start += surplus
+    def drop_before(self, step: int) -> None:
+        """Remove the entries before this step."""
+        count = min(max(step - self.start, 0), len(self._entries))
+        self._remove(slice(count))
+        self.start += count
+
+    def _remove(self, part: slice) -> None:
+        self.num_bytes -= sum(self._sizes[part])
+        del self._entries[part], self._sizes[part]

@@ -22,7 +22,7 @@ from reverie.spaces import Spaces
 
 
 class Imagination:
-    """Simulates the world model; all rollouts start from the same rows.
+    """Steps the world model as an environment; all rollouts start from the same rows.
 
     Actions are in the units of the environment.
     """
@@ -43,7 +43,7 @@ class Imagination:
         self._state: Any = None
         self.count = 0  # rollouts
         self.age = 0  # steps since the last real row
-        self.context_resets = 0  # how often the full context of the model was cleared
+        self.context_resets = 0  # how often the context was full and cleared
         self.can_act = False  # whether the policy can choose the actions
         self.inspection = StateInspection()
 
@@ -56,7 +56,7 @@ class Imagination:
     ) -> None:
         """Start `count` rollouts that continue these rows of one episode.
 
-        `carry` is that of the policy after the last row; without it, `act` is not
+        `carry` is the policy's carry after the last row; without it, `act` is not
         possible.
         """
         self.stop()

@@ -38,14 +38,14 @@ MODES = {
 
 @dataclass
 class LoadedRun:
-    """A loaded run; `reasons` explains why a field is None."""
+    """The parts of a run that a session needs."""
 
     run: SavedRun
     episodes: RecordedEpisodes
     agent: Agent
     policy: Agent | None
     """The agent, adapted to the action units and image sizes of the environment."""
-    model: WorldModelEnv | None
+    world_model_env: WorldModelEnv | None
     env: Env | None
     obs_space: Spaces
     act_space: Spaces
@@ -53,25 +53,25 @@ class LoadedRun:
     crop: ImageCrop | None
     to_model_units: Convert
     reasons: dict[str, str]
-    """Why `env`, `policy` or `model` is missing."""
+    """Why the parts `env`, `policy` or `model` (world model) are missing."""
 
     def modes(self) -> dict[str, str]:
-        """Return the reason why each mode is not available; empty if it is."""
+        """Return why each mode is not available; an empty string if it is."""
         env = self.reasons.get("env", "")
         policy = self.reasons.get("policy", "")
         model = self.reasons.get("model", "")
         episodes = ""
         if self.episodes.is_empty():
             episodes = "the run has no recorded episodes"
-        start = env and episodes and f"{env}, and {episodes}"
-        in_model = ""
-        if not model and not isinstance(self.model, PolicyWorldModelEnv):
-            in_model = "the policy cannot act in the world model"
+        no_start = env and episodes and f"{env}, and {episodes}"
+        cannot_act = ""
+        if not model and not isinstance(self.world_model_env, PolicyWorldModelEnv):
+            cannot_act = "the policy cannot act in the world model"
         return {
             AGENT_ENV: env or policy,
             HUMAN_ENV: env,
-            AGENT_MODEL: policy or model or in_model or start,
-            HUMAN_MODEL: model or start,
+            AGENT_MODEL: policy or model or cannot_act or no_start,
+            HUMAN_MODEL: model or no_start,
             RECORDED: episodes,
         }
 
@@ -88,11 +88,11 @@ class LoadedRun:
 def load_run(
     logdir: Path,
     flags: Sequence[tuple[str, Any]] = (),
-    blocks: Sequence[str] = (),
+    presets: Sequence[str] = (),
     files: Sequence[str] = (),
 ) -> LoadedRun:
-    """Load the newest checkpoint of a run, or the one that is named."""
-    run = open_run(logdir, flags, prefer_best=True, blocks=blocks, files=files)
+    """Load the newest (offline: best) checkpoint of a run, or a given checkpoint."""
+    run = open_run(logdir, flags, prefer_best=True, presets=presets, files=files)
     config = with_flags(for_evaluation(run.config), flags)
     run = replace(run, config=config)
     reasons: dict[str, str] = {}
@@ -108,7 +108,7 @@ def load_run(
     policy: Agent | None = None
     try:
         source = run.policy_source(env_spaces)
-        trained = source.trained
+        trained = source.trained_spaces
         agent = run.load_agent(trained)
         policy = source.adapt(agent)
     except UserError as error:
@@ -141,7 +141,10 @@ def load_run(
 
 
 def _try_env(config: Config, reasons: dict[str, str]) -> Env | None:
-    """Return the environment of the task, rendered if it has no images."""
+    """Return the environment of the task, if possible with rendered images.
+
+    If it cannot be made, return None and add the reason.
+    """
     if config.task == "recordings":
         reasons["env"] = "the run was trained on recorded episodes, without a simulator"
         return None

@@ -47,6 +47,8 @@ COMMANDS: dict[str, dict[str, type | tuple[type, ...]]] = {
 }
 """Fields of the commands to a session, with their types.
 
+`human` gives control to the human or back to the policy. `save` selects whether to save
+episodes when they end; then, `keep` answers the question whether to save this episode.
 `timestamp` is the time of an input in the browser. Views return it, so that the page
 can measure its latency.
 """

@@ -55,6 +55,7 @@ class PaneRenderer:
         self.crop = crop
 
     def render(self, snapshot: StepSnapshot) -> list[PaneImage]:
+        """Return the images of a step: real, one per rollout, and difference."""
         real, imagined = snapshot.real, snapshot.imagined
         panes = []
         if real is not None:
@@ -70,8 +71,8 @@ class PaneRenderer:
         count = len(rows["reward"])
         predictions = []
         for index in range(count):
-            one = {key: rows[key][index] for key in self.predicted_keys}
-            image = concat_images(one, self.predicted_keys)
+            rollout = {key: rows[key][index] for key in self.predicted_keys}
+            image = concat_images(rollout, self.predicted_keys)
             if image is not None:
                 predictions.append(image)
         panes += [PaneImage("model", image) for image in predictions]

@@ -1,4 +1,4 @@
-"""Runs the policy on the rows of an episode, whose actions may not be its own.
+"""Run the policy on the rows of an episode whose actions it may not have chosen.
 
 The actions may be those of a human or of a recording.
 """
@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from reverie.api import Action, Obs
-from reverie.capabilities import FollowsActions, InspectableWorldModelEnv
+from reverie.capabilities import CanReplaceAction, InspectableWorldModelEnv
 from reverie.play.load import LoadedRun
 
 
 class PolicyState:
-    """Carry of the policy after a row, and the action that it would choose there."""
+    """Carry of the policy after a row, and the action that the policy chooses there."""
 
     def __init__(self, loaded: LoadedRun):
         self.loaded = loaded
@@ -36,27 +36,27 @@ class PolicyState:
             return
         for number, row in enumerate(rows):
             if number:
-                self._follow(rows[number - 1])
+                self._replace_action(rows[number - 1])
             self._observe(row, first=number == 0)
         self._step = step
 
     def advance(self, previous: Obs, row: Obs, step: int) -> bool:
-        """Run the policy on the row of a step, if it ran on the previous step before.
+        """Run the policy on a row; False if it did not run on the step before.
 
-        `previous` contains the actions that were taken. Returns False if the policy did
-        not run on the previous step.
+        `previous` is the row of the step before, with the actions that were taken.
         """
         if self.loaded.policy is None or step == self._step:
             return True
         if self._step < 0 or step != self._step + 1:
             return False
-        self._follow(previous)
+        self._replace_action(previous)
         self._observe(row, first=False)
         self._step = step
         return True
 
     def _observe(self, row: Obs, first: bool) -> None:
-        policy, model = self.loaded.policy, self.loaded.model
+        """Run the policy on one row."""
+        policy, model = self.loaded.policy, self.loaded.world_model_env
         assert policy is not None
         batch = {k: np.asarray(v)[None] for k, v in row.items() if k[:4] != "log/"}
         batch["is_first"] = np.array([first])
@@ -65,17 +65,17 @@ class PolicyState:
         self.kl = None
         if isinstance(model, InspectableWorldModelEnv) and not first:
             crop = self.loaded.crop
-            seen = batch if crop is None else crop.center_crop(batch)
-            self.kl = model.observation_kl(self.carry, seen)
+            cropped = batch if crop is None else crop.center_crop(batch)
+            self.kl = model.observation_kl(self.carry, cropped)
         self.carry, action, _ = policy.policy(self.carry, batch, "eval")
         self.choice = {
             key: np.array(np.asarray(action[key])[0]) for key in self.loaded.act_space
         }
 
-    def _follow(self, row: Obs) -> None:
+    def _replace_action(self, row: Obs) -> None:
         """Replace the previous actions in the carry by those that were taken."""
-        if not isinstance(self.loaded.agent, FollowsActions):
+        if not isinstance(self.loaded.agent, CanReplaceAction):
             return
         batch = {key: np.asarray(row[key])[None] for key in self.loaded.act_space}
         batch = self.loaded.to_model_units(batch)
-        self.carry = self.loaded.agent.follow_action(self.carry, batch)
+        self.carry = self.loaded.agent.replace_action(self.carry, batch)

@@ -60,7 +60,7 @@ class RecordedEpisodes:
         return [*self._sources, *present]
 
     def table(self) -> list[dict[str, Any]]:
-        """Return source, number, name and rows of the episodes, newest files first."""
+        """Return source, number, name and rows of the episodes, last ones first."""
         self._readers.clear()  # files may have been added
         table = []
         for source in self.sources():

@@ -1,7 +1,9 @@
 """The runs below a folder, for `reverie view`: status, curves, media and configs.
 
 The id of a run is a hash of its path, and files have numbers, so that requests contain
-no paths. Running runs can be read: the last line of a file is ignored if incomplete.
+no paths. Runs can be read while they train: an incomplete last line of a file is
+ignored. Runs of a campaign are listed with their state in its queue, also before they
+start.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ from typing import Any
 
 from reverie import config as configs
 from reverie.api import UserError
+from reverie.campaign.queue import QUEUE, Queue, RunStatus
 from reverie.envs import action_repeat
 from reverie.log.jsonl import METRICS, SCORES
 from reverie.run.config import Config
-from reverie.run.folder import SUBFOLDERS, last_end, read_config
-from reverie.storage.system import lock_file
+from reverie.run.folder import LOCK, SUBFOLDERS, is_locked, last_end, read_config
 
 MAX_DEPTH = 4
 """Maximum depth of run folders below the folder."""
@@ -28,6 +30,7 @@ MAX_RUNS = 500
 MAX_POINTS = 1500
 """Maximum number of points of a curve; longer curves are subsampled."""
 MAX_MEDIA = 60
+"""Maximum number of images and videos of a run."""
 MAX_LINE = 1_000_000
 """Longer lines of metrics (in bytes) are skipped."""
 SCORE = "score"
@@ -93,6 +96,8 @@ class ListedRun:
     config: Config | None = None
     problem: str = ""
     """Why the config cannot be read."""
+    queued: RunStatus | None = None
+    """State in the queue of its campaign, if it belongs to one."""
 
 
 class RunIndex:
@@ -106,6 +111,7 @@ class RunIndex:
             )
         self.folder = folder.resolve()
         self._runs: dict[str, ListedRun] = {}
+        self._queues: dict[Path, Queue] = {}  # of campaigns, by their folder
 
     def summaries(self) -> list[dict[str, Any]]:
         """Return a summary of every run, the newest first."""
@@ -113,20 +119,20 @@ class RunIndex:
         runs = sorted(self._runs.values(), key=_last_change, reverse=True)
         return [self._summary(run) for run in runs]
 
-    def folder_of(self, name: str) -> Path:
-        return self._get(name).path
+    def folder_of(self, run_id: str) -> Path:
+        return self._get(run_id).path
 
-    def details(self, name: str) -> dict[str, Any]:
+    def details(self, run_id: str) -> dict[str, Any]:
         """Return config and media of a run."""
-        run = self._get(name)
+        run = self._get(run_id)
         media = [
             {"name": path.stem, "kind": path.suffix[1:]} for path in _list_media(run)
         ]
         return {"config": _flat_config(run), "media": media, "error": _error_of(run)}
 
-    def series(self, name: str, key: str) -> dict[str, list[float]]:
+    def series(self, run_id: str, key: str) -> dict[str, list[float]]:
         """Return values of one metric, and steps, frames and hours for the x axis."""
-        run = self._get(name)
+        run = self._get(run_id)
         run.metrics.update()
         run.scores.update()
         points = _mean_by_frame(_columns(run).get(key, []))
@@ -140,9 +146,9 @@ class RunIndex:
             "value": [value for _, _, value in points],
         }
 
-    def difference(self, first: str, second: str) -> dict[str, list[str]]:
+    def config_diff(self, first: str, second: str) -> dict[str, list[str]]:
         """Return the settings that differ between two runs."""
-        left, right = (_flat_config(self._get(name)) for name in (first, second))
+        left, right = (_flat_config(self._get(run)) for run in (first, second))
         names = [*left, *(name for name in right if name not in left)]
         return {
             name: [left.get(name, ""), right.get(name, "")]
@@ -150,28 +156,43 @@ class RunIndex:
             if left.get(name) != right.get(name)
         }
 
-    def media(self, name: str, number: int) -> Path:
+    def media(self, run_id: str, number: int) -> Path:
         """Return the path of an image or video."""
-        paths = _list_media(self._get(name))
+        paths = _list_media(self._get(run_id))
         if not 0 <= number < len(paths):
-            raise LookupError(f"Run {name!r} has no file {number}.")
+            raise LookupError(f"Run {run_id!r} has no file {number}.")
         return paths[number]
 
-    def _get(self, name: str) -> ListedRun:
-        if name not in self._runs:
+    def _get(self, run_id: str) -> ListedRun:
+        if run_id not in self._runs:
             self._find()
-        if name not in self._runs:
-            raise LookupError(f"There is no run {name!r}.")
-        return self._runs[name]
+        if run_id not in self._runs:
+            raise LookupError(f"There is no run {run_id!r}.")
+        return self._runs[run_id]
 
     def _find(self) -> None:
         found = {}
-        for path in _run_folders(self.folder):
+        paths, campaigns = _find_folders(self.folder)
+        queued = self._read_queues(campaigns)
+        for path in dict.fromkeys([*paths, *queued]):
             relative = path.relative_to(self.folder)
             name = path.name if path == self.folder else relative.as_posix()
-            key = hashlib.sha256(str(path).encode()).hexdigest()[:12]
-            found[key] = self._runs.get(key) or _open(key, name, path)
+            run_id = hashlib.sha256(str(path).encode()).hexdigest()[:12]
+            run = self._runs.get(run_id)
+            if run is None or (run.config is None and path in paths):
+                run = _open(run_id, name, path)
+            run.queued = queued.get(path)
+            found[run_id] = run
         self._runs = found
+
+    def _read_queues(self, campaigns: list[Path]) -> dict[Path, RunStatus]:
+        """Return the state of the runs of campaigns, by their run folder."""
+        result = {}
+        for folder in campaigns:
+            queue = self._queues.setdefault(folder, Queue(folder))
+            for status in queue.statuses():
+                result[queue.run_folder(status.run.name)] = status
+        return result
 
     def _summary(self, run: ListedRun) -> dict[str, Any]:
         run.metrics.update()
@@ -179,10 +200,11 @@ class RunIndex:
         columns = _columns(run)
         recent = [value for _, _, value in columns.get(SCORE, [])[-50:]]
         config = run.config
+        task = run.queued.run.task if run.queued else ""
         return {
             "id": run.id,
             "name": run.name,
-            "task": config.task if config else "",
+            "task": config.task if config else task,
             "agent": config.agent if config else "",
             "status": _status(run),
             "steps": _steps_of(run),
@@ -191,28 +213,31 @@ class RunIndex:
         }
 
 
-def _open(key: str, name: str, path: Path) -> ListedRun:
+def _open(run_id: str, name: str, path: Path) -> ListedRun:
     run = ListedRun(
-        key, name, path, MetricsFile(path / METRICS), MetricsFile(path / SCORES)
+        run_id, name, path, MetricsFile(path / METRICS), MetricsFile(path / SCORES)
     )
     try:
-        run.config = read_config(path)
+        run.config = read_config(path) if path.exists() else None
     except UserError as error:
         run.problem = str(error)
     return run
 
 
-def _run_folders(folder: Path) -> list[Path]:
-    """Return the folders with a `config.yaml`; links are not followed."""
+def _find_folders(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the folders of runs and of campaigns; links are not followed."""
     found: list[Path] = []
+    campaigns: list[Path] = []
     for path, names, files in os.walk(folder):
         if "config.yaml" in files:
             found.append(Path(path))
+        elif QUEUE in names and "campaign.yaml" in files:
+            campaigns.append(Path(path))
         depth = len(Path(path).relative_to(folder).parts)
         if depth >= MAX_DEPTH or len(found) >= MAX_RUNS:
             names.clear()
         names[:] = sorted(n for n in names if n not in SUBFOLDERS and n[0] != ".")
-    return found
+    return found, campaigns
 
 
 def _last_change(run: ListedRun) -> float:
@@ -254,29 +279,20 @@ def _steps_of(run: ListedRun) -> int:
 
 
 def _status(run: ListedRun) -> str:
-    """Return `running`, `finished`, `failed` or `stopped`."""
-    if _is_locked(run.path / ".lock"):
+    """Return `running`, `finished`, `failed` or `stopped`, or the state in a queue."""
+    if run.queued is not None:  # also of runs on other machines
+        return run.queued.state
+    if is_locked(run.path / LOCK):
         return "running"
     if _error_of(run):
         return "failed"
     return "finished" if last_end(run.path).finished else "stopped"
 
 
-def _is_locked(path: Path) -> bool:
-    """True if the process of a run holds its lock."""
-    try:
-        with path.open("rb") as file:
-            lock_file(file, exclusive=False)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
 def _error_of(run: ListedRun) -> str:
     """Return why a run failed, or why its config cannot be read."""
-    return last_end(run.path).error or run.problem
+    queued = run.queued.error if run.queued and run.queued.state == "failed" else ""
+    return queued or last_end(run.path).error or run.problem
 
 
 def _list_media(run: ListedRun) -> list[Path]:

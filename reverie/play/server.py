@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from reverie.api import UserError
 from reverie.log.messages import print_message
-from reverie.play.clients import Hub, TooManyMessages
+from reverie.play.clients import ClientGroup, TooManyMessages
 from reverie.play.messages import MAX_MESSAGE_BYTES
 from reverie.play.session import Session
 
@@ -46,6 +46,8 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 FIRST_PORT = 8642
+MAX_THREADS = 4
+"""Maximum number of threads of PyTorch on a CPU."""
 MAX_SESSIONS = 4
 """Runs that can be played at the same time."""
 
@@ -111,18 +113,18 @@ class Sessions:
 
     def __init__(self, open_run: Callable[[str], Session] | None = None):
         self._open = open_run
-        self._hubs: dict[str, Hub] = {}
+        self._groups: dict[str, ClientGroup] = {}
         self._added: dict[str, Session] = {}
         self._lock = asyncio.Lock()
 
     def add(self, name: str, session: Session) -> None:
         self._added[name] = session
 
-    async def get(self, name: str) -> Hub:
-        """Return the hub of a session; the run is loaded at the first call."""
+    async def get(self, name: str) -> ClientGroup:
+        """Return the clients of a session; the first call loads the run."""
         async with self._lock:
-            if name in self._hubs:
-                return self._hubs[name]
+            if name in self._groups:
+                return self._groups[name]
             session = self._added.get(name)
             if session is None:
                 if self._open is None:
@@ -130,29 +132,29 @@ class Sessions:
                         "There is no such session.\n"
                         "  Fix: open the address that `reverie play` printed."
                     )
-                if len(self._hubs) >= MAX_SESSIONS:
+                if len(self._groups) >= MAX_SESSIONS:
                     await self._close_unused()
                 session = await asyncio.to_thread(self._open, name)
-            hub = self._hubs[name] = Hub(session)
+            group = self._groups[name] = ClientGroup(session)
             session.start()
-            return hub
+            return group
 
     async def _close_unused(self) -> None:
-        for name, hub in list(self._hubs.items()):
-            if not hub.clients:
-                del self._hubs[name]
-                await asyncio.to_thread(hub.session.close)
+        for name, group in list(self._groups.items()):
+            if not group.clients:
+                del self._groups[name]
+                await asyncio.to_thread(group.session.close)
                 return
         raise UserError(
-            f"{MAX_SESSIONS} runs are already played.\n"
+            f"{MAX_SESSIONS} runs are already being played.\n"
             "  Fix: close the page of one of them."
         )
 
     def close(self) -> None:
-        for hub in self._hubs.values():
-            hub.session.close()
+        for group in self._groups.values():
+            group.session.close()
         for name, session in self._added.items():
-            if name not in self._hubs:
+            if name not in self._groups:
                 session.close()
 
 
@@ -196,22 +198,22 @@ def make_app(
             return
         await socket.accept()
         try:
-            hub = await sessions.get(socket.query_params.get("session", ""))
+            group = await sessions.get(socket.query_params.get("session", ""))
         except UserError as error:
             await socket.send_json({"type": "error", "message": str(error)})
             await socket.close(1011)
             return
-        client = await hub.join(socket)
+        client = await group.join(socket)
         if client is None:
             message = "Too many pages are connected to this session."
             await socket.send_json({"type": "error", "message": message})
             await socket.close(1013)
             return
-        sender = asyncio.create_task(client.send_views(hub.encode))
+        sender = asyncio.create_task(client.send_views(group.encode))
         try:
             while True:
                 text = await socket.receive_text()
-                await hub.handle(client, text)
+                await group.handle(client, text)
         except TooManyMessages:
             await socket.close(1008)
         except (WebSocketDisconnect, KeyError, RuntimeError):
@@ -220,7 +222,7 @@ def make_app(
             sender.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await sender
-            await hub.leave(client)
+            await group.leave(client)
 
     def checked(answer: Callable[[Request], Any]) -> Callable[[Request], Any]:
         """Check a request, then call `answer` in a thread, because it reads files."""
@@ -255,9 +257,9 @@ def make_app(
             key = request.query_params.get("key", "")
             return runs.series(request.path_params["run"], key)
 
-        def difference(request: Request) -> Any:
+        def config_diff(request: Request) -> Any:
             names = (request.query_params.get(name, "") for name in ("a", "b"))
-            return runs.difference(*names)
+            return runs.config_diff(*names)
 
         routes += [
             Route("/api/runs", checked(lambda request: runs.summaries())),
@@ -267,7 +269,7 @@ def make_app(
             ),
             Route("/api/runs/{run}/series", checked(series)),
             Route("/api/runs/{run}/media/{number:int}", checked(media)),
-            Route("/api/difference", checked(difference)),
+            Route("/api/difference", checked(config_diff)),
         ]
     routes.append(Route("/{name}", asset))
 
@@ -299,6 +301,16 @@ def bind(host: str, port: int) -> socket.socket:
     )
 
 
+def num_model_threads(available: int) -> int:
+    """Return the number of threads with which PyTorch steps a world model on a CPU.
+
+    Half of the cores are left to the server and the browser: the threads of an
+    operation wait for each other, so a step takes several times as long if one of them
+    waits for a core. With a batch size of one, more threads help little.
+    """
+    return min(max(available // 2, 1), MAX_THREADS)
+
+
 def serve(
     make_sessions: Callable[[], Sessions],
     host: str = "127.0.0.1",
@@ -308,8 +320,10 @@ def serve(
     on_start: Callable[[str], None] = print_message,
 ) -> None:
     """Serve until Ctrl-C; `on_start` gets the address of the page."""
+    import torch
     import uvicorn
 
+    torch.set_num_threads(num_model_threads(torch.get_num_threads()))
     listener = bind(host, port)
     token = secrets.token_urlsafe(24)
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host

@@ -53,7 +53,11 @@ Listener = Callable[[View], None]
 
 
 class Session:
-    """Runs a simulation until `close` is called."""
+    """Runs a simulation until `close` is called.
+
+    With `save`, the page asks at the end of each episode whether to save it. With
+    `show_header`, it shows step, action, reward and other values above the images.
+    """
 
     def __init__(
         self,
@@ -66,7 +70,11 @@ class Session:
         self.loaded, self.save, self.show_header = loaded, save, show_header
         self.simulation = Simulation(loaded, seed)
         self.simulation.keep_all = save
-        predicted = list(loaded.model.predicted_keys) if loaded.model else []
+        predicted = (
+            list(loaded.world_model_env.predicted_keys)
+            if loaded.world_model_env
+            else []
+        )
         self.renderer = PaneRenderer(loaded.obs_space, predicted, loaded.crop)
         self.fps = loaded.fps or DEFAULT_FPS
         self.speed, self.paused = 1.0, False
@@ -79,11 +87,11 @@ class Session:
         self._held: list[str] = []
         self._tapped: list[str] = []  # pressed and released since the last step
         self._sliders: dict[int, float] = {}
-        self._input_timestamp: float | None = None  # of the newest input
+        self._input_timestamp: float | None = None  # of the newest input, for latency
         self._times: deque[float] = deque(maxlen=60)
         self._num_views = 0
         self._commands: queue.Queue[dict[str, Any] | None] = queue.Queue(256)
-        context = contextvars.copy_context()  # it contains which code is trusted
+        context = contextvars.copy_context()  # modules allowed by `reverie.run.trust`
         self._thread = threading.Thread(
             target=context.run, args=(self._run,), name="session", daemon=True
         )
@@ -109,7 +117,7 @@ class Session:
         self.loaded.close()
 
     def describe(self) -> dict[str, Any]:
-        """Return the data that is constant during a session, for a new page."""
+        """Return the constant data of a session, which a new page gets."""
         config = self.loaded.run.config
         modes = [
             {"name": name, "label": MODES[name], "reason": reason}
@@ -132,11 +140,13 @@ class Session:
     # The thread
 
     def _run(self) -> None:
+        """Step the simulation at its rate, and apply commands in between."""
         self._apply({"type": "mode", "mode": self._first_mode})
         next_step = time.perf_counter()
         while True:
             now = time.perf_counter()
             can_step = self._can_step
+            # None waits for a command without a limit; 0.0 does not wait
             wait = max(0.0, next_step - now) if can_step else None
             try:
                 command = self._commands.get(timeout=wait) if wait != 0.0 else None
@@ -302,6 +312,7 @@ class Session:
         self._start(self.simulation.mode)
 
     def _step(self) -> None:
+        """Advance the simulation by one step, and publish it."""
         simulation = self.simulation
         if simulation.ended:
             return
@@ -346,7 +357,11 @@ class Session:
         rows = [history[step] for step in range(history.start, history.stop)]
         if imagined:
             rows = [{key: value[0] for key, value in row.items()} for row in rows]
-        obs_space = loaded.model.obs_space if imagined and loaded.model else None
+        obs_space = (
+            loaded.world_model_env.obs_space
+            if imagined and loaded.world_model_env
+            else None
+        )
         rows = complete_rows(rows, loaded.act_space, bool(rows[-1]["is_terminal"]))
         renderer = self.renderer
         keys = renderer.predicted_keys if imagined else renderer.image_keys
@@ -364,6 +379,7 @@ class Session:
     # Views
 
     def _publish(self) -> None:
+        """Send the current step to all listeners."""
         simulation = self.simulation
         if simulation.episode < 0:  # no episode could be started
             self._send_view({"type": "view", "error": self.message}, [])

@@ -39,7 +39,10 @@ from reverie.run.player import MAX_CONTEXT
 IN_ENV, IN_MODEL = (AGENT_ENV, HUMAN_ENV), (AGENT_MODEL, HUMAN_MODEL)
 AGENT_MODES = (AGENT_ENV, AGENT_MODEL)
 MAX_HISTORY = 3000
-"""Maximum number of rows in memory, unless the episode may be saved."""
+"""Maximum number of steps in memory, unless the episode may be saved."""
+MAX_BYTES, MAX_SAVED_BYTES = 64 * 2**20, 2**30
+"""Maximum bytes of the rows in memory, in general and if the episode may be saved
+(`keep_all`). Recorded episodes are not limited: their files are read completely."""
 MAX_ROLLOUTS = 8
 
 
@@ -54,7 +57,7 @@ class StepSnapshot(NamedTuple):
     action: Action | None
     """Action that led to this step."""
     scalars: dict[str, float]
-    """Values for the traces, by name."""
+    """Values that the page plots over time, by name."""
     inspection: StateInspection
 
 
@@ -70,12 +73,15 @@ class Simulation:
         self.keep_all = False  # keep all rows, so that the episode can be saved
         self.episode = -1
         self.imagination: Imagination | None = None
-        if loaded.model is not None:
+        if loaded.world_model_env is not None:
             to_env, _ = convert_actions(
-                loaded.model.act_space, loaded.act_space, "the world model", "the task"
+                loaded.world_model_env.act_space,
+                loaded.act_space,
+                "the world model",
+                "the task",
             )
             self.imagination = Imagination(
-                loaded.model,
+                loaded.world_model_env,
                 loaded.act_space,
                 loaded.to_model_units,
                 to_env,
@@ -84,11 +90,11 @@ class Simulation:
         self._clear()
 
     def _clear(self) -> None:
-        self.rows = History()
-        self.imagined = History()
-        self.step_data = History()
+        self.rows = History()  # real rows
+        self.imagined = History()  # rows (N, ...) of the rollouts
+        self.step_data = History()  # (action, scalars, inspection) of each step
         self.cursor = 0
-        self._earlier_rows: list[Obs] = []  # recorded rows before the first, as context
+        self._earlier_rows: list[Obs] = []  # recorded rows before the first row
         self._env_ended = True
         self.policy = PolicyState(self.loaded)
         if self.imagination is not None:
@@ -98,12 +104,7 @@ class Simulation:
 
     def start(self, mode: str, seed: int | None = None) -> None:
         """Start an episode in a mode; `seed` makes it and later ones reproducible."""
-        reason = self.loaded.modes()[mode]
-        if reason:
-            raise UserError(
-                f"{MODES[mode].capitalize()} is not possible: {reason}.\n"
-                "  Fix: choose another mode."
-            )
+        _check_possible(mode, self.loaded.modes()[mode])
         if seed is not None:
             self.seed, self.episode = seed, -1
         if mode == RECORDED:
@@ -119,7 +120,7 @@ class Simulation:
             self._append(self.loaded.env.reset(self._episode_seed()))
             self._env_ended = False
         else:
-            self._start_in_episode()
+            self._start_from_recording()
         self.fork()
 
     def open_recorded(self, episode: dict[str, np.ndarray]) -> None:
@@ -132,8 +133,8 @@ class Simulation:
         self._check_rows()
         self.fork()
 
-    def _start_in_episode(self) -> None:
-        """Start the world model from a random row of a recorded episode."""
+    def _start_from_recording(self) -> None:
+        """Use a random row of a recorded episode as the first row."""
         rng = np.random.default_rng(self._episode_seed())
         episode = self.loaded.episodes.sample(rng)
         start = int(rng.integers(len(episode["is_first"]) - 1))
@@ -200,11 +201,26 @@ class Simulation:
             self._step_model(get_human_action)
         else:
             self._step_rows(get_human_action)
-        if not self.keep_all:
-            for history in (self.rows, self.imagined, self.step_data):
-                history.drop_oldest(MAX_HISTORY)
+        self._drop_oldest_steps()
+
+    def _drop_oldest_steps(self) -> None:
+        """Keep the newest steps, within the limits of their number and size."""
+        recorded = self.mode == RECORDED
+        histories = [self.imagined, self.step_data]
+        histories += [] if recorded else [self.rows]
+        limit = MAX_SAVED_BYTES if self.keep_all else MAX_BYTES
+        first = 0 if self.keep_all else self.cursor + 1 - MAX_HISTORY
+        for history in histories:
+            history.drop_before(first)
+        while sum(history.num_bytes for history in histories) > limit:
+            first = min(h.start for h in histories if h.num_bytes) + 1
+            if first > self.cursor:  # keep the step that is shown
+                return
+            for history in histories:
+                history.drop_before(first)
 
     def _step_model(self, get_human_action: Callable[[], Action]) -> None:
+        """Step the rollouts, and the environment with the same action."""
         imagination = self.imagination
         assert imagination is not None
         if not self.is_live:
@@ -223,6 +239,7 @@ class Simulation:
         self._store_step(action)
 
     def _step_rows(self, get_human_action: Callable[[], Action]) -> None:
+        """Step the environment or recording, and the rollouts with the same action."""
         if self.imagination is not None and self.imagined.get(self.cursor) is None:
             self.fork()  # after moving to a step without a rollout
         row, env = self.rows[self.cursor], self.loaded.env
@@ -287,7 +304,7 @@ class Simulation:
         self._store_step(None)
 
     def set_human(self, human: bool) -> None:
-        """Let a human choose the actions, or the agent."""
+        """Switch between a human and the agent, who choose the actions."""
         if self.mode == RECORDED:
             return
         mode = {
@@ -301,10 +318,7 @@ class Simulation:
         if not human and self.mode in IN_MODEL and not reason:
             assert imagination is not None
             reason = "" if imagination.can_act else "the rollout has no policy state"
-        if reason:
-            raise UserError(
-                f"The agent cannot act here: {reason}.\n  Fix: choose another mode."
-            )
+        _check_possible(mode, reason)
         self.mode, self.human = mode, human
 
     def _context(self, step: int) -> list[Obs]:
@@ -372,17 +386,17 @@ class Simulation:
             self.step_data.append(entry)
 
     def _inspect(self) -> StateInspection:
-        model, imagination = self.loaded.model, self.imagination
-        context = StateInspection()
+        model, imagination = self.loaded.world_model_env, self.imagination
+        model_inspection = StateInspection()
         if imagination is not None and imagination.is_running:
-            context = imagination.inspection
+            model_inspection = imagination.inspection
         if self.mode in IN_MODEL or self.policy.carry is None:
-            return context
+            return model_inspection
         if isinstance(model, InspectableWorldModelEnv):
             return model.inspect_policy(self.policy.carry)._replace(
-                context=context.context
+                context=model_inspection.context
             )
-        return context
+        return model_inspection
 
     def _scalars(self, inspection: StateInspection) -> dict[str, float]:
         scalars: dict[str, float | None] = {}
@@ -399,3 +413,12 @@ class Simulation:
         scalars["boundary"] = inspection.boundary
         finite = {k: v for k, v in scalars.items() if v is not None and np.isfinite(v)}
         return finite
+
+
+def _check_possible(mode: str, reason: str) -> None:
+    """Raise if there is a reason why a mode is not possible."""
+    if reason:
+        raise UserError(
+            f"{MODES[mode].capitalize()} is not possible: {reason}.\n"
+            "  Fix: choose another mode."
+        )

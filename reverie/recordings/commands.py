@@ -37,7 +37,7 @@ from reverie.datasets.readers import FolderReader, Reader
 from reverie.datasets.readers.key_map import KeyMap
 from reverie.datasets.readers.metadata import DatasetMetadata, read_metadata
 from reverie.datasets.split import (
-    FRACTION,
+    HELD_OUT_FRACTION,
     names_in_mask,
     split_by_mask,
     split_by_seed,
@@ -60,9 +60,9 @@ class DataCommand(NamedTuple):
     options: type
     positional: tuple[str, ...] = ("PATH",)
     run_settings: tuple[str, ...] = ()
-    """Options that are also settings of a run, so that preset blocks may set them."""
+    """Options that are also settings of a run, so that presets may set them."""
     takes_more: bool = False
-    """True if there may be more positional arguments than named."""
+    """True if there may be more positional arguments than `positional`."""
 
     @property
     def summary(self) -> str:
@@ -107,7 +107,7 @@ class MergeOptions(ReaderConfig, WriterConfig):
 @dataclass(frozen=True)
 class ConvertOptions(MergeOptions):
     first: int = 0
-    """Number of episodes to convert, from the first on; 0 for all."""
+    """Number of episodes to convert, starting with the first; 0 for all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,7 +116,7 @@ class ConvertOptions(MergeOptions):
 
 @dataclass(frozen=True)
 class SplitOptions(MapOptions, WriterConfig):
-    fraction: float = FRACTION
+    fraction: float = HELD_OUT_FRACTION
     """Fraction of episodes to hold out."""
     seed: int = 0
     """Random seed."""
@@ -153,7 +153,7 @@ class StatsOptions(MapOptions):
     out: str = ""
     """Output file; default `PATH.stats.npz`, next to the dataset."""
     mask: str = ""
-    """Use only the episodes in this mask, a named list of episodes in the dataset."""
+    """Use only the episodes in this mask (a named list of episodes in the dataset)."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def convert_command(path: str, folder: str, options: ConvertOptions) -> int:
     """Convert a dataset to a folder of episode files."""
     reader = open_episodes(path, options)
     names = reader.names()[: options.first or None]
-    return _write_folder(reader, folder, options, names, Progress("converted"))
+    return _write_folder(reader, folder, options, names, ProgressBar("converted"))
 
 
 def merge_command(*arguments: Any) -> int:
@@ -204,7 +204,7 @@ def merge_command(*arguments: Any) -> int:
     """
     *paths, folder, options = arguments
     reader = join_readers([open_episodes(path, options) for path in paths])
-    return _write_folder(reader, folder, options, None, Progress("merged"))
+    return _write_folder(reader, folder, options, None, ProgressBar("merged"))
 
 
 def _write_folder(
@@ -212,9 +212,9 @@ def _write_folder(
     folder: str,
     options: MergeOptions,
     names: list[str] | None,
-    bar: Progress,
+    bar: ProgressBar,
 ) -> int:
-    """Write episodes as files, and print how many."""
+    """Write episodes as files, and print their number."""
     out = Path(folder).expanduser()
     result = convert(reader, out, None, options, names, bar, options.format)
     bar.end()
@@ -246,9 +246,9 @@ def split_command(path: str, folder: str, options: SplitOptions) -> int:
     start_or_resume(partial, settings, destination, "split")
     for part, names in names_by_part.items():
         if isinstance(reader, FolderReader):
-            _link(reader, names, partial / part)
+            _link_files(reader, names, partial / part)
         elif not (partial / part).exists():  # else written before an interruption
-            bar = Progress(part)
+            bar = ProgressBar(part)
             convert(reader, partial / part, None, options, names, bar)
             bar.end()
         metadata = read_metadata(partial / part)
@@ -323,7 +323,7 @@ def view_command(path: str, options: ViewOptions) -> int:
 
 
 def choose_episode(reader: Reader, name: str) -> str:
-    """Return the name of an episode that exists; by default the first."""
+    """Return `name` if there is such an episode, or the first if it is empty."""
     names = reader.names()
     if name and name not in names:
         raise UserError(
@@ -358,8 +358,8 @@ DATA_COMMANDS: dict[str, DataCommand] = {
 }
 
 
-class Progress:
-    """Progress bar on a terminal; elsewhere a line per ten percent."""
+class ProgressBar:
+    """Progress bar on a terminal; in other outputs a line per ten percent."""
 
     def __init__(self, label: str):
         self.label, self._printed, self._is_tty = label, -1, sys.stderr.isatty()
@@ -395,14 +395,14 @@ def all_cameras(episode: Episode) -> np.ndarray | None:
     return np.concatenate([np.pad(*x) for x in zip(views, padding, strict=True)], 2)
 
 
-def _link(reader: FolderReader, names: list[str], folder: Path) -> None:
+def _link_files(reader: FolderReader, names: list[str], folder: Path) -> None:
     """Hard-link the files of some episodes; copy them if linking fails."""
     make_folder(folder, parents=True)
     for name in names:
         target = folder / reader.paths[name].name
         if target.exists():
             continue
-        source = reader.paths[name].resolve()  # a link to a symlink would be a symlink
+        source = reader.paths[name].resolve()  # link the file itself, not a symlink
         try:
             os.link(source, target)
         except OSError:  # another file system, or one without hard links

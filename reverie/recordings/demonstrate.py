@@ -1,8 +1,7 @@
 """Record demonstrations: successful episodes of an expert policy, as HDF5.
 
-An environment with a method `expert`, which returns the action to take, can be
-recorded; `reach` has one. The file has robomimic's layout, with masks `train` and
-`valid`.
+The environment needs a method `expert`, which returns the action to take; `reach` has
+one. The file has robomimic's layout, with masks `train` and `valid`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from reverie.config import differences
 from reverie.datasets.convert import check_new
 from reverie.datasets.episode_format import MODEL, STATE, Episode
 from reverie.datasets.robomimic import write_robomimic
-from reverie.datasets.split import FRACTION, split_by_seed
+from reverie.datasets.split import HELD_OUT_FRACTION, split_by_seed
 from reverie.envs.wrappers import has_simulator_state
 from reverie.spaces import SUCCESS
 
@@ -35,7 +34,7 @@ def record_demonstrations(
     noise: float = 0.0,
     config: envs.EnvConfig | None = None,
 ) -> int:
-    """Write a number of successful episodes; return their total number of rows.
+    """Record successful episodes; return their total number of rows.
 
     `noise` is the standard deviation of noise added to each action, so that the
     demonstrations include recovery from deviations. The noisy action is recorded.
@@ -57,7 +56,7 @@ def record_demonstrations(
         name: new for name, (_, new) in differences(envs.EnvConfig(), config).items()
     }
     names = [f"demo_{i}" for i in range(episodes)]
-    train, valid = split_by_seed(names, FRACTION, seed)
+    train, valid = split_by_seed(names, HELD_OUT_FRACTION, seed)
     recorded = successful_episodes(env, task, seed, noise)
     try:
         steps = write_robomimic(
@@ -84,11 +83,12 @@ def successful_episodes(
         )
     rng = np.random.default_rng([seed, 1])
     failures = 0
-    env.reset(seed)
+    env.reset(seed)  # only to seed it: every episode begins with a reset
     while True:
         episode = _record_episode(env, expert, rng, noise)
-        solved = episode.get(SUCCESS, episode["reward"])[-1]
-        is_success = (solved if solved >= 0 else episode["reward"][-1]) > 0
+        success = episode.get(SUCCESS, episode["reward"])[-1]
+        # a negative value means that success is not reported
+        is_success = (success if success >= 0 else episode["reward"][-1]) > 0
         failures = 0 if is_success else failures + 1
         if failures == MAX_FAILURES:
             raise UserError(

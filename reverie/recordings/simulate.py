@@ -1,9 +1,9 @@
-"""Recorded episodes in a simulator: replayed open loop, or rendered.
+"""Replay recorded episodes open loop in a simulator, or render their states.
 
 The recording has the flat states of the simulator (robomimic's `states`), and the
 environment can be set to them (`capabilities.HasSimulatorState`). Row t of an episode
-is state t; the state after the last action is usually not recorded and is reached with
-that action.
+is observed in state t. The state after the last action is usually not recorded, so the
+simulator executes this action in the state before it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from reverie.envs.registry import SUITES, split_task
 from reverie.envs.wrappers import RENDERED, has_simulator_state
 from reverie.spaces import SUCCESS, Space, Spaces
 
-Play = Literal["actions", "states"]
+ReplayMode = Literal["actions", "states"]
 T = TypeVar("T")
 
 
@@ -38,8 +38,8 @@ class SimulatorConfig:
     env: envs.EnvConfig = field(default_factory=envs.EnvConfig)
     """Settings of the environment."""
     recorded_settings: bool = True
-    """Use the robot, controller and control frequency in the file for settings of the
-    suite that have their defaults."""
+    """Use the robot, controller and control frequency stored in the recording, unless
+    they are set with flags."""
     states: tuple[str, ...] = ("states",)
     """Arrays of the simulator states in an episode; several are concatenated
     (`infos/qpos infos/qvel`)."""
@@ -50,7 +50,7 @@ class SimulatorConfig:
 
 @dataclass
 class Replay:
-    """A recorded episode and what the simulator returned for it."""
+    """A recorded episode, and the observations of the simulator that replayed it."""
 
     episode: Episode
     rows: list[Obs]
@@ -58,10 +58,10 @@ class Replay:
     state_errors: list[float]
     """Largest absolute difference to each recorded state; empty without states."""
     message: str
-    """How actions were converted, if that relies on an assumption."""
+    """Assumption about the units of the actions, if one was made."""
 
     def errors(self) -> dict[str, np.ndarray]:
-        """Mean absolute difference per row, of every observation in both."""
+        """Return the mean absolute difference per row of every common observation."""
         found = {}
         for key, value in self.rows[0].items():
             recorded = self.episode.get(key)
@@ -98,12 +98,12 @@ class Replay:
         recorded = float(self.episode["reward"].sum())
         lines.append(f"  return: recorded {recorded:.4g}, replayed {replayed:.4g}")
         success = [float(row[SUCCESS]) for row in self.rows if SUCCESS in row]
-        if success and max(success) >= 0:
+        if success and max(success) >= 0:  # -1 if it is not reported
             lines.append(f"  success in the simulator: {max(success) > 0}")
         return "\n".join(lines)
 
     def frames(self) -> Obs:
-        """Recorded and simulated images `(T, h, w, c)`, by a name for each."""
+        """Return recorded and simulated images `(T, h, w, c)` by title."""
         count = len(self.rows)
         images = {
             f"recorded {key}": value[:count]
@@ -119,8 +119,8 @@ class Replay:
 class Simulator:
     """The environment of a recording.
 
-    All calls are made in one thread, because OpenGL contexts belong to a thread: use
-    it in a `with` statement, which also closes the environment in that thread.
+    All calls of the environment are made in one thread, because OpenGL contexts belong
+    to a thread. Use the simulator in a `with` statement, which closes it.
     """
 
     def __init__(self, config: SimulatorConfig, reader: Reader, seed: int = 0):
@@ -143,7 +143,7 @@ class Simulator:
             self.close()
             raise
 
-    def replay(self, name: str, play: Play = "actions") -> Replay:
+    def replay(self, name: str, play: ReplayMode = "actions") -> Replay:
         """Play the actions or the states of an episode.
 
         Actions are played from the first recorded state. Without recorded states, they
@@ -158,11 +158,11 @@ class Simulator:
         episode = self.reader.read(name)
         states, model = self._read_states(name, required=True)
         assert states is not None
-        rows = self._call(lambda: self._visit(episode, states, model))
+        rows = self._call(lambda: self._observe_states(episode, states, model))
         return episode, [self.images(obs) for obs in rows]
 
     def image_space(self) -> Spaces:
-        """Spaces of the images of `render`."""
+        """Return the spaces of the images that `render` returns."""
         spaces = self.env.obs_space.items()
         zeros = {key: np.zeros(s.shape, s.dtype) for key, s in spaces if s.is_image}
         images = {
@@ -178,7 +178,7 @@ class Simulator:
         return images
 
     def images(self, obs: Obs) -> Obs:
-        """Images of an observation; stacked cameras are separated."""
+        """Return the images of an observation; stacked cameras are separated."""
         spaces = self.env.obs_space
         images = {key: value for key, value in obs.items() if spaces[key].is_image}
         if RENDERED in images:
@@ -225,18 +225,19 @@ class Simulator:
         return states, model if self.config.model else ""
 
     def _replay(
-        self, episode: Episode, states: np.ndarray | None, model: str, play: Play
+        self, episode: Episode, states: np.ndarray | None, model: str, play: ReplayMode
     ) -> Replay:
         errors: list[float] = []
         if play == "states":
             assert states is not None
-            rows = self._visit(episode, states, model)
+            rows = self._observe_states(episode, states, model)
             return Replay(episode, rows, errors, self.message)
         rows = [self.env.reset()]
         if states is not None:
             rows = [self.env.set_simulator_state(states[0], model)]
         for step in range(len(episode["reward"])):
             if states is not None and step < len(states):
+                # recorded states may lack the time, which is the first entry
                 reached = self.env.simulator_state()[-states.shape[1] :]
                 errors.append(float(np.abs(reached - states[step]).max()))
             if step == len(episode["reward"]) - 1 or rows[-1]["is_last"]:
@@ -244,19 +245,22 @@ class Simulator:
             rows.append(self.env.step(self._action(episode, step)))
         return Replay(episode, rows, errors, self.message)
 
-    def _visit(self, episode: Episode, states: np.ndarray, model: str) -> list[Obs]:
-        """Observations of all recorded states, and of the one after the last action."""
+    def _observe_states(
+        self, episode: Episode, states: np.ndarray, model: str
+    ) -> list[Obs]:
+        """Return the observations of all recorded states, and of the state after the
+        last action."""
         rows = len(episode["reward"])
         if len(states) not in (rows - 1, rows):
             raise BadEpisode(
                 f"has {len(states)} simulator states, expected {rows - 1} or {rows}"
             )
         self.env.reset()
-        visited = [self.env.set_simulator_state(states[0], model)]
-        visited += [self.env.set_simulator_state(state) for state in states[1:]]
+        observed = [self.env.set_simulator_state(states[0], model)]
+        observed += [self.env.set_simulator_state(state) for state in states[1:]]
         if len(states) < rows:
-            visited.append(self.env.step(self._action(episode, rows - 2)))
-        return visited
+            observed.append(self.env.step(self._action(episode, rows - 2)))
+        return observed
 
     def _action(self, episode: Episode, row: int) -> dict[str, np.ndarray]:
         action = {key: episode[key][row] for key in self.reader.act_space}
@@ -294,7 +298,8 @@ class RenderedReader(WrappedReader):
 
 
 def _make_env(task: str, config: envs.EnvConfig, seed: int) -> Env:
-    """Build the task; one without image observations is rendered, if it can be."""
+    """Build the task. If it has no image observations, frames are rendered, unless the
+    task cannot be rendered and `config` does not require it."""
     try:
         return envs.make(task, replace(config, render=True), seed)
     except UserError:
@@ -304,7 +309,7 @@ def _make_env(task: str, config: envs.EnvConfig, seed: int) -> Env:
 
 
 def _recorded_settings(config: SimulatorConfig, reader: Reader) -> dict[str, Any]:
-    """Settings of the suite that the recording has, and that have their defaults."""
+    """Return the recorded settings of the suite that `config` leaves at defaults."""
     suite = SUITES.get(split_task(config.task)[0])
     if suite is None or suite.recorded_settings is None or not config.recorded_settings:
         return {}
@@ -315,12 +320,12 @@ def _recorded_settings(config: SimulatorConfig, reader: Reader) -> dict[str, Any
         found = suite.recorded_settings(env_args, steps)
     except (ValueError, TypeError, AttributeError, LookupError):
         return {}
-    own = suite.own_config(config.env)
-    default = type(own)()
+    current = suite.own_config(config.env)
+    default = type(current)()
     return {
         name: value
         for name, value in found.items()
-        if getattr(own, name) == getattr(default, name) != value
+        if getattr(current, name) == getattr(default, name) != value
     }
 
 
@@ -335,12 +340,12 @@ def _with_settings(config: SimulatorConfig, settings: dict[str, Any]) -> envs.En
     if not settings:
         return config.env
     suite = SUITES[split_task(config.task)[0]]
-    own = replace(suite.own_config(config.env), **settings)
-    return replace(config.env, **{suite.config_name or suite.name: own})
+    suite_config = replace(suite.own_config(config.env), **settings)
+    return replace(config.env, **{suite.config_name or suite.name: suite_config})
 
 
 def describe_settings(task: str, settings: dict[str, Any]) -> str:
-    """The settings taken from a recording, as flags."""
+    """Format settings taken from a recording as command-line flags."""
     suite = SUITES[split_task(task)[0]]
     group = f"env.{suite.config_name or suite.name}"
     return " ".join(f"--{group}.{name} {value}" for name, value in settings.items())

@@ -1,4 +1,4 @@
-"""`reverie data replay` and `reverie data render`: recordings in their simulator."""
+"""The commands `reverie data replay` and `reverie data render`: use a simulator."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from reverie.datasets.readers.key_map import KeyMap
 from reverie.datasets.robomimic import write_robomimic
 from reverie.log.messages import print_message
 from reverie.recordings.commands import (
-    Progress,
+    ProgressBar,
     all_cameras,
     choose_episode,
     print_skipped,
 )
 from reverie.recordings.simulate import (
-    Play,
     RenderedReader,
+    ReplayMode,
     Simulator,
     SimulatorConfig,
     describe_settings,
@@ -40,13 +40,13 @@ DEFAULT_FPS = 15
 
 @dataclass(frozen=True)
 class SimulatorOptions(SimulatorConfig):
-    """Options of both commands."""
+    """Options that both commands have."""
 
     map: KeyMap = field(default_factory=KeyMap)
     """Layout of the recording."""
 
     def open(self, path: str, seed: int = 0) -> tuple[Reader, Simulator]:
-        """Open a recording and its simulator; print settings of the recording."""
+        """Open a recording and its simulator; print the recorded settings."""
         reader = open_episodes(path, ReaderConfig(map=self.map))
         simulator = Simulator(self, reader, seed)
         if simulator.settings:
@@ -61,7 +61,7 @@ class SimulatorOptions(SimulatorConfig):
 class ReplayOptions(SimulatorOptions):
     episode: str = ""
     """Name of the episode; default the first."""
-    play: Play = "actions"
+    play: ReplayMode = "actions"
     """Play the recorded `actions` from the first state, or all recorded `states`."""
     seed: int = 0
     """Seed of the episode, for recordings without simulator states."""
@@ -77,7 +77,7 @@ class ReplayOptions(SimulatorOptions):
 @dataclass(frozen=True)
 class RenderOptions(SimulatorOptions):
     first: int = 0
-    """Number of episodes to render, from the first on; 0 for all."""
+    """Number of episodes to render, starting with the first; 0 for all."""
     format: FileFormat = "npz"
     """File format of a folder. A name that ends in .hdf5 is written in robomimic's
     layout instead."""
@@ -89,7 +89,7 @@ class RenderOptions(SimulatorOptions):
 
 
 def replay_command(path: str, options: ReplayOptions) -> int:
-    """Play a recorded episode open loop in its simulator, and compare them.
+    """Play a recorded episode open loop in its simulator, and compare the two.
 
     Writes a video of recorded and simulated images.
     """
@@ -132,7 +132,7 @@ def _write(
     reader: Reader, destination: Path, names: list[str], options: RenderOptions
 ) -> dict[str, str]:
     """Write episodes as HDF5 or as a folder; return those that were skipped."""
-    bar = Progress("rendered")
+    bar = ProgressBar("rendered")
     bad: dict[str, str] = {}
     if destination.suffix in (".hdf5", ".h5"):
         episodes = _read_each(reader, names, options.bad, bad, bar)
@@ -153,7 +153,7 @@ def _read_each(
     names: list[str],
     on_bad: OnBadEpisode,
     bad: dict[str, str],
-    progress: Progress,
+    progress: ProgressBar,
 ) -> Iterator[tuple[str, Episode]]:
     """Yield the episodes; bad ones raise an error, or are added to `bad`."""
     for done, name in enumerate(names, 1):

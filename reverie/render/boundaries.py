@@ -28,7 +28,7 @@ def boundary_strip(
     events: Bool[np.ndarray, "N S"] | None = None,
 ) -> UInt8[np.ndarray, "height width 3"]:
     """Draw sequences below each other, with one column per frame."""
-    blocks = []
+    parts = []
     for i in range(len(truth)):
         is_event = np.zeros_like(boundaries[i]) if events is None else events[i]
         frames = _row(truth[i], is_event, EVENT_COLOR)
@@ -40,8 +40,8 @@ def boundary_strip(
         rows.append(
             _bars(probabilities[i], boundaries[i], BOUNDARY_COLOR, frames, BAR_HEIGHT)
         )
-        blocks += [*rows, _background(3 * GAP, frames.shape[1])]
-    return np.concatenate(blocks[:-1])
+        parts += [*rows, _background(3 * GAP, frames.shape[1])]
+    return np.concatenate(parts[:-1])
 
 
 def imagined_strip(

@@ -11,7 +11,7 @@ def to_rgb(
 ) -> UInt8[np.ndarray, "*b h w 3"]:
     """Return three channels of the images; a single channel is repeated.
 
-    Of more than three channels the first ones are used, or the last ones if `last`
+    If there are more channels, the first three are used, or the last three if `last`
     (the newest frame of a frame stack).
     """
     if images.shape[-1] >= 3:

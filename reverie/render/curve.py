@@ -126,7 +126,7 @@ def draw_lines(
 
 
 def _to_line(curve: Curve, smooth: bool, points: int = 200) -> Line:
-    """Mean and band over a window of episodes around each of up to 200 points."""
+    """Return mean and band of a window of episodes around each of up to 200 points."""
     steps, scores = np.array(sorted(curve, key=lambda point: point[0])).T
     count = len(scores)
     half = max(1, count // 40) if smooth and count > 4 else 0

@@ -16,9 +16,9 @@ from jaxtyping import Bool, UInt8
 from reverie.render.channels import to_rgb
 
 MIN_SIDE = 48
-"""Shorter side of a frame in pixels; smaller ones are enlarged by a whole factor."""
+"""Frames whose shorter side has fewer pixels are enlarged by an integer factor."""
 MIN_FACTOR, TINY = 4, 32
-"""Least factor for frames whose shorter side has at most `TINY` pixels."""
+"""Minimum factor for frames whose shorter side has at most `TINY` pixels."""
 GAP = 6
 """Pixels between columns and rows."""
 MARKER = 2
@@ -27,7 +27,9 @@ TITLE, LABELS = 18, 66
 """Height of the title and width of the labels."""
 FONT_SIZE = 11
 PAUSE = 10
+"""Number of times the last frame is repeated."""
 STRIP = 4
+"""Height of the strip that shows segment boundaries."""
 BACKGROUND, TEXT_COLOR = (18, 21, 27), (215, 221, 229)
 OBSERVED_COLOR, IMAGINED_COLOR = (90, 176, 255), (255, 180, 84)
 BOUNDARY_COLOR, INSIDE_COLOR = (230, 40, 40), (40, 60, 160)

@@ -21,14 +21,13 @@ MIN_SIZE = 192
 """Minimum length of the longer side of an upscaled image, in pixels."""
 
 FPS = 15
-"""Frames per second of a video, if nothing else is known."""
+"""Default frames per second of a video."""
 
 MIN_SECONDS, PAUSE = 2.0, 1.0
-"""Shorter videos are played more slowly; the last frame is shown longer by the pause.
-"""
+"""Shortest duration of a video, and additional duration of its last frame."""
 
 GIF_FPS = 50
-"""Most frames per second of a GIF; browsers slow down faster ones."""
+"""Maximum frames per second of a GIF; browsers play faster ones slowly."""
 
 
 def write_video(
@@ -62,13 +61,26 @@ def encode_png(image: UInt8[np.ndarray, "h w c"]) -> bytes:
     return buffer.getvalue()
 
 
-def encode_gif(frames: UInt8[np.ndarray, "T h w c"], fps: float = FPS) -> bytes:
-    """Return the content of a GIF that loops; equal frames are merged."""
+def encode_gif(
+    frames: UInt8[np.ndarray, "T h w c"], fps: float = FPS, colors: int = 256
+) -> bytes:
+    """Return the content of a GIF that loops; equal frames are merged.
+
+    With fewer than 256 colors, all frames have the same palette, which makes the file
+    smaller.
+    """
     stride = math.ceil(fps / GIF_FPS)
     frames, fps = frames[::stride], _slow_down(len(frames), fps) / stride
     durations = [round(1000 / fps)] * len(frames)
     durations[-1] += round(1000 * PAUSE)
-    images = [_with_palette(_to_pillow(frame)) for frame in frames]
+    images = [_to_pillow(frame) for frame in frames]
+    if colors < 256:
+        some = np.concatenate(frames[:: max(1, len(frames) // 8)])
+        palette = _to_pillow(some).convert("RGB").quantize(colors)
+        images = [
+            image.convert("RGB").quantize(palette=palette, dither=0) for image in images
+        ]
+    images = [_with_palette(image) for image in images]
     buffer = io.BytesIO()
     images[0].save(
         buffer,
@@ -105,7 +117,7 @@ def encode_mp4(frames: UInt8[np.ndarray, "T h w c"], fps: float = FPS) -> bytes:
 
 
 def _slow_down(frames: int, fps: float) -> float:
-    """Return frames per second with which a video is not too short."""
+    """Reduce the frames per second of a video shorter than `MIN_SECONDS`."""
     return min(fps, frames / MIN_SECONDS)
 
 

@@ -1,4 +1,4 @@
-"""Gathers the contents of sampled steps into the arrays of a batch."""
+"""Copies sampled steps from the store into the arrays of a batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def empty_batch(spaces: Spaces, window: Window) -> Arrays:
 def gather_steps(
     store: ColumnStore, spaces: Spaces, ids: Int[np.ndarray, "B T"], batch: Arrays
 ) -> None:
-    """Fill the keys of a batch that the replay stores, and the step ids."""
+    """Fill the keys of a batch that the replay stores, and `stepid`."""
     shapes = {k: s.shape for k, s in spaces.items() if k in batch}
     flat = {k: batch[k].reshape(-1, *shape) for k, shape in shapes.items()}
     store.gather(ids.reshape(-1), flat)

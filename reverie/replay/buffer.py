@@ -1,8 +1,9 @@
-"""The replay buffer: a ring buffer of steps that is sampled as windows.
+"""The replay buffer: a ring buffer of steps from which sequences are sampled.
 
-`add` stores one step per environment; `sample` returns a batch of one of the agent's
-windows. Steps are identified by a step id (see `step_index.py`), with which extras and
-priorities are written back.
+A step is one row of an episode as defined in `api.py`; in this package, a row is a
+position in the ring buffer or in a file. `add` stores one step per environment;
+`sample` returns a batch of one of the agent's windows. Each step has an id (see
+`step_index.py`), with which its extras and priority are updated later.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from reverie.replay.window_sampler import WindowSampler
 from reverie.rows import Window
 from reverie.spaces import Arrays, Spaces
 
-PRIORITY_BYTES = 26
-"""Memory per step of a prioritized selector."""
+PRIORITY_BYTES = 38
+"""Bytes per step of a prioritized selector that counts visits."""
 
 
 class ReplayListener(Protocol):
@@ -34,23 +35,22 @@ class ReplayListener(Protocol):
 
     def flush(self) -> None:
         """Write all pending changes to the replay; called before a save."""
-        ...
 
     def reload(self) -> None:
-        """Discard all cached data; called when other steps are loaded."""
-        ...
+        """Discard all cached data; called before a saved replay is loaded."""
 
     def pop_num_writes(self) -> int:
-        """Number of steps whose extras were written to the cache since last time."""
-        ...
+        """Return how many extras were written to the cache since the last call."""
 
 
 class Replay:
     """Stores steps, samples batches, and updates extras and priorities.
 
-    Extras are the values that the agent stores with each step; with `exact_extras` they
-    are saved exactly as they are, otherwise saved segments keep the extras that were
-    written with them. `smaller_extras` is the flag that makes them smaller, for errors.
+    Extras are the values that the agent stores with each step. With `exact_extras`, a
+    checkpoint contains their current values; otherwise a save does not update extras in
+    files that were written before, so that it is fast. `smaller_extras` names a setting
+    that makes extras smaller, for error messages. `memory_fraction` is the fraction of
+    the free memory and disk space that the replay may use.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Replay:
         seed: int,
         exact_extras: bool = False,
         smaller_extras: str = "",
+        memory_fraction: float = 1.0,
     ) -> None:
         self.config = config
         self.windows = windows
@@ -75,7 +76,8 @@ class Replay:
         self.exact_extras = exact_extras
         min_capacity = required_capacity(config.capacity, num_envs, windows)
         capacity = max(capacity, min_capacity)
-        segment = min(config.segment, max(1, capacity // 4))
+        segment = min(config.segment, max(1, capacity // 4))  # steps per file
+        # A disk store keeps these steps in memory until they are in files.
         tail = (1 + MAX_PENDING) * max(segment, num_envs)
         num_mixtures = sum(w.select == "mixture" for w in windows.values())
         selector_bytes = PRIORITY_BYTES * num_mixtures if config.fracs.priority else 0
@@ -84,17 +86,18 @@ class Replay:
             extras,
             capacity=capacity,
             storage=config.storage,
-            tail=tail + MAX_PENDING * segment,
+            tail=tail + MAX_PENDING * segment,  # and copies that are being written
             save=config.save,
             directory=directory,
             selector_bytes=selector_bytes,
             min_capacity=min_capacity,
             fit=config.fit,
             smaller_extras=smaller_extras,
+            memory_fraction=memory_fraction,
         )
         self.capacity = capacity = self.plan.capacity
         segment = min(segment, max(1, capacity // 4))
-        self._max_add = max(segment, num_envs)  # steps that are added at once
+        self._max_add = max(segment, num_envs)  # most steps that are added at once
         tail = (1 + MAX_PENDING) * self._max_add
         self.index = StepIndex(capacity, num_envs)
         self.store: ColumnStore
@@ -119,7 +122,7 @@ class Replay:
         self.episodes: EpisodeIndex | None = None
         if any(window.select == "episodes" for window in windows.values()):
             self.episodes = EpisodeIndex(self.index)
-        self._recorded_stream: int | None = None  # for recorded episodes
+        self._recorded_stream: int | None = None  # stream of recorded episodes
         self._samplers = {
             name: WindowSampler(name, window, self.index, config, self.episodes, seed)
             for name, window in windows.items()
@@ -153,21 +156,21 @@ class Replay:
         return ids
 
     def add_episode(self, episode: Arrays) -> np.ndarray:
-        """Store a recorded episode; missing extras are zero. Returns the step ids.
+        """Store a recorded episode and return its step ids.
 
-        Recorded episodes form a stream of their own.
+        Missing extras are zero. All recorded episodes belong to one separate stream.
         """
         count = len(episode["is_first"])
         if count > self.capacity:
             raise UserError(
                 f"A recorded episode has {count} steps, but the replay has a capacity "
                 f"of {self.capacity}.\n"
-                f"  Fix: --replay.capacity {count} (and at least as many --run.steps)."
+                f"  Fix: --replay.capacity {count}, and --run.steps {count} or more."
             )
         with self._lock:
             if self._recorded_stream is None:
                 self._recorded_stream = self.index.create_stream()
-            blocks = []
+            id_parts = []
             for start in range(0, count, self._max_add):
                 stop = min(count, start + self._max_add)
                 rows = {}
@@ -179,41 +182,44 @@ class Replay:
                 self._prepare_add(stop - start)
                 ids = self.index.add_sequence(self._recorded_stream, stop - start)
                 self._write(ids, rows)
-                blocks.append(ids)
-        return np.concatenate(blocks)
+                id_parts.append(ids)
+        return np.concatenate(id_parts)
 
     def new_stream(self, environment: int | None = None) -> None:
         """Start a new stream for this environment, or for all of them.
 
-        To be called when an environment is reset without its saved state.
+        Call this when an environment is reset without restoring its saved state, so
+        that no sequence contains steps from before and after the reset.
         """
         with self._lock:
             self.index.new_stream(environment)
 
     def num_windows(self, name: str) -> int:
-        """Number of complete windows of this kind."""
+        """Number of sequences that can be sampled for this window."""
         return self.index.num_windows(self.windows[name].span)
 
     def ready(self, name: str) -> bool:
         """True if enough steps are stored to sample batches of this window.
 
-        As in DreamerV3, `batch * length` steps are enough, or a full replay.
+        As in DreamerV3, this takes `batch * length` steps, or a full replay if its
+        capacity is lower.
         """
         window = self.windows[name]
         with self._lock:
             episode_sampler = self._samplers[name].episode_sampler
             if episode_sampler is not None:
                 return episode_sampler.can_sample
-            incomplete = (window.span - 1) * len(self.index.env_stream)
+            # at the end of each stream, `span - 1` steps do not start a full sequence
+            not_starts = (window.span - 1) * len(self.index.env_stream)
             min_steps = min(window.batch * window.length, self.capacity)
-            min_windows = min(window.batch, self.capacity - incomplete)
+            min_windows = min(window.batch, self.capacity - not_starts)
             return len(self) >= min_steps and self.num_windows(name) >= min_windows
 
     def sample(self, name: str, out: Arrays | None = None) -> Arrays:
         """Sample the next batch of this window: (B, context + length, ...) per key.
 
-        Fills and returns `out` if given: arrays from `empty_batch`, of which all but
-        the flags may be left out.
+        Fills and returns `out` if given: arrays as in `empty_batch`, where
+        observations, actions and extras may be missing.
         """
         batch = self.empty_batch(name) if out is None else out
         with self._lock:
@@ -228,7 +234,10 @@ class Replay:
         return empty_batch(self.spaces, self.windows[name])
 
     def read(self, ids: np.ndarray, out: Arrays) -> bool:
-        """Copy live steps into `out`; returns False if some of them were just lost."""
+        """Copy stored steps into `out`; return False if their files cannot be read.
+
+        The unreadable steps are then removed from the replay.
+        """
         with self._lock:
             try:
                 self.store.gather(ids, out)
@@ -238,7 +247,7 @@ class Replay:
         return True
 
     def put_back(self, name: str) -> None:
-        """Sample the last batch of this window again, because it was not used."""
+        """Make the next `sample` return the last batch again, as it was not used."""
         with self._lock:
             sampler = self._samplers[name]
             sampler.put_back()
@@ -251,7 +260,10 @@ class Replay:
             self._counts["updates"] += self.write_extras(stepid, extras)
 
     def write_extras(self, stepid: np.ndarray, extras: Arrays) -> int:
-        """Replace extras without counting them in the metrics; return the number."""
+        """Replace extras without counting them in the metrics; return the step count.
+
+        Evicted steps are skipped.
+        """
         with self._lock:
             ids = stepid.reshape(-1)
             live = self.index.is_live(ids)
@@ -270,24 +282,25 @@ class Replay:
             except SegmentLost as error:
                 self._remove_lost(error)
             if self.files is not None:
-                self.files.extras_changed(ids)
+                self.files.mark_extras_changed(ids)
             return len(ids)
 
     def prioritize(self, stepid: np.ndarray, priority: np.ndarray) -> None:
+        """Set the priorities of these steps for all windows."""
         with self._lock:
             flat = np.asarray(priority, np.float64).reshape(-1)
             for sampler in self._samplers.values():
                 sampler.selector.prioritize(stepid.reshape(-1), flat)
 
     def count_uses(self, name: str, on: bool) -> None:
-        """Turn counting of episode uses on or off for this window."""
+        """Start or stop counting how often each episode is sampled for this window."""
         episode_sampler = self._samplers[name].episode_sampler
         assert episode_sampler is not None, f"{name!r} does not select episodes"
         with self._lock:
             episode_sampler.is_counting = on
 
     def save(self) -> StateDict:
-        """Write the steps that are not in files yet; returns the state to checkpoint.
+        """Write the steps that are not in files yet; return the state to checkpoint.
 
         Files of earlier saves are kept until `delete_unused_files`.
         """
@@ -311,9 +324,9 @@ class Replay:
             return state
 
     def load(self, state: StateDict) -> None:
-        """Restore a saved replay: the same steps, ids, queues and random state.
+        """Restore a saved replay: steps, ids, queues and random generators.
 
-        Files that are missing or damaged are reported, and their steps are lost.
+        Warns about missing and damaged files and continues without their steps.
         """
         for listener in self.listeners:
             listener.reload()
@@ -323,8 +336,7 @@ class Replay:
             total = int(index["total"])
             oldest = max(int(index["first"]), total - self.capacity)
             self.store.clear()
-            nothing = np.zeros(0, np.int64)
-            ids, stream, position = nothing, nothing, nothing
+            ids = stream = position = np.zeros(0, np.int64)
             if self.files is not None and state["files"] is not None:
                 ids, stream, position = self.files.load(state["files"], oldest, total)
             elif total > oldest:
@@ -338,7 +350,7 @@ class Replay:
             self._counts = {k: int(count) for k, count in state["counts"].items()}
 
     def delete_unused_files(self, kept: list[StateDict]) -> None:
-        """Delete files that neither this replay nor one of the kept states needs."""
+        """Delete files that neither this replay nor one of these saved states needs."""
         if self.files is not None:
             with self._lock:
                 manifests = [state["files"] for state in kept if state["files"]]
@@ -351,7 +363,7 @@ class Replay:
         self.store.close()
 
     def metrics(self) -> Metrics:
-        """Counts since the last call, and the current size."""
+        """Return counts since the last call, and the current size."""
         with self._lock:
             self._count_listener_writes()
             replayed = self._counts.pop("replayed")
@@ -370,7 +382,10 @@ class Replay:
             return metrics
 
     def _save_files(self) -> Manifest | None:
-        """Write the files; continues without steps whose files were deleted."""
+        """Write the files and return the manifest.
+
+        Steps whose files were deleted by another program are removed from the replay.
+        """
         if self.files is None or not self.config.save:
             return None
         while True:
@@ -385,7 +400,7 @@ class Replay:
             self.files.prepare_add(count)
 
     def _write(self, ids: np.ndarray, rows: Arrays) -> None:
-        """Store the contents of steps that were added to the index."""
+        """Store the values of steps that were just added to the index."""
         self.store.write(int(ids[0]), rows)
         if self.episodes is not None:
             self.episodes.add(ids, rows["is_first"])
@@ -394,6 +409,7 @@ class Replay:
             sampler.enqueue(ids)
 
     def _sample(self, sampler: WindowSampler, batch: Arrays) -> None:
+        """Fill the arrays of a batch; raise `SegmentLost` if a file is unreadable."""
         window = sampler.window
         if sampler.episode_sampler is not None:
             ids, batch["mask"][:] = sampler.sample_episodes()
@@ -412,7 +428,7 @@ class Replay:
         )
 
     def _remove_lost(self, error: SegmentLost) -> None:
-        """Continue without the steps of files that cannot be read any more."""
+        """Remove the steps of files that can no longer be read."""
         assert self.files is not None
         index = self.index
         self.files.remove_lost(error)
@@ -432,6 +448,7 @@ class Replay:
             self._samplers[name].load_state_dict(saved, state.get("episodes"))
 
     def _rebuild_episodes(self, state: StateDict) -> None:
+        """List the episodes of all live steps, in the order of a saved state."""
         if self.episodes is None:
             return
         ids = np.arange(self.index.first, self.index.total)
@@ -442,6 +459,7 @@ class Replay:
 
 
 def _signature(spaces: Spaces) -> dict[str, str]:
+    """Return dtype and shape of every key as text."""
     return {k: f"{s.dtype.name} {list(s.shape)}" for k, s in sorted(spaces.items())}
 
 

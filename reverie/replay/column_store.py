@@ -1,4 +1,4 @@
-"""Contents of the stored steps: one array per key, addressed by step id.
+"""Values of the stored steps: one array per key, indexed by step id.
 
 `RamStore` keeps each key in a ring buffer. `DiskStore` collects the newest steps in a
 small ring buffer (the tail) until they are written to a segment file, which is then
@@ -37,23 +37,23 @@ PARALLEL_BYTES = 1 << 19
 """Copies of at least this size are split between threads."""
 
 MAX_OPEN_MAPS = 128
-"""Maximum number of mapped files; each needs a file descriptor."""
+"""Maximum number of memory-mapped files; each needs a file descriptor."""
 
 MAX_RESIDENT_BYTES = 1 << 26
-"""Bytes of mapped files to access before their pages are released."""
+"""Mapped pages are released after this many bytes were read or written."""
 
 SCRATCH_SUFFIX = ".scratch"
 
 
 @dataclass(eq=False)
 class ReplaySegment:
-    """Consecutive steps in a file, and files with newer extras of them."""
+    """Consecutive steps in a file, and files with newer values of their extras."""
 
-    first: int
-    count: int
+    first: int  # id of the first step
+    count: int  # number of steps
     rows: ArrayFile
-    extras: ArrayFile | None = None
-    scratch: ArrayFile | None = None
+    extras: ArrayFile | None = None  # written by a save
+    scratch: ArrayFile | None = None  # for write-backs to a `DiskStore`
 
     @property
     def stop(self) -> int:
@@ -95,7 +95,7 @@ class RamStore:
                 ring[: len(value) - until_end] = value[until_end:]
 
     def gather(self, ids: np.ndarray, out: Arrays) -> None:
-        """Copy the steps `ids` (N,) of every key in `out` (N, ...)."""
+        """Copy the steps `ids` (N,) into `out`, which has an array (N, ...) per key."""
         rows = ids % self.capacity
         copies = []
         for key, value in out.items():
@@ -118,15 +118,23 @@ class RamStore:
     def load_segment(
         self, segment: ReplaySegment, ids: np.ndarray, live: np.ndarray, arrays: Arrays
     ) -> None:
-        """Load the live steps of a saved file; `ids` are the ids of its rows."""
+        """Load the steps of a saved file that are not evicted.
+
+        `ids` are the ids of its rows; the mask `live` is False for evicted steps.
+        """
         rows = ids[live] % self.capacity
+        all_live = len(rows) == len(ids)
         for key, ring in self.rings.items():
-            ring[rows] = arrays[key][live]
+            # indexing with a mask makes a copy, which is not needed if all are live
+            ring[rows] = arrays[key] if all_live else arrays[key][live]
 
     # A store in memory has no segments, so these methods do nothing.
 
     def add_segment(self, segment: ReplaySegment, order: np.ndarray) -> None:
-        """Read these steps from their file, whose row i holds `first + order[i]`."""
+        """From now on, read these steps from their file.
+
+        Row i of the file is step `first + order[i]`.
+        """
 
     def remove_segment(self, segment: ReplaySegment) -> None:
         """Release a segment whose file is lost."""
@@ -142,7 +150,10 @@ class RamStore:
 
 
 class DiskStore:
-    """Wide keys in mapped segment files and a tail in memory; other keys in memory."""
+    """Keeps wide keys in mapped segment files, except for the tail, which is in memory.
+
+    Narrow keys are in memory. `WIDE_BYTES` separates wide from narrow keys.
+    """
 
     def __init__(
         self, spaces: Spaces, extras: Spaces, capacity: int, tail: int, directory: Path
@@ -153,7 +164,7 @@ class DiskStore:
         narrow = {key: space for key, space in spaces.items() if key not in wide}
         self.narrow = RamStore(narrow, capacity)
         self.tail = RamStore(wide, tail)
-        self.extras = {key: space for key, space in extras.items() if key in wide}
+        self.wide_extras = [key for key in extras if key in wide]
         self.file_row = np.zeros(capacity, np.int32)  # row of each step in its file
         self.segments: list[ReplaySegment] = []
         self.first_in_tail = 0  # steps before this id are in files
@@ -263,7 +274,7 @@ class DiskStore:
         """Split `ids` into parts that are contiguous in a file.
 
         Each part is (start, stop, segment number, row in the file). The segment number
-        is -1 for steps in the tail, which are one part.
+        is -1 for steps in the tail, which need not be contiguous.
         """
         if not len(ids):
             return []
@@ -291,7 +302,7 @@ class DiskStore:
     def _column(self, segment: ReplaySegment, key: str) -> np.ndarray:
         """Return the mapped array of a key, from the file with its newest values."""
         file = segment.rows
-        if key in self.extras:
+        if key in self.wide_extras:
             file = segment.scratch or segment.extras or file
         name = file.record.name
         opened = self._maps.get(name)
@@ -301,12 +312,14 @@ class DiskStore:
                 self._maps.popitem(last=False)
         else:
             self._maps.move_to_end(name)
+            if opened[0].size() < len(opened[0]):  # reading it would raise SIGBUS
+                raise SegmentLost([segment], "was shortened while in use")
         return opened[1][key]
 
     def _open(
         self, segment: ReplaySegment, file: ArrayFile
     ) -> tuple[mmap.mmap, Arrays]:
-        """Map a file; if too many files are open, after closing the mapped ones."""
+        """Map a file; if too many files are open, close the other maps and retry."""
         try:
             try:
                 return file.open(self.directory)
@@ -317,12 +330,12 @@ class DiskStore:
                 return file.open(self.directory)
         except (OSError, InvalidFile) as error:
             if isinstance(error, OSError) and error.errno in FILE_INTACT:
-                raise
+                raise  # for example too many open files: the segment is not lost
             raise SegmentLost([segment], f"was lost while in use ({error})") from error
 
     def _make_scratch(self, segment: ReplaySegment) -> None:
         """Copy the extras of a segment to a writable file."""
-        columns = {key: self._column(segment, key) for key in self.extras}
+        columns = {key: self._column(segment, key) for key in self.wide_extras}
         stem = segment_stem(segment.first, segment.count)
         segment.scratch = write_arrays(self.directory, stem, columns, SCRATCH_SUFFIX)
         self._accessed_bytes += sum(column.nbytes for column in columns.values())

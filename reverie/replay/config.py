@@ -27,26 +27,58 @@ class SelectorFractions:
         fractions = (self.uniform, self.priority, self.recency)
         if min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
             raise UserError(
-                f"The replay fractions {fractions} must be positive and add up to 1.\n"
+                f"replay.fracs is {fractions} (uniform, priority, recency), but the "
+                "values must not be negative and must add up to 1.\n"
                 "  Fix: e.g. --replay.fracs.uniform 0.5 --replay.fracs.priority 0.5"
             )
 
 
 @dataclass(frozen=True)
 class PriorityConfig:
-    """How priorities of steps are combined into priorities of sequences."""
+    """Priorities of steps and sequences, computed from the losses of steps.
+
+    The priority of a step is `(loss + offset) ** exponent`, with `loss` the value that
+    the agent computes (`dreamer.priosignal`), plus `visit_scale * visit_decay ** n`
+    after n batches that trained on the step.
+    """
 
     exponent: float = 0.8
-    """Exponent applied to the priority of each step."""
+    """Exponent of the loss of each step."""
+
+    offset: float = 0.0
+    """Added to the loss of each step, so that steps with a loss of 0 are sampled."""
+
+    visit_scale: float = 0.0
+    """Scale of the term that decreases with the number of batches that trained on a
+    step; 0 removes the term. If it is above 0, the context steps of a sequence are not
+    counted as visited and do not change the priority of the sequence."""
+
+    visit_decay: float = 0.7
+    """Factor by which that term is multiplied for each batch that trained on a step."""
 
     maxfrac: float = 0.5
     """Priority of a sequence: maxfrac * maximum + (1 - maxfrac) * mean of its steps."""
 
     initial: float = float("inf")
-    """Priority of new steps; infinite means that they are sampled first."""
+    """Priority of new steps; infinite means that they are sampled first. If
+    `visit_scale` is 0, it takes the place of the loss in the formula above; otherwise
+    it is the priority itself."""
 
     zero_on_sample: bool = True
-    """Set priorities of sampled steps to zero until the agent computes new ones."""
+    """Set the loss of sampled steps to 0 until the agent computes a new one."""
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.maxfrac <= 1 and 0 <= self.visit_decay <= 1):
+            raise UserError(
+                "replay.prio.maxfrac and replay.prio.visit_decay must be from 0 to 1.\n"
+                "  Fix: leave them out."
+            )
+        values = (self.exponent, self.offset, self.visit_scale, self.initial)
+        if not min(values) >= 0:
+            raise UserError(
+                "The exponent, offset, visit_scale and initial of replay.prio must not "
+                "be negative.\n  Fix: leave them out."
+            )
 
 
 @dataclass(frozen=True)
@@ -57,8 +89,13 @@ class ReplayConfig:
     """Maximum number of steps; the oldest are evicted first."""
 
     fit: bool = False
-    """Reduce the capacity to what fits into memory and on disk. Set automatically for
-    runs whose blocks, files and flags give no capacity."""
+    """Reduce the capacity to what fits into memory and on disk. Set automatically if no
+    preset, config file or flag sets the capacity."""
+
+    ranks: Literal["shared", "sharded"] = "shared"
+    """With several processes (ranks), `shared`: rank 0 has all environments and one
+    replay for all ranks. `sharded`: each rank has its own part of the environments
+    (`run.envs`) and of the replay (`capacity`)."""
 
     storage: Storage = "auto"
     """Where steps are stored; auto means in memory if they fit, otherwise on disk."""
@@ -77,7 +114,7 @@ class ReplayConfig:
     """Sample every new step once before sampling from the whole replay."""
 
     fracs: SelectorFractions = field(default_factory=SelectorFractions)
-    """Fractions of uniform, prioritized and recency sampling."""
+    """Fractions of uniform, prioritized and recency-weighted sampling."""
 
     prio: PriorityConfig = field(default_factory=PriorityConfig)
     """Prioritized sampling, used if `fracs.priority` is above zero."""

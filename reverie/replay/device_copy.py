@@ -5,8 +5,8 @@ as on the host. For each batch the host samples the steps and sends their rows w
 narrow keys in one small copy; the device gathers the other keys. Extras are written
 back on the device only, and copied to the host before the replay is saved.
 
-New steps are uploaded just before the next batch is sampled. The host never waits for
-the device, and results do not depend on the order of GPU threads.
+New steps are uploaded just before the next batch is sampled. Training never makes the
+host wait for the device, and results do not depend on the order of GPU threads.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from reverie.api import Batch, Extras
 from reverie.replay.buffer import Replay
+from reverie.replay.repeated_call import RepeatedCall
 from reverie.replay.staging import PackedBatch, StagingPool, torch_dtype
 from reverie.spaces import Arrays, Spaces
 
@@ -34,7 +35,7 @@ DOWNLOAD_STEPS = 8192
 EMPTY = -(1 << 62)
 """Step id of an unused row."""
 
-ROWS = "#rows"
+ROWS = "#rows"  # key of the row numbers of a batch
 WORD_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
@@ -46,7 +47,7 @@ class DeviceCopy:
         self.device = device
         self.capacity = replay.capacity
         self.spaces = copied_spaces(replay.spaces, replay.extras)
-        # An additional last row receives the writes to evicted steps.
+        # Writes to evicted steps go to an additional last row, which is never read.
         count = self.capacity + 1
         self.columns = {
             key: torch.zeros(
@@ -58,7 +59,7 @@ class DeviceCopy:
         }
         self.ids = torch.full((count,), EMPTY, dtype=torch.int64, device=device)
         self.changed = torch.zeros(count, dtype=torch.bool, device=device)
-        # Number of the last write to each row, to resolve duplicates in order.
+        # Writes are numbered; if a step is written several times, the last one remains.
         self._last_write = torch.zeros(count, dtype=torch.int64, device=device)
         self._total_writes = torch.zeros((), dtype=torch.int64, device=device)
         self._num_writes = torch.zeros((), dtype=torch.int64, device=device)
@@ -66,6 +67,7 @@ class DeviceCopy:
         self._batch_pools = {
             name: StagingPool(self._host_keys(name), device) for name in replay.windows
         }
+        self._write = RepeatedCall(self._write_back, device)
         self._upload_steps = max(64, 2 * len(replay.index.env_stream))
         self._upload_pool = StagingPool(self._empty_rows(self._upload_steps), device)
 
@@ -85,9 +87,12 @@ class DeviceCopy:
     def write_back(self, stepid: Tensor, extras: Extras) -> None:
         """Replace the extras of these steps; evicted steps are skipped.
 
-        If a step occurs several times, its last row counts, as on the host. Only queues
-        kernels, so it can be captured in a CUDA graph.
+        If a step occurs several times, its last values are stored, as on the host.
         """
+        self._write(stepid, extras)
+
+    def _write_back(self, stepid: Tensor, extras: Extras) -> None:
+        """Write extras on the device; captured as a CUDA graph."""
         ids = stepid.reshape(-1)
         discard = self.capacity  # the additional row
         rows = ids % self.capacity
@@ -107,7 +112,7 @@ class DeviceCopy:
             column.index_copy_(0, rows, as_words(flat, column))
 
     def upload_new_steps(self) -> None:
-        """Copy the steps that were added since the last call."""
+        """Copy the steps that were added since the last call to the device."""
         index = self.replay.index
         start, total = max(self._next_id, index.first), index.total
         pool, max_steps = self._upload_pool, self._upload_steps
@@ -124,7 +129,7 @@ class DeviceCopy:
         self._next_id = total
 
     def reload(self) -> None:
-        """Discard all steps, because the replay has loaded others."""
+        """Discard all steps, because the replay loads other steps."""
         self.ids.fill_(EMPTY)
         self.changed.zero_()
         self._num_writes.zero_()
@@ -154,6 +159,7 @@ class DeviceCopy:
             yield self.ids[part].cpu().numpy(), arrays
 
     def _sample(self, name: str, out: PackedBatch | None) -> PackedBatch:
+        """Sample steps on the host and gather their wide keys on the device."""
         self.upload_new_steps()
         pool = self._batch_pools[name]
         buffer = pool.acquire()
@@ -201,7 +207,7 @@ class DeviceCopy:
         pool.release(buffer)
 
     def _host_keys(self, name: str) -> Arrays:
-        """Arrays that the host sends with each batch."""
+        """Return arrays for the keys that the host sends with each batch."""
         batch = self.replay.empty_batch(name)
         batch = {key: value for key, value in batch.items() if key not in self.spaces}
         return {**batch, ROWS: np.empty_like(batch["stepid"])}
@@ -223,7 +229,7 @@ def device_bytes(spaces: Spaces, extras: Spaces, capacity: int) -> int:
     """Device memory that a copy of the replay needs, in bytes."""
     copied = copied_spaces({**spaces, **extras}, extras)
     row = sum(space.nbytes for space in copied.values())
-    return (capacity + 1) * (row + 8 + 8 + 1)
+    return (capacity + 1) * (row + 8 + 8 + 1)  # `ids`, `_last_write`, `changed`
 
 
 def fits_on_device(replay: Replay, device: torch.device) -> bool:
@@ -236,7 +242,7 @@ def fits_on_device(replay: Replay, device: torch.device) -> bool:
 
 
 def word_dtype(nbytes: int) -> torch.dtype:
-    """Widest integer type that divides rows of this many bytes.
+    """Return the widest integer type whose size divides `nbytes`, the bytes of a row.
 
     Gathering wide integers is several times faster than gathering bytes.
     """
@@ -244,7 +250,7 @@ def word_dtype(nbytes: int) -> torch.dtype:
 
 
 def as_words(values: Tensor, column: Tensor) -> Tensor:
-    """View rows of values as the integers of a column, if necessary as a copy."""
+    """Return rows of values as integers of the column's dtype: a view if aligned."""
     flat = values.reshape(-1, column.shape[1] * column.itemsize // values.itemsize)
     if flat.storage_offset() * flat.itemsize % column.itemsize:
         flat = flat.clone()

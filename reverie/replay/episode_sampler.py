@@ -1,9 +1,9 @@
-"""Samples sequences by episode, as Δ-IRIS does.
+"""Samples an episode first, then a sequence of it, as Δ-IRIS does.
 
 `EpisodeIndex` lists the stored episodes. `EpisodeSampler` samples an episode with
 probability proportional to `(1 + n) ** -alpha`, where n is the number of times it was
-sampled, independent of its length; then a sequence around a random transition of it.
-An episode of R rows has R - 1 transitions: its last row has no next row.
+sampled before; the length of the episode has no influence. It then samples a sequence
+around a random transition. An episode of R rows has R - 1 transitions.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from reverie.storage.episode_windows import episode_probabilities, window_start
 class EpisodeIndex:
     """First row and number of stored rows of each episode.
 
-    Episodes are listed in the order in which they began. If its first rows are evicted,
-    an episode is shortened; without rows it stays listed until all older episodes are
-    gone, too.
+    Episodes are listed in the order in which they began. An episode whose first rows
+    are evicted becomes shorter. When all of its rows are evicted, it stays listed until
+    all older episodes are evicted, too.
     """
 
+    # `position` is the position of the first live row in its stream
     FIELDS = ("begin", "rows", "stream", "position")
 
     def __init__(self, index: StepIndex) -> None:
@@ -35,8 +36,8 @@ class EpisodeIndex:
         self.num_removed = 0  # episodes that were removed from the front of the list
         self._size = 0
         self._table = np.zeros(64, [(name, np.int64) for name in self.FIELDS])
-        self._newest: dict[int, int] = {}  # stream -> number of its newest episode
-        self._first = self.index.first
+        self._newest: dict[int, int] = {}  # stream -> table index of its last episode
+        self._first = self.index.first  # oldest live step at the last eviction
 
     def __len__(self) -> int:
         return self._size
@@ -83,22 +84,24 @@ class EpisodeIndex:
             position[i] += evicted
             rows[i] -= evicted
             begin[i] = _first_live_id(index, int(stream[i])) if rows[i] else -1
-        empty = self._size if not rows.any() else int(np.argmax(rows > 0))
-        if empty:
-            self.num_removed += empty
-            self._size -= empty
-            self._table[: self._size] = listed[empty:]
-            self._newest = {s: i - empty for s, i in self._newest.items() if i >= empty}
+        # remove the episodes without live rows at the front of the list
+        count = self._size if not rows.any() else int(np.argmax(rows > 0))
+        if count:
+            self.num_removed += count
+            self._size -= count
+            self._table[: self._size] = listed[count:]
+            self._newest = {s: i - count for s, i in self._newest.items() if i >= count}
 
     def rebuild(self, ids: np.ndarray, is_first: np.ndarray, saved: StateDict) -> None:
-        """List the episodes of all live steps, in the order of the saved state."""
+        """List the episodes of all live steps, in the order of a saved state."""
         self.clear()
         index = self.index
         rows = ids % index.capacity
         order = np.lexsort((index.position[rows], index.stream[rows]))
-        ids, rows, begins = ids[order], rows[order], is_first[order].copy()
-        begins |= index.prev_offset[rows] == 0
-        starts = np.flatnonzero(begins)
+        ids, rows = ids[order], rows[order]
+        # an episode also begins where the previous step is not stored
+        begins_episode = is_first[order] | (index.prev_offset[rows] == 0)
+        starts = np.flatnonzero(begins_episode)
         counts = np.diff(np.append(starts, len(ids)))
         saved_order = {
             step: i for i, step in enumerate(np.asarray(saved["begin"]).tolist())
@@ -151,14 +154,14 @@ class EpisodeSampler:
 
     @property
     def can_sample(self) -> bool:
-        """True if a transition is stored; eviction can make it false again."""
+        """True if a transition is stored; may become False when steps are evicted."""
         self.episodes.remove_evicted()
         return bool(self.episodes.rows.max(initial=0) > 1)
 
     def sample(
         self, rng: np.random.Generator
     ) -> tuple[Int[np.ndarray, "B T"], Bool[np.ndarray, "B T"]]:
-        """Sample a batch: step ids, and a mask of the rows inside of the episode."""
+        """Sample a batch: step ids, and a mask that is True inside the episode."""
         if not self.can_sample:
             raise UserError(
                 f"The replay holds {int(self.episodes.rows.sum())} steps, but no two "
@@ -190,22 +193,18 @@ class EpisodeSampler:
         return {"is_counting": self.is_counting, "counts": counts[is_stored]}
 
     def load_state_dict(self, state: StateDict, episodes: StateDict) -> None:
-        """Load the counts of the episodes in a saved state of the episode index."""
+        """Load the counts; `episodes` is the `EpisodeIndex` state saved with them."""
         self.is_counting = bool(state["is_counting"])
         self._num_removed = self.episodes.num_removed
-        counts = dict(
-            zip(
-                np.asarray(episodes["begin"]).tolist(),
-                np.asarray(state["counts"]).tolist(),
-                strict=True,
-            )
-        )
+        saved_begin = np.asarray(episodes["begin"]).tolist()
+        saved_counts = np.asarray(state["counts"]).tolist()
+        counts = dict(zip(saved_begin, saved_counts, strict=True))
         begin = self.episodes.begin.tolist()
         self._counts = np.array([counts.get(step, 0) for step in begin], np.int64)
 
 
 def _first_live_id(index: StepIndex, stream: int) -> int:
-    """Id of the first live step of a stream; searches from the oldest step."""
+    """Return the id of the first live step of a stream, searching from the oldest."""
     width, first = 64, index.first
     while True:
         ids = np.arange(first, min(first + width, index.total))

@@ -2,10 +2,10 @@
 
 On a CPU the tensors share the memory into which a batch is sampled. On a GPU there are
 two modes. If the replay fits into GPU memory, it is copied there (`device_copy.py`),
-and batches are gathered and extras written back on the GPU. Otherwise a thread samples
-batches in advance into pinned memory, a separate CUDA stream copies them, and extras
-are copied back in the same way with a short delay. In both modes the host does not wait
-for the GPU.
+batches are gathered there and extras written back there. Otherwise a thread samples
+batches in advance into pinned memory, and a separate CUDA stream copies them to the
+GPU; extras are copied back with a delay of a few batches. In both modes the host does
+not wait for the GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from reverie.replay.staging import (
 from reverie.rows import Window
 from reverie.spaces import Arrays
 
-_STEPID, _PRIORITY = "#stepid", "#priority"
+_STEPID, _PRIORITY = "#stepid", "#priority"  # no extra has such a name
 
 
 class ReplayFeed:
@@ -40,9 +40,9 @@ class ReplayFeed:
 
     With `prefetch`, a thread samples the next batch while the agent trains on the last
     one. Extras and priorities then take effect one or more batches later, as in the
-    original DreamerV3. With `on_device`, the replay is copied to the device, which
-    needs no thread and no delay. Disable `prefetch` if runs must be reproducible;
-    priorities then take effect immediately, too.
+    original DreamerV3. Without it, they take effect immediately, which reproducible
+    runs need. With `on_device`, the replay is copied to the device, and `prefetch` is
+    not needed.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ReplayFeed:
         self.windows = windows
         self.device = torch.device(device)
         self.device_copy = DeviceCopy(replay, self.device) if on_device else None
-        self.served = 0  # rows returned so far
+        self.served = 0  # rows returned so far, without context rows
         self._sampler = _BatchSampler(replay, self.device)
         self._prefetch_thread = None
         if prefetch and not on_device:
@@ -85,7 +85,7 @@ class ReplayFeed:
         return batch.wait(out)
 
     def describe(self) -> str:
-        """Text about the device memory, to append to the description of the plan."""
+        """Return text about device memory to append to `MemoryPlan.describe`."""
         if self.device_copy is None:
             return ""
         size = format_bytes(self.device_copy.nbytes)
@@ -114,9 +114,9 @@ class ReplayFeed:
         self.replay.count_uses(name, on)
 
     def put_back(self, name: str) -> None:
-        """Return the last batch again at the next call, because it was not used.
+        """Make the next call return the last batch again, because it was not used.
 
-        Only without prefetching.
+        Not supported with prefetching.
         """
         assert self._prefetch_thread is None
         self.served -= self.windows[name].batch * self.windows[name].length
@@ -134,7 +134,7 @@ class ReplayFeed:
     # Called by the replay (`ReplayListener`).
 
     def flush(self) -> None:
-        """Write all pending updates on the device back to the replay.
+        """Write all pending changes from the device back to the replay.
 
         Prefetched batches are put back, so that a resumed run samples them again.
         """
@@ -143,7 +143,7 @@ class ReplayFeed:
             self.replay.put_back(name)
         files = self.replay.files
         if self.device_copy is not None and files is not None:
-            # Unless extras must be exact, files keep the extras they were written with.
+            # Without `exact_extras`, extras in complete files are not updated.
             first = 0 if self.replay.exact_extras else files.first_unwritten
             for ids, extras in self.device_copy.pop_changes(first):
                 self.replay.write_extras(ids, extras)
@@ -167,10 +167,10 @@ class ReplayFeed:
 
 
 class _InFlightBatch(NamedTuple):
-    """A batch that is being copied to the device, and the event after the copy."""
+    """A batch that is being copied to the device."""
 
     batch: Batch
-    copied: Any
+    copied: Any  # CUDA event after the copy; None on a CPU
 
     def wait(self, out: Batch | None) -> Batch:
         """Make the current stream wait for the copy; copy into `out` if given."""

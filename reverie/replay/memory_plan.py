@@ -22,7 +22,7 @@ INDEX_BYTES = 4 + 8 + 4 + 4
 """Bytes per step of the step index in memory."""
 
 FITTED_DISK_FRACTION = 0.8
-"""Fraction of the free disk space that a reduced capacity may take."""
+"""Fraction of the free disk space that a replay with reduced capacity may take."""
 
 FILE_INDEX_BYTES = 8 + 8 + 4
 """Bytes per step of stream, position and order in a segment file."""
@@ -55,13 +55,13 @@ class MemoryPlan:
             return ""
         return (
             f"A replay of {self.wanted:,} steps does not fit into memory or on disk, "
-            f"so its capacity is {self.capacity:,} steps. For another: "
+            f"so its capacity is {self.capacity:,} steps. To set it: "
             "--replay.capacity"
         )
 
 
 def required_capacity(capacity: int, num_envs: int, windows: dict[str, Window]) -> int:
-    """Return the capacity that one window needs; raise if the configured is lower."""
+    """Return the capacity needed for one sequence; raise if `capacity` is lower."""
     longest = max((window.span for window in windows.values()), default=1)
     needed = max((longest - 1) * num_envs + 1, num_envs)
     if capacity < needed:
@@ -86,13 +86,15 @@ def make_memory_plan(
     min_capacity: int = 1,
     fit: bool = False,
     smaller_extras: str = "",
+    memory_fraction: float = 1.0,
 ) -> MemoryPlan:
-    """Choose the storage and raise a UserError with advice if it does not fit.
+    """Choose the storage; raise a UserError with a fix if the replay does not fit.
 
     `tail` is the number of steps a disk store keeps in memory, `selector_bytes` the
-    memory per step of the selectors; the advice is never less than `min_capacity`. With
-    `fit`, a capacity that does not fit is reduced. `smaller_extras` is the flag that
-    makes the extras of the agent smaller, for the advice.
+    memory per step of the selectors. With `fit`, a capacity that does not fit is
+    reduced, but not below `min_capacity`. `smaller_extras` names a setting that makes
+    extras smaller, for the error message. `memory_fraction` is the fraction of the free
+    memory and disk space that may be used; other processes of the run use the rest.
     """
     sizes = {key: space.nbytes for key, space in {**spaces, **extras}.items()}
     step = sum(sizes.values())
@@ -100,6 +102,7 @@ def make_memory_plan(
     wide = sum(size for size in sizes.values() if size >= WIDE_BYTES)
     wide_extras = sum(sizes[key] for key in extras if sizes[key] >= WIDE_BYTES)
     index = INDEX_BYTES + selector_bytes
+    file_row = 4  # bytes per step of `DiskStore.file_row`
 
     def plans(capacity: int) -> tuple[MemoryPlan, ...]:
         file_bytes = capacity * (step + FILE_INDEX_BYTES)
@@ -114,13 +117,15 @@ def make_memory_plan(
             "disk",
             capacity,
             step,
-            capacity * (step - wide + index + 4) + tail * wide + MAX_RESIDENT_BYTES,
+            capacity * (step - wide + index + file_row)
+            + tail * wide
+            + MAX_RESIDENT_BYTES,
             file_bytes + capacity * wide_extras,
         )
         return {"auto": (ram, disk), "ram": (ram,), "disk": (disk,)}[storage]
 
-    memory = available_memory()
-    space = free_space(directory) if directory else 0
+    memory = int(available_memory() * memory_fraction)
+    space = int(free_space(directory) * memory_fraction) if directory else 0
     if storage == "disk" and directory is None:
         raise UserError(
             "A replay on disk needs a folder.\n  Fix: give --logdir, or "
@@ -162,6 +167,7 @@ def make_memory_plan(
 
 
 def _find_problem(plan: MemoryPlan, memory: int, space: int) -> str | None:
+    """Return why a plan does not fit into memory or on disk; None if it does."""
     if plan.ram_bytes > memory * MEMORY_FRACTION:
         return (
             f"needs {format_bytes(plan.ram_bytes)} of memory, but "
@@ -175,7 +181,7 @@ def _find_problem(plan: MemoryPlan, memory: int, space: int) -> str | None:
 
 
 def _largest_capacity(plan: MemoryPlan, memory: int, space: float) -> int:
-    """Approximate number of steps that would fit, rounded down to two digits."""
+    """Return about how many steps would fit, rounded down to two digits."""
     fraction = min(
         memory * MEMORY_FRACTION / plan.ram_bytes,
         space / plan.disk_bytes if plan.disk_bytes else 1.0,
@@ -186,7 +192,7 @@ def _largest_capacity(plan: MemoryPlan, memory: int, space: float) -> int:
 
 
 def available_memory() -> int:
-    """Bytes that this process can still allocate on this machine or in its cgroup."""
+    """Return the bytes that this process can still allocate, with cgroup limits."""
     limits = []
     try:
         with open("/proc/meminfo") as file:
@@ -210,9 +216,9 @@ def available_memory() -> int:
 
 
 def free_space(directory: Path) -> int:
-    """Free bytes on the disk of this folder, including the files in the folder.
+    """Return the free bytes on the disk of this folder, plus the size of its files.
 
-    Its files are counted because a resumed run replaces them.
+    A resumed run replaces these files.
     """
     parent = directory.absolute()
     while not parent.exists():

@@ -1,11 +1,11 @@
-"""The replay on disk: which files hold which steps.
+"""The files of the replay: which file contains which steps.
 
-Full segments are written by threads during training; until a file is complete, its
-steps are read from memory. A save waits for these files and writes the remaining steps.
-Files are never changed. The manifest, which is part of a checkpoint, lists them with
-their checksums. A file is deleted only if neither the replay nor a kept checkpoint
-lists it, so the newest complete checkpoint finds all of its files even if the program
-is killed at any time.
+A segment is a file with consecutive steps. Threads write full segments during training;
+until a file is complete, its steps are read from memory. A save waits for these files
+and writes the remaining steps to a partial segment. Files are never changed. The
+manifest, which is part of a checkpoint, lists them with their checksums. A file is
+deleted only if neither the replay nor a kept checkpoint lists it, so the files of the
+newest complete checkpoint exist even if the program is killed at any time.
 """
 
 from __future__ import annotations
@@ -36,20 +36,14 @@ from reverie.storage.array_file import ArrayFile, FileRecord
 from reverie.storage.atomic import TEMPORARY, fsync, make_folder
 from reverie.storage.limits import InvalidFile, quote
 from reverie.storage.os_errors import FILE_INTACT, explain_write_errors
-from reverie.storage.segments import (
-    ORDER,
-    POSITION,
-    SEGMENT_NAME,
-    STREAM,
-    segment_stem,
-)
+from reverie.storage.segments import ORDER, POSITION, SEGMENT_NAME, STREAM, segment_stem
 
-ROW_SPACES = {
+INDEX_SPACES = {
     STREAM: Space(np.int64),
     POSITION: Space(np.int64),
     ORDER: Space(np.int32),
 }
-"""Arrays of a segment file in addition to the steps."""
+"""Arrays of a segment file that locate its steps in the step index."""
 
 WRITERS = 2
 """Number of threads that write files."""
@@ -58,19 +52,20 @@ MAX_PENDING = WRITERS + 1
 """Maximum number of segments that are being written or wait for a thread."""
 
 Manifest = list[list[Any]]
-"""First step, number of steps, and records of the rows and extras of each segment."""
+"""For each segment: id of the first step, number of steps, record of the file, and
+record of a file with newer extras or None."""
 
 
 @dataclass
 class PendingSegment:
-    """Consecutive steps that a thread is writing, as they were when it began."""
+    """Copy of consecutive steps that a thread is writing to a file."""
 
-    first: int
-    order: np.ndarray
+    first: int  # id of the first step
+    order: np.ndarray  # row i of the file is the step `first + order[i]`
     arrays: Arrays
     file: Future[ArrayFile]
     changed_ids: list[np.ndarray] = field(default_factory=list)
-    """Steps whose extras have changed since."""
+    """Steps whose extras have changed since they were copied."""
 
     @property
     def stop(self) -> int:
@@ -91,7 +86,7 @@ class SegmentFiles:
     spaces: Spaces
     extras: Spaces
     segment: int  # steps per file
-    max_add: int  # number of steps added at once
+    max_add: int  # most steps that are added at once
     tail: int  # number of steps that a disk store can hold in memory
     exact_extras: bool
 
@@ -103,8 +98,8 @@ class SegmentFiles:
         self._changed: set[ReplaySegment] = set()  # extras differ from the file
         self._pending: deque[PendingSegment] = deque()
         self._executor: ThreadPoolExecutor | None = None
-        self._unsynced: list[str] = []
-        self._buffers: list[Arrays] = []  # reused, because new memory is slow to touch
+        self._unsynced: list[str] = []  # names of files to flush to disk
+        self._buffers: list[Arrays] = []  # reused: first access to new memory is slow
 
     @property
     def disk_bytes(self) -> int:
@@ -116,7 +111,7 @@ class SegmentFiles:
         )
 
     def prepare_add(self, count: int) -> None:
-        """Write full segments before `count` new steps would overflow the tail."""
+        """Make room in the tail for `count` new steps by writing full segments."""
         index = self.index
         if index.total + count - max(self.first_unwritten, index.first) <= self.max_add:
             return
@@ -129,8 +124,8 @@ class SegmentFiles:
     def wait(self, max_pending: int = 0, until: int = 0) -> None:
         """Wait until steps before the id `until` are in files.
 
-        At most `max_pending` files are then still being written. Completed files are
-        used from then on, also if there is nothing to wait for.
+        Also wait until at most `max_pending` files are still being written. The steps
+        of all completed files are from now on read from the files.
         """
         while self._pending and (
             self._pending[0].file.done()
@@ -140,11 +135,11 @@ class SegmentFiles:
             try:
                 file = self._pending[0].file.result()
             except BaseException:
-                self._cancel_pending()  # segments must be added in order
+                self._discard_pending()  # segments must be added in order
                 raise
             self._use_file(self._pending.popleft(), file)
 
-    def extras_changed(self, ids: np.ndarray) -> None:
+    def mark_extras_changed(self, ids: np.ndarray) -> None:
         """Record that the extras of these steps were overwritten."""
         for pending in self._pending:
             inside = (ids >= pending.first) & (ids < pending.stop)
@@ -163,10 +158,10 @@ class SegmentFiles:
         self.store.evict_before(self.index.first)
 
     def save(self) -> Manifest:
-        """Write all steps that no file holds yet, and flush; returns the manifest.
+        """Write all steps that are not in files yet, and flush; return the manifest.
 
-        Files that were deleted are written again from memory. If the steps are not in
-        memory, raises `SegmentLost`.
+        Files that another program deleted are written again from memory. If the steps
+        are not in memory, `SegmentLost` is raised.
         """
         self.wait()
         self.evict()
@@ -190,12 +185,12 @@ class SegmentFiles:
     def load(
         self, manifest: Manifest, oldest: int, total: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Load the steps from `oldest` on; returns their ids, streams and positions.
+        """Load the steps from the id `oldest` on; return ids, streams and positions.
 
         A damaged file is moved to quarantine with a warning, and its steps are lost.
         """
         listed_files(manifest)  # raises if it is not valid
-        self._cancel_pending()
+        self._discard_pending()
         self._changed.clear()
         self.partial, self.segments, self.first_unwritten = None, [], total
         ids = [np.zeros(0, np.int64)]
@@ -227,8 +222,8 @@ class SegmentFiles:
         names |= {s.scratch.record.name for s in self.segments if s.scratch}
         paths = self.directory.iterdir() if self.directory.is_dir() else ()
         for path in paths:
-            is_ours = path.suffix in (array_file.SUFFIX, TEMPORARY, SCRATCH_SUFFIX)
-            if is_ours and path.name not in names and path.is_file():
+            has_suffix = path.suffix in (array_file.SUFFIX, TEMPORARY, SCRATCH_SUFFIX)
+            if has_suffix and path.name not in names and path.is_file():
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -248,7 +243,7 @@ class SegmentFiles:
     def _open_listed(
         self, manifest: Manifest, oldest: int
     ) -> Iterator[tuple[ReplaySegment, Arrays]]:
-        """Verify the listed files, then map those with steps from `oldest` on."""
+        """Verify the listed files; map and yield those with steps from `oldest` on."""
         records = listed_files(manifest)
         find_corruption = partial(array_file.find_corruption, self.directory)
         with ThreadPoolExecutor(4) as executor:
@@ -264,7 +259,7 @@ class SegmentFiles:
             try:
                 file = array_file.read_layout(self.directory, rows)
                 arrays = file.open(self.directory)[1]
-                check_columns(arrays, self.spaces | ROW_SPACES, count)
+                check_columns(arrays, self.spaces | INDEX_SPACES, count)
                 if not np.array_equal(np.sort(arrays[ORDER]), np.arange(count)):
                     raise InvalidFile("has steps in an invalid order")
             except (OSError, ValueError) as error:
@@ -286,7 +281,7 @@ class SegmentFiles:
     def _add_extras(
         self, segment: ReplaySegment, record: FileRecord, arrays: Arrays
     ) -> str | None:
-        """Replace extras in `arrays` by those of a file; returns what is wrong."""
+        """Replace extras in `arrays` by those of a file; return a problem or None."""
         try:
             file = array_file.read_layout(self.directory, record)
             extras = file.open(self.directory)[1]
@@ -338,7 +333,7 @@ class SegmentFiles:
         self.partial = ReplaySegment(first, count, file)
 
     def _replace_deleted(self) -> None:
-        """Write files again that were deleted by another program."""
+        """Write files that another program deleted again."""
         names = set(os.listdir(self.directory))
         deleted = []
         if self.partial and self.partial.rows.record.name not in names:
@@ -353,7 +348,7 @@ class SegmentFiles:
         self._write_again(deleted, "was deleted while in use")
 
     def _write_again(self, segments: list[ReplaySegment], reason: str) -> None:
-        """Write the steps of lost files to new ones, if they are in memory."""
+        """Write the steps of lost files to new files; raise if not in memory."""
         if segments and not isinstance(self.store, RamStore):
             raise SegmentLost(segments, reason)
         for segment in segments:
@@ -381,6 +376,7 @@ class SegmentFiles:
                 self._write_again([segment], f"was lost while in use ({error})")
                 continue
             order = np.array(arrays[ORDER], np.int64)
+            # rows of evicted steps get the values of the oldest live step
             ids = np.maximum(segment.first + order, self.index.first)
             extras = {k: space.zeros(segment.count) for k, space in self.extras.items()}
             self.store.gather(ids, extras)
@@ -394,7 +390,7 @@ class SegmentFiles:
         return file
 
     def _copy_steps(self, first: int, count: int) -> tuple[Arrays, np.ndarray]:
-        """Copy these steps in the order of the file; returns also that order."""
+        """Copy consecutive steps in the order of a file; return also that order."""
         ids = np.arange(first, first + count)
         stream = self.index.stream[ids % self.index.capacity]
         # Steps of one stream are contiguous, so that a window is one or two reads.
@@ -430,8 +426,8 @@ class SegmentFiles:
                 self._changed.add(segment)
         self._buffers.append({key: pending.arrays[key] for key in self.spaces})
 
-    def _cancel_pending(self) -> None:
-        """Wait for the files being written and ignore them; memory has their steps."""
+    def _discard_pending(self) -> None:
+        """Wait for the files being written and ignore them: memory has their steps."""
         while self._pending:
             self._pending.popleft().file.exception()
 
@@ -459,7 +455,7 @@ def _record(entry: Any) -> FileRecord:
 
 
 def _raise_if_intact(error: Exception) -> None:
-    """Raise errors after which the file is not damaged, such as too many open files."""
+    """Raise the error again if the file is not damaged (e.g. too many open files)."""
     if isinstance(error, OSError) and error.errno in FILE_INTACT:
         raise error
 

@@ -17,7 +17,7 @@ from reverie.rows import Window
 
 
 class Selector:
-    """Samples start ids of windows; by default without priorities and state."""
+    """Base class: samples start ids of windows; ignores priorities, has no state."""
 
     def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """Sample `count` start ids."""
@@ -54,6 +54,7 @@ class UniformSelector(Selector):
             return starts[rng.integers(0, len(starts), count)]
         drawn = np.empty(0, np.int64)
         while len(drawn) < count:
+            # 25 % more than the expected number of tries, so that one pass is enough
             tries = 8 + (count - len(drawn)) * steps * 5 // (windows * 4)
             ids = rng.integers(index.first, index.total, tries)
             drawn = np.append(drawn, ids[index.has_window(ids, self.span)])
@@ -66,11 +67,11 @@ class NewWindowTracker:
     def __init__(self, index: StepIndex, span: int) -> None:
         self.index = index
         self.span = span
-        self.next_id = index.first  # steps before this id have been seen
+        self.next_id = index.first  # steps before this id were processed
         self._incomplete = np.empty(0, np.int64)
 
     def pop(self) -> np.ndarray:
-        """Start ids of the windows completed since the last call."""
+        """Return the start ids of the windows completed since the last call."""
         index = self.index
         added = np.arange(max(self.next_id, index.first), index.total)
         starts = np.append(self._incomplete, added)
@@ -127,19 +128,31 @@ class RecencySelector(Selector):
 class PrioritizedSelector(Selector):
     """Samples windows in proportion to the priorities of their steps.
 
-    The priority of a window is `maxfrac * max + (1 - maxfrac) * mean` of
-    `priority ** exponent` over its steps. Windows with a new step (never sampled and
-    without a priority) are sampled before all others.
+    The priority of a window is `maxfrac * max + (1 - maxfrac) * mean` of the priorities
+    of its steps. If `initial` is infinite, windows with a step that was never sampled
+    and has no priority yet are sampled before all others.
+
+    With `visit_scale`, the priority of a step also depends on the number of batches
+    that trained on it. The first `context` steps of a window are never trained on as
+    part of it, so they do not change its priority.
     """
 
-    def __init__(self, index: StepIndex, span: int, config: PriorityConfig) -> None:
+    _changed: list[np.ndarray]
+    """Ids of steps with a new priority; their windows are updated in `sample`."""
+
+    def __init__(
+        self, index: StepIndex, span: int, config: PriorityConfig, context: int = 0
+    ) -> None:
         self.index = index
         self.span = span
         self.config = config
+        self.counts_visits = config.visit_scale > 0
+        self._skipped = context if self.counts_visits else 0  # first steps of a window
         self._reset()
 
     def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
         self._sync()
+        self._update_changed()
         drawn = np.empty(0, np.int64)
         while len(drawn) < count:
             is_new = self._new_tree.total > 0
@@ -149,7 +162,7 @@ class PrioritizedSelector(Selector):
                 return np.append(drawn, uniform.sample(count - len(drawn), rng))
             rows = tree.sample(count - len(drawn), rng)
             capacity, first = self.index.capacity, self.index.first
-            starts = first + (rows - first) % capacity
+            starts = first + (rows - first) % capacity  # live ids in these rows
             if is_new or self.config.zero_on_sample:
                 starts = starts[np.sort(np.unique(starts, return_index=True)[1])]
                 self._mark_sampled(starts)
@@ -162,36 +175,58 @@ class PrioritizedSelector(Selector):
         self._sync()
         live = self.index.is_live(ids)
         ids = ids[live]
-        self.step_priority[ids % self.index.capacity] = priority[live]
-        self._update_windows_with(ids)
+        rows = ids % self.index.capacity
+        self.raw_priority[rows] = priority[live]
+        if self.counts_visits:
+            self.visits[np.unique(rows)] += 1
+        self._set_priorities(rows)
+        # windows are updated lazily, in `sample`: report windows are rarely sampled
+        self._changed.append(ids)
+        if sum(map(len, self._changed)) > self.index.capacity:
+            changed = np.unique(np.concatenate(self._changed))
+            self._changed = [changed[self.index.is_live(changed)]]
 
     def state_dict(self) -> StateDict:
         self._sync()
-        ids = np.arange(self.index.first, self.index.total)
-        return {"step_priority": self.step_priority[ids % self.index.capacity]}
+        rows = np.arange(self.index.first, self.index.total) % self.index.capacity
+        state: StateDict = {"step_priority": self.raw_priority[rows]}
+        if self.counts_visits:
+            state["visits"] = self.visits[rows]
+        return state
 
     def load_state_dict(self, state: StateDict) -> None:
         self._reset()
         saved = np.asarray(state["step_priority"])
+        visits = state["visits"] if self.counts_visits else None
         stop = self.index.total
         ids = np.arange(max(stop - len(saved), self.index.first), stop)
         self._sync(update=False)
         rows = ids % self.index.capacity
-        self.step_priority[rows] = saved[len(saved) - len(ids) :]
+        self.raw_priority[rows] = saved[len(saved) - len(ids) :]
+        if visits is not None:
+            self.visits[rows] = np.asarray(visits)[len(saved) - len(ids) :]
+        self._set_priorities(rows)
         self._update_windows(self.index.window_starts(self.span))
 
     def _reset(self) -> None:
         capacity = self.index.capacity
-        self.step_priority = np.full(capacity, self.config.initial)
+        # the argument of `prioritize` (usually a loss), or `initial` before that
+        self.raw_priority = np.full(capacity, self.config.initial)
+        self.visits = np.zeros(capacity if self.counts_visits else 0, np.int32)
+        self._priorities = np.zeros(capacity)  # of steps; infinite if new
+        self._changed = []
         self._new_windows = NewWindowTracker(self.index, self.span)
         self._first = self.index.first
-        # By row of the first step: 1 for windows with a new step, and the priorities
-        # of the other windows.
+        # Leaves are windows, by the row of their first step. `_new_tree` has weight 1
+        # for windows with a new step, `_priority_tree` the priorities of the others.
         self._new_tree = SumTree(capacity)
         self._priority_tree = SumTree(capacity)
 
     def _sync(self, update: bool = True) -> None:
-        """Process the steps that were evicted and added since the last call."""
+        """Process the steps that were evicted and added since the last call.
+
+        With `update`, compute the priorities of the windows completed by them.
+        """
         index, capacity = self.index, self.index.capacity
         next_id = self._new_windows.next_id
         evicted = np.arange(self._first, index.first)[-capacity:] % capacity
@@ -199,27 +234,39 @@ class PrioritizedSelector(Selector):
         self._priority_tree.set(evicted, np.zeros(len(evicted)))
         self._first = index.first
         added = np.arange(max(next_id, index.first), index.total)
-        self.step_priority[added % capacity] = self.config.initial
+        self.raw_priority[added % capacity] = self.config.initial
+        if self.counts_visits:
+            self.visits[added % capacity] = 0
+        self._set_priorities(added % capacity)
         completed = self._new_windows.pop()
         if update:
             self._update_windows(completed)
 
     def _mark_sampled(self, starts: np.ndarray) -> None:
-        """Reset the priorities of sampled windows; their steps are no longer new."""
+        """Mark the steps of sampled windows as not new, or set their losses to 0."""
         ids = self.index.window_ids(starts, self.span).reshape(-1)
         rows = ids % self.index.capacity
-        old = self.step_priority[rows]
+        old = self.raw_priority[rows]
         new = 0.0 if self.config.zero_on_sample else np.where(np.isinf(old), 0.0, old)
-        self.step_priority[rows] = new
+        self.raw_priority[rows] = new
+        self._set_priorities(rows)
         self._update_windows_with(ids)
+
+    def _update_changed(self) -> None:
+        """Update the windows with steps that got a priority since the last call."""
+        if self._changed:
+            ids = np.concatenate(self._changed)
+            self._changed = []
+            self._update_windows_with(ids[self.index.is_live(ids)])
 
     def _update_windows_with(self, ids: np.ndarray) -> None:
         """Recompute the priority of every window that contains one of these steps."""
         index = self.index
         ids = np.unique(ids)
         prev_offset = index.prev_offset[ids % index.capacity]
-        heads = ids[(prev_offset == 0) | ~np.isin(ids - prev_offset, ids)]
-        before = index.predecessors(heads, self.span - 1)
+        # the first id of each run of consecutive steps
+        first_of_run = ids[(prev_offset == 0) | ~np.isin(ids - prev_offset, ids)]
+        before = index.predecessors(first_of_run, self.span - 1)
         starts = np.unique(np.append(ids, before))
         self._update_windows(starts[index.has_window(starts, self.span)])
 
@@ -229,19 +276,28 @@ class PrioritizedSelector(Selector):
             return
         capacity, config = self.index.capacity, self.config
         for part in np.array_split(starts, 1 + len(starts) // 65536):
-            ids = self.index.window_ids(part, self.span)
-            steps = self.step_priority[ids % capacity]
+            ids = self.index.window_ids(part, self.span)[:, self._skipped :]
+            steps = self._priorities[ids % capacity]
             is_new = np.isinf(steps).any(1)
-            power = np.where(is_new[:, None], 0.0, steps) ** config.exponent
-            power[is_new] = 0.0
-            mean, largest = power.mean(1), power.max(1)
+            steps[is_new] = 0.0
+            mean, largest = steps.mean(1), steps.max(1)
             priority = config.maxfrac * largest + (1 - config.maxfrac) * mean
             self._new_tree.set(part % capacity, is_new.astype(float))
             self._priority_tree.set(part % capacity, priority)
 
+    def _set_priorities(self, rows: np.ndarray) -> None:
+        """Compute the priorities of steps from their raw priorities and visits."""
+        config, raw = self.config, self.raw_priority[rows]
+        priority = (raw + config.offset) ** config.exponent
+        if self.counts_visits:
+            visits = self.visits[rows]
+            priority += config.visit_scale * config.visit_decay**visits
+            priority = np.where(visits > 0, priority, raw)  # `initial` if new
+        self._priorities[rows] = np.where(np.isinf(raw), np.inf, priority)
+
 
 class MixtureSelector(Selector):
-    """Samples each window with one of several selectors, chosen at random."""
+    """Samples each start id with one of several selectors, chosen at random."""
 
     def __init__(self, selectors: dict[str, tuple[float, Selector]]) -> None:
         self.selectors = {name: item for name, (_, item) in selectors.items()}
@@ -270,7 +326,7 @@ class MixtureSelector(Selector):
 
 
 def make_selector(index: StepIndex, window: Window, config: ReplayConfig) -> Selector:
-    """Build the selector of a window; unused strategies are not built."""
+    """Build the selector of a window, without strategies whose fraction is 0."""
     span, fracs = window.span, config.fracs
     if window.select != "mixture":
         return UniformSelector(index, span)
@@ -278,7 +334,7 @@ def make_selector(index: StepIndex, window: Window, config: ReplayConfig) -> Sel
     if fracs.uniform:
         selectors["uniform"] = fracs.uniform, UniformSelector(index, span)
     if fracs.priority:
-        prioritized = PrioritizedSelector(index, span, config.prio)
+        prioritized = PrioritizedSelector(index, span, config.prio, window.context)
         selectors["priority"] = fracs.priority, prioritized
     if fracs.recency:
         recent = RecencySelector(index, span, config.recexp)
@@ -289,10 +345,10 @@ def make_selector(index: StepIndex, window: Window, config: ReplayConfig) -> Sel
 
 
 class SumTree:
-    """Updates and samples many weights at once.
+    """Vectorized 16-ary sum tree for prioritized sampling.
 
-    Every node is the sum of its sixteen children, recomputed from them, so the tree
-    depends only on the leaves and rounding errors do not accumulate.
+    After a change, every node is computed again as the sum of its children, so rounding
+    errors do not accumulate and the tree depends only on its leaves.
     """
 
     WIDTH = 16

@@ -3,8 +3,8 @@
 A `StagingBuffer` holds all arrays of a batch in one block of (pinned) memory, so that a
 single copy transfers them. `StagingPool` reuses a few of them, and `AsyncWriteback`
 copies tensors from the device to the host and processes them when they have arrived.
-The host waits for the device only if it is several batches ahead, which bounds memory
-and the delay of write-backs.
+The host waits for the device only if it is `MAX_AHEAD` batches ahead, which bounds the
+memory and the delay of write-backs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class PackedBatch(dict[str, Any]):
         super().__init__(views)
         self.memory = memory
         self.gathered: tuple[Tensor, Batch] | None = None
-        """Row numbers to gather from a `DeviceCopy`, and the output tensors."""
+        """If the replay has a copy on the device (`DeviceCopy`): numbers of the rows to
+        gather from it, and the output tensors."""
 
 
 class StagingBuffer:
@@ -57,7 +58,7 @@ class StagingBuffer:
         self.arrays: Arrays = {k: view.numpy() for k, view in self.tensors.items()}
 
     def views(self, memory: Tensor) -> Batch:
-        """Return the arrays in a copy of this memory, as tensors."""
+        """Return the arrays as views of `memory`, which has the same layout."""
         return {
             key: memory[start : start + count].view(dtype).view(shape)
             for key, (start, count, dtype, shape) in self._layout.items()
@@ -100,10 +101,10 @@ class StagingPool:
 
 
 class AsyncWriteback:
-    """Copies tensors to the host and passes them to a callback in order, with a delay.
+    """Copies tensors to the host and passes each completed copy to a callback.
 
-    `max_pending` is the number of copies that may be in flight; with 0, every copy is
-    waited for. On a CPU the callback is called immediately.
+    Callbacks are called in order. `max_pending` is the number of copies that may be in
+    flight; with 0, `enqueue` waits for its copy. On a CPU nothing is delayed.
     """
 
     def __init__(self, device: torch.device, max_pending: int = MAX_AHEAD) -> None:
@@ -130,8 +131,8 @@ class AsyncWriteback:
     def process(self, max_pending: int | None = None) -> None:
         """Call the callbacks of completed copies.
 
-        Waits while more than `max_pending` copies are in flight (0 waits for all);
-        never if None.
+        Wait while more than `max_pending` copies are in flight: 0 waits for all copies,
+        None never waits.
         """
         while self._pending:
             callback, buffer, event = self._pending[0]

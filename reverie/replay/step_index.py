@@ -1,13 +1,13 @@
-"""Index of the stored steps: which step follows which, without their contents.
+"""Index of the stored steps: their order and neighbors, without their values.
 
 Every step has an id (0, 1, 2, ... in the order of arrival) and is stored in row
 `id % capacity` of a ring buffer. Environments add steps in turns, so each step also has
 a *stream* (an uninterrupted sequence of steps of one environment) and a position in it.
 A window is a start id and the steps that follow it in the same stream. It may cross
-episode boundaries but not the end of a stream, so every window is real experience.
+episode boundaries but not the end of a stream, so its steps really followed each other.
 
-The oldest steps are evicted first: the live ids are `[first, total)`, except for gaps
-left by lost files.
+The oldest steps are evicted first: the live (stored) ids are `[first, total)`, except
+for gaps left by files that could not be read.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class StepIndex:
         return fits & (streams >= 0) & (ids >= self.first) & (ids < self.total)
 
     def window_starts(self, span: int) -> np.ndarray:
-        """Start ids of all complete windows, oldest first. Reads all live steps."""
+        """Start ids of all complete windows, oldest first; takes time O(live steps)."""
         ids = np.arange(self.first, self.total)
         return ids[self.has_window(ids, span)]
 
@@ -116,8 +116,8 @@ class StepIndex:
         """Ids of the complete windows at `starts`: (B,) -> (B, span)."""
         if span == 1:
             return starts[:, None].copy()
-        # Environments that step together are evenly spaced: assume so, then follow
-        # the links one by one where that is wrong.
+        # If all environments step together, the ids of a window are evenly spaced.
+        # Assume this, then follow the links step by step where it is wrong.
         stride = self.next_offset[starts % self.capacity]
         ids: np.ndarray = starts[:, None] + stride[:, None] * np.arange(span)
         even = self.next_offset[ids[:, :-1] % self.capacity] == stride[:, None]
@@ -163,7 +163,7 @@ class StepIndex:
         return np.concatenate(result) if result else ids[:0]
 
     def state_dict(self) -> StateDict:
-        """State without the arrays per step, which the segment files store."""
+        """Return the state without arrays per step, which are in the segment files."""
         return {
             "first": self.first,
             "total": self.total,
@@ -179,7 +179,7 @@ class StepIndex:
         stream: np.ndarray,
         position: np.ndarray,
     ) -> None:
-        """Load a state and the steps that could be read from files.
+        """Load a state, and the steps `ids` that could be read from files.
 
         If steps of a stream are missing, the part before the gap becomes a stream of
         its own, so that no window crosses the gap.
@@ -192,6 +192,7 @@ class StepIndex:
         order = np.lexsort((position, stream))
         ids, stream, position = ids[order], stream[order].copy(), position[order]
         joined = (stream[1:] == stream[:-1]) & (position[1:] == position[:-1] + 1)
+        # starts and stops of uninterrupted parts; the last part of a stream keeps it
         edges = np.append(True, ~joined) if len(ids) else np.zeros(0, bool)
         starts = np.flatnonzero(edges)
         stops = np.append(starts[1:], len(ids))[: len(starts)]
@@ -219,7 +220,7 @@ class StepIndex:
             self.new_stream()
 
     def _allocate(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Evict old steps and return ids and rows for new ones."""
+        """Return ids and rows for new steps, after evicting the steps in these rows."""
         assert count <= self.capacity, (count, self.capacity)
         self._evict(self.total + count - self.capacity)
         ids = np.arange(self.total, self.total + count)
@@ -235,6 +236,6 @@ class StepIndex:
         stored = streams >= 0
         if not stored.all():
             rows, streams = rows[stored], streams[stored]
-        # Ids ascend, so that of several steps of one stream the newest one counts.
+        # If a stream occurs several times, its newest step is assigned last.
         self.stream_begin[streams] = self.position[rows] + 1
         self.first = first

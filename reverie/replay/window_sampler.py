@@ -1,7 +1,7 @@
-"""Samples the steps of each batch of one window.
+"""Samples the step ids of the batches of one window.
 
-Windows of new steps are queued and sampled first, each once (online sampling); the
-others come from a selector. A window that selects episodes uses an `EpisodeSampler`.
+Sequences of new steps are queued and returned first, each once (online sampling); the
+others come from a selector. With `select="episodes"`, an `EpisodeSampler` is used.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from reverie.rows import MAX_PUT_BACK, Window
 
 
 class WindowSampler:
-    """Chooses the step ids of each batch.
+    """Samples the step ids of each batch.
 
-    With `consec` > 1, each sampled sequence is returned in that many chunks, one per
-    batch; `chunk` counts them for each row of the batch.
+    With `consec` > 1, each sampled sequence is divided into that many chunks, which are
+    returned in consecutive batches; `chunk` (B,) counts them.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class WindowSampler:
         self.pending: dict[int, int] = {}  # stream -> start of an incomplete window
         self._episodes = episodes if window.select == "episodes" else None
         self.episode_sampler = self._make_episode_sampler()
-        # Ids and mask of the last batches sampled by episode, and those put back.
+        # Ids and masks of the last batches sampled by episode, and of those put back.
         self._served: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=MAX_PUT_BACK)
         self._put_back: list[tuple[np.ndarray, np.ndarray]] = []
 
@@ -72,7 +72,7 @@ class WindowSampler:
             self.queue.popleft()
 
     def sample_episodes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Sample the next batch by episode; returns step ids and mask."""
+        """Sample episodes and sequences of them; return step ids and mask (B, T)."""
         assert self.episode_sampler is not None
         batch = self._put_back.pop() if self._put_back else None
         if batch is None or not self.index.is_live(batch[0]).all():
@@ -81,9 +81,9 @@ class WindowSampler:
         return batch
 
     def sample_windows(self) -> np.ndarray:
-        """Ids of the full windows that the chunks of the next batch belong to.
+        """Return the step ids (B, span) of the sequences that form the next batch.
 
-        A row gets a new window when its window is used up or partly evicted.
+        A sequence is replaced when all its chunks were returned or steps were evicted.
         """
         is_done = self.chunk >= self.window.consec
         is_done |= ~self.index.is_live(self.starts)
@@ -93,7 +93,7 @@ class WindowSampler:
         return self.index.window_ids(self.starts, self.window.span)
 
     def put_back(self) -> None:
-        """Return the last batch again at the next call, because it was not used."""
+        """Make the next call return the last batch again, because it was not used."""
         if self.episode_sampler is not None:
             self._put_back.append(self._served.pop())
         else:
@@ -114,9 +114,9 @@ class WindowSampler:
         }
 
     def load_state_dict(self, state: StateDict, episodes: StateDict | None) -> None:
-        """Load a state, without the windows that are no longer stored.
+        """Load a state, without the sequences that are no longer stored.
 
-        `episodes` is the state of the episode index that was saved with it, if any.
+        `episodes` is the `EpisodeIndex` state that was saved with it, if any.
         """
         index, span = self.index, self.window.span
         self.rng.bit_generator.state = json.loads(state["rng"])
@@ -128,12 +128,10 @@ class WindowSampler:
         self.queue = deque(queue[index.has_window(queue, span)].tolist())
         starts = np.array(state["pending"], np.int64)
         streams = np.array(state["pending_streams"], np.int64)
-        is_same = index.is_live(starts) & (
-            index.stream[starts % index.capacity] == streams
-        )
-        self.pending = dict(
-            zip(streams[is_same].tolist(), starts[is_same].tolist(), strict=True)
-        )
+        is_same = index.stream[starts % index.capacity] == streams
+        is_same &= index.is_live(starts)
+        pairs = zip(streams[is_same].tolist(), starts[is_same].tolist(), strict=True)
+        self.pending = dict(pairs)
         self._served.clear()
         self._put_back = [(ids, mask) for ids, mask in state["put_back"]]
         try:

@@ -28,7 +28,7 @@ class Baseline(NamedTuple):
     """Length of the training in simulator frames."""
 
 
-def normalize(task: str, score: float) -> float | None:
+def human_normalized_score(task: str, score: float) -> float | None:
     """Return the human-normalized score of an Atari game; None for other tasks.
 
     0 is a uniformly random policy and 1 a human player.

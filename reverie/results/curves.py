@@ -1,4 +1,7 @@
-"""Learning curves on common bins of x, averaged over runs, with bootstrap bands."""
+"""Learning curves on common bins of x, averaged over runs, with bootstrap bands.
+
+The points of a run are an array `(n, 2)` of x (such as frames) and value.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,8 @@ def bin_edges(points: Sequence[np.ndarray], bins: int = BINS) -> np.ndarray:
     """
     last = max(float(run[:, 0].max()) for run in points) or 1.0
     distance = max(float(run[:, 0].max()) / len(np.unique(run[:, 0])) for run in points)
-    wide_enough = round(last / distance) if distance else 1
-    return np.linspace(0, last, max(1, min(bins, wide_enough)) + 1)
+    max_bins = round(last / distance) if distance else 1
+    return np.linspace(0, last, max(1, min(bins, max_bins)) + 1)
 
 
 def bin_centers(edges: np.ndarray) -> np.ndarray:

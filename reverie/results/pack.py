@@ -27,8 +27,8 @@ from reverie.storage.atomic import atomic_write
 from reverie.storage.limits import read_json
 from reverie.storage.run_spaces import read_spaces
 
-SHARE = 0.05
-"""Share of the training, at its end, whose episodes count for the score."""
+FINAL_FRACTION = 0.05
+"""Last fraction of the training over which the score is averaged."""
 
 
 def open_for_package(logdir: Path) -> SavedRun:
@@ -54,7 +54,7 @@ def pack(run: SavedRun, path: Path) -> Path:
             zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive,
         ):
             for file in sorted(folder.iterdir()):
-                # the same archive for the same files
+                # without timestamps, so that archives are reproducible
                 member = zipfile.ZipInfo(file.name)
                 with archive.open(member, "w", force_zip64=True) as target:
                     target.write(file.read_bytes())
@@ -68,7 +68,7 @@ def write_package(run: SavedRun, folder: Path) -> dict[str, Any]:
         "agent": _agent_state(run),
         "loop": {"clock": {"updates": _updates(run), "step": manifest["step"]}},
     }
-    if "images" in manifest["parts"]:
+    if "images" in manifest["parts"]:  # image crop of offline training
         parts["images"] = checkpoint.read_part(run.checkpoint, "images")
     results = collect_results(run, int(manifest["step"]))
     checkpoint.write_folder(folder, parts, int(manifest["step"]))
@@ -80,7 +80,7 @@ def write_package(run: SavedRun, folder: Path) -> dict[str, Any]:
 
 
 def collect_results(run: SavedRun, step: int) -> dict[str, Any]:
-    """Return scores of the training and of `reverie eval`, and where they come from."""
+    """Return scores of training and `reverie eval`, with command, commit and GPU."""
     (found,) = find_runs([run.folder])
     config = run.config
     results: dict[str, Any] = {
@@ -90,7 +90,7 @@ def collect_results(run: SavedRun, step: int) -> dict[str, Any]:
         "step": step,
         "updates": _updates(run),
     }
-    window = final_window([found], "frames", 0.0, SHARE, SCORE)
+    window = final_window([found], "frames", 0.0, FINAL_FRACTION, SCORE)
     score = final_score(found, SCORE, window)
     if score is not None:
         points = found.points(SCORE, "frames")
@@ -132,9 +132,9 @@ def _settings(config: Config) -> dict[str, Any]:
 
 
 def _agent_state(run: SavedRun) -> StateDict:
-    """Return the weights, and single values of the other state of an agent.
+    """Return the weights and the scalars in the state of an agent.
 
-    Arrays of optimizers, random generators and recurrent states are left out.
+    Other arrays (of optimizers, random generators and recurrent states) are left out.
     """
     state = checkpoint.read_part(run.checkpoint, "agent")
     agent = run.load_agent(read_spaces(run.folder))

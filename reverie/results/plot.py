@@ -16,7 +16,7 @@ from reverie.render.panels import (
     draw_intervals,
     draw_panels,
 )
-from reverie.results.benchmarks import Baseline, normalize
+from reverie.results.benchmarks import Baseline, human_normalized_score
 from reverie.results.curves import (
     BINS,
     Curve,
@@ -49,7 +49,7 @@ Points = dict[str, dict[str, list[np.ndarray]]]
 """(x, value) of the episodes of each run, by method and task."""
 
 
-class Scale(NamedTuple):
+class ScoreNormalization(NamedTuple):
     """Makes the values of different tasks comparable."""
 
     name: str
@@ -105,19 +105,24 @@ def draw_curves(
 
 
 def draw_profiles(report: Report) -> Any:
-    """Draw the share of runs that exceed each score, by method."""
+    """Draw the fraction of runs that exceed each score, by method."""
     scores: dict[str, dict[str, list[float]]] = {}
     for row in report.rows:
         scores.setdefault(row.method, {})[row.task] = row.scores
     tasks = sorted({task for by_task in scores.values() for task in by_task})
     scaled = {
         method: {
-            task: [x if (y := normalize(task, x)) is None else y for x in values]
+            task: [
+                x if (y := human_normalized_score(task, x)) is None else y
+                for x in values
+            ]
             for task, values in by_task.items()
         }
         for method, by_task in scores.items()
     }
-    if len(tasks) > 1 and any(normalize(task, 0.0) is None for task in tasks):
+    if len(tasks) > 1 and any(
+        human_normalized_score(task, 0.0) is None for task in tasks
+    ):
         raise UserError(
             f"The scores of {', '.join(tasks[:4])} have no common scale for a "
             "performance profile.\n  Fix: give the runs of one task, or of Atari games "
@@ -132,10 +137,12 @@ def draw_profiles(report: Report) -> Any:
         curve = mean_with_band(exceedance(by_task, thresholds))
         lines.append(Line(labels[method], thresholds, *curve))
     label = (
-        "human-normalized score" if normalize(tasks[0], 0.0) is not None else "score"
+        "human-normalized score"
+        if human_normalized_score(tasks[0], 0.0) is not None
+        else "score"
     )
     title = tasks[0] if len(tasks) == 1 else f"{len(tasks)} tasks"
-    panel = Panel(title, lines, {}, label, "share of runs above", (0.0, 1.0))
+    panel = Panel(title, lines, {}, label, "fraction of runs above", (0.0, 1.0))
     return draw_panels([panel], describe_windows(report))
 
 
@@ -205,26 +212,28 @@ def _aggregate_panel(
     return Panel(title, lines, references, UNITS[x], scale.name, y_range)
 
 
-def _make_scale(points: Points, key: str) -> Scale:
-    """Return the normalization of the benchmark, or one to the range of each task."""
+def _make_scale(points: Points, key: str) -> ScoreNormalization:
+    """Return the human normalization, or a min-max normalization per task."""
     tasks = _tasks_of(points)
     if key in RATES:
-        return Scale(NAMES[key], lambda task, values: values)
-    if key == "episode/score" and all(normalize(t, 0.0) is not None for t in tasks):
-        return Scale("human-normalized score", _normalize_array)
+        return ScoreNormalization(NAMES[key], lambda task, values: values)
+    if key == "episode/score" and all(
+        human_normalized_score(t, 0.0) is not None for t in tasks
+    ):
+        return ScoreNormalization("human-normalized score", _normalize_array)
     ranges = {}
     for task in tasks:
         runs = [r for by_task in points.values() for r in by_task.get(task, [])]
         curves = np.concatenate([run[:, 1] for run in runs])
         ranges[task] = (float(curves.min()), float(np.ptp(curves)) or 1.0)
-    return Scale(
-        f"{NAMES.get(key, key)}, range of each task as 0 to 1",
+    return ScoreNormalization(
+        f"{NAMES.get(key, key)}, min-max normalized per task",
         lambda task, values: (values - ranges[task][0]) / ranges[task][1],
     )
 
 
 def _normalize_array(task: str, values: np.ndarray) -> np.ndarray:
-    zero, one = normalize(task, 0.0), normalize(task, 1.0)
+    zero, one = human_normalized_score(task, 0.0), human_normalized_score(task, 1.0)
     assert zero is not None
     assert one is not None
     return zero + (one - zero) * values

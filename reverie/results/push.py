@@ -29,7 +29,7 @@ def push(logdir: Path, name: str, private: bool = False, video: bool = True) -> 
     hub, (repository, revision) = import_hub(), parse_name(name)
     if revision:
         raise UserError(
-            f"A commit is added to the branch main, not to {revision!r}.\n"
+            f"`reverie push` always commits to the branch main, not to {revision!r}.\n"
             f"  Fix: reverie push {logdir} {repository}"
         )
     with TemporaryDirectory() as temporary:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from reverie.results.benchmarks import Baseline, normalize
+from reverie.results.benchmarks import Baseline, human_normalized_score
 from reverie.results.runs import Groups, Run
 from reverie.results.scores import ScoreWindow, final_score, final_window, has_episode
 from reverie.results.statistics import (
@@ -51,7 +51,7 @@ class Report(NamedTuple):
     """By task."""
     sources: list[str]
     """Where published results come from."""
-    early: int = 0
+    runs_without_final_episodes: int = 0
     """Number of runs without an episode in the window of their task."""
 
 
@@ -60,13 +60,13 @@ def make_report(
     key: str,
     x: str = "frames",
     budget: float = 0.0,
-    share: float = 0.05,
+    fraction: float = 0.05,
     baseline: Baseline | None = None,
 ) -> Report:
     """Compute the final scores of all runs and their aggregates.
 
-    The final score of a run is the mean of the episodes in the last `share` of the
-    budget; without a budget, of the longest run of the task.
+    The final score of a run is the mean of the episodes in the last `fraction` of
+    the budget; without a budget, of the longest run of the task.
     """
     tasks = sorted({task for by_task in groups.values() for task in by_task})
     windows = {
@@ -74,7 +74,7 @@ def make_report(
             [run for by_task in groups.values() for run in by_task.get(task, [])],
             x,
             budget,
-            share,
+            fraction,
             key,
         )
         for task in tasks
@@ -108,13 +108,14 @@ def make_report(
         for b in methods[i + 1 :]
         if {*scores[a]} & {*scores[b]}
     }
-    early = sum(
-        not has_episode(run, key, windows[task])
+    without_episodes = sum(
+        final_score(run, key, windows[task]) is not None
+        and not has_episode(run, key, windows[task])
         for by_task in groups.values()
         for task, runs in by_task.items()
         for run in runs
     )
-    return Report(rows, aggregates, improvements, windows, sources, early)
+    return Report(rows, aggregates, improvements, windows, sources, without_episodes)
 
 
 def _make_row(
@@ -167,7 +168,7 @@ def _normalized(scores: dict[str, list[float]]) -> dict[str, list[float]]:
     """Return human-normalized scores of the tasks for which they are defined."""
     result = {}
     for task, values in scores.items():
-        normalized = [normalize(task, value) for value in values]
+        normalized = [human_normalized_score(task, value) for value in values]
         if all(value is not None for value in normalized):
             result[task] = [float(value or 0.0) for value in normalized]
     return result
@@ -193,7 +194,7 @@ def format_estimate(estimate: Estimate) -> str:
 
 
 def format_number(value: float) -> str:
-    """Format a score with the digits that matter."""
+    """Format a score with 0, 1 or up to 3 decimals, depending on its magnitude."""
     if not math.isfinite(value):
         return str(value)
     digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 3
@@ -229,20 +230,21 @@ def _aggregate_cells(report: Report) -> list[list[str]]:
 
 def describe_windows(report: Report) -> str:
     """Return a sentence that states which episodes the final scores average."""
-    windows = {*report.windows.values()}
+    windows = {window for window in report.windows.values() if window.end}
     shares = {round(100 * (1 - window.start / window.end), 3) for window in windows}
     if len(windows) > 1 and len(shares) == 1:  # each task has its own budget
         ends = sorted(window.end for window in windows)
+        unit = next(iter(windows)).x
         text = (
             f"episodes in the last {shares.pop():g} % of the training of each task, "
-            f"which ends at {ends[0]:,.6g} to {ends[-1]:,.6g} {next(iter(windows)).x}"
+            f"which ends at {ends[0]:,.6g} to {ends[-1]:,.6g} {unit}"
         )
     else:
         text = "; ".join(sorted(map(str, windows)))
     text = f"Score: mean of {text}."
-    if report.early:
-        runs = "1 run has" if report.early == 1 else f"{report.early} runs have"
-        text += f" {runs} no episode there, so the last one before it counts."
+    if count := report.runs_without_final_episodes:
+        runs = "1 run has" if count == 1 else f"{count} runs have"
+        text += f" {runs} no episode there; the last earlier episode counts instead."
     estimates = [row.estimate for row in report.rows]
     if any(math.isfinite(estimate.low) for estimate in estimates):
         text += " Intervals: 95 % bootstrap over seeds."

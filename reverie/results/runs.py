@@ -79,7 +79,7 @@ class Run:
         return points[np.isfinite(points).all(1)]
 
     def metrics(self) -> set[str]:
-        """Return the metrics of the run, of which `points` returns the values."""
+        """Return the names of the logged metrics, which are the keys of `points`."""
         entries = _read_lines(self.path / METRICS if self.path.is_dir() else self.path)
         names = {key for entry in entries for key in entry}
         scores = _read_lines(self.path / SCORES) if self.path.is_dir() else entries
@@ -167,7 +167,7 @@ def _read_index(path: Path) -> list[Run]:
 
 
 def _make_run(path: Path, settings: Mapping[str, Any], about: Mapping[str, Any]) -> Run:
-    flat = {k: _plain(v) for k, v in _flatten(settings).items()}
+    flat = {k: _plain(v) for k, v in configs.flatten(dict(settings)).items()}
     return Run(
         path,
         str(flat.get("task", "")),
@@ -194,8 +194,8 @@ Groups = dict[str, dict[str, list[Run]]]
 def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> Groups:
     """Group runs by method, then by task; the runs of a group differ in their seeds.
 
-    Two runs belong to different methods if their agents differ, or if one of the
-    settings differs that vary between runs of the same task and agent (except
+    Two runs belong to different methods if their agents differ, or if they differ in
+    a setting that varies among runs of the same task and agent (except
     `NOT_METHOD_SETTINGS`). With `by`, only these settings are compared. The name of a
     method consists of its agent and these settings.
     """
@@ -218,6 +218,7 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> Groups:
 
 
 def _varied_settings(runs: Sequence[Run]) -> list[str]:
+    """Return the settings that differ between runs of the same task and agent."""
     by_task: dict[str, list[Run]] = {}
     for run in runs:
         by_task.setdefault(run.task, []).append(run)
@@ -234,18 +235,8 @@ def _varied_settings(runs: Sequence[Run]) -> list[str]:
     return ["size"] if "size" in keys and len(keys) > 3 else [*keys]
 
 
-def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{name}.")
-        else:
-            flat[name] = value
-    return flat
-
-
 def _plain(value: Any) -> Any:
+    """Convert lists to text, so that values can be compared and printed."""
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 

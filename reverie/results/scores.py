@@ -9,27 +9,30 @@ from reverie.results.runs import Run
 
 
 class ScoreWindow(NamedTuple):
-    """The part of a run whose episodes the final score averages."""
+    """The part of a run whose episodes are averaged to the final score."""
 
     start: float
-    """First position, which is not part of the window."""
+    """Start, exclusive."""
     end: float
-    """Last position, which is part of the window."""
+    """End, inclusive."""
     x: str
-    """Unit of the positions: `frames`, `step` or `hours`."""
+    """Unit of start and end: `frames`, `step` or `hours`."""
 
     def __str__(self) -> str:
         return f"episodes at {self.start:,.6g} to {self.end:,.6g} {self.x}"
 
 
 def final_window(
-    runs: Sequence[Run], x: str, budget: float, share: float, key: str
+    runs: Sequence[Run], x: str, budget: float, fraction: float, key: str
 ) -> ScoreWindow:
-    """Return the last `share` of the budget, which is the longest run if it is 0."""
+    """Return the last `fraction` of the budget.
+
+    A budget of 0 means the length of the longest run.
+    """
     if not budget:
         ends = [float(p[:, 0].max()) for r in runs if len(p := r.points(key, x))]
         budget = max(ends, default=0.0)
-    return ScoreWindow(budget * (1 - share), budget, x)
+    return ScoreWindow(budget * (1 - fraction), budget, x)
 
 
 def final_score(run: Run, key: str, window: ScoreWindow) -> float | None:

@@ -71,7 +71,7 @@ AGGREGATES: dict[str, Statistic] = {
 def aggregate(
     scores: Scores, statistic: Statistic, seed: int = 0, resamples: int | None = None
 ) -> Estimate:
-    """A statistic with its stratified bootstrap interval: runs are drawn per task."""
+    """Return a statistic with its bootstrap interval; runs are resampled per task."""
     arrays = _to_arrays(scores)
     value = statistic(arrays)
     if all(len(x) < 2 for x in arrays):

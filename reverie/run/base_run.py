@@ -1,6 +1,6 @@
-"""`BaseRun`: the parts that online and offline training runs share.
+"""`BaseRun`: base class of online and offline training runs.
 
-These are the locked run folder, device, checkpoints, clock and logger, and the update.
+It has the locked run folder, device, checkpoints, clock and logger, and runs updates.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from reverie.api import Agent, Metrics, StateDict, UserError
+from reverie.api import Agent, Batch, Extras, Metrics, StateDict, UserError
 from reverie.log.logger import Logger, make_logger
 from reverie.log.messages import print_message
 from reverie.log.status import StatusLine
 from reverie.log.terminal import Epochs
-from reverie.log.timer import Rates, Timer
+from reverie.log.timer import Rates, Timer, timed
 from reverie.log.usage import Usage
 from reverie.run import checkpoint, device
 from reverie.run.checkpoint import Checkpoints
@@ -32,13 +33,15 @@ from reverie.run.folder import (
     record_end,
     resolve_logdir,
 )
-from reverie.run.health import Health, restart_advice
 from reverie.run.memory import check_memory
+from reverie.run.nonfinite import NonfiniteCheck, restart_advice
+from reverie.run.profile import Profiler
+from reverie.run.ranks import Leader, make_leader
 from reverie.run.repeatable import train_or_abort
 from reverie.run.resources import Resources
 from reverie.run.signals import Interrupted, Stopper
 
-SAVING = "saving a checkpoint"
+SAVING = "saving a checkpoint"  # an activity of the status line
 STOP_SECONDS = 10.0
 """Seconds after a signal until a run that has not stopped prints its activity."""
 
@@ -52,8 +55,10 @@ class BaseRun(Resources):
     feed: Any
     clock: Clock
     logger: Logger
+    ranks: Leader | None = None
+    """Sends commands to the other ranks; None if this process trains alone."""
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, profile: int = 0):
         super().__init__()
         self.config = self.saved_config = config
         self.path = resolve_logdir(config.logdir)
@@ -64,17 +69,22 @@ class BaseRun(Resources):
             config.run.keep_every,
             config.run.keep_epochs,
         )
-        self.health = Health(config.run.max_nonfinite, self.checkpoints)
+        self.nonfinite_check = NonfiniteCheck(
+            config.run.max_nonfinite, self.checkpoints
+        )
         self.logger = Logger([])
+        self.profile = profile
+        """Number of updates to trace with the profiler; 0 for no trace."""
+        self.profiler: Profiler | None = None
         self.status = StatusLine("starting", self.print_message)
         self.has_started = False  # True after the first environment step or update
-        self._has_notice = False  # True after `_stop_notice` has returned one
+        self._notice_was_shown = False  # the notice of `_stop_notice`
         self.should_save = False
         """True if the run has changed since the last save and its parts are consistent.
         """
         self.was_finished = False
         """True if the restored checkpoint and log are those of a finished run."""
-        self._final_metrics: Metrics = {}  # if a log is due at the last step
+        self._final_metrics: Metrics = {}  # of the last step, if a log was due there
 
     def print_message(self, text: str) -> None:
         """Print to standard error, after erasing the progress line."""
@@ -91,12 +101,12 @@ class BaseRun(Resources):
         lock = open_run_folder(self.path, self.saved_config)
         self._lock = self._cleanup.enter_context(lock)
         self._cleanup.callback(self._record_end)
-        self._cleanup.callback(self._delete_if_refused, files)
+        self._cleanup.callback(self._delete_if_not_started, files)
         self._cleanup.enter_context(self.stopper)
         self.status.notice = self._stop_notice
         self._cleanup.enter_context(self.status)
         device.seed_everything(config.seed)
-        self.device = device.pick_device(config.device)
+        self.device = device.pick_device(config.device, config.run.train_devices)
         if config.deterministic:
             device.make_deterministic()
         else:
@@ -119,16 +129,30 @@ class BaseRun(Resources):
             render_fps,
             epochs=self._epochs if self.clock.epochs else None,
         )
+        self.logger.timer = self.timer
+        if self.profile:
+            self.profiler = Profiler(
+                self.profile, self.path, self.device, self.timer, self.print_message
+            )
+            self._cleanup.callback(self.profiler.close)
         self._cleanup.callback(self.logger.close)
         self.status.details = self._details
+
+    def _connect_ranks(self, spaces: Any, folder: Path | None = None) -> None:
+        """Build the agent in the other processes, if this run has several."""
+        self.ranks = make_leader(
+            self.config, self.agent, spaces, self.device, self.precision, folder
+        )
+        if self.ranks:
+            self._cleanup.callback(self.ranks.close)
 
     # Used by the training loops.
 
     def update(self) -> Metrics | None:
         """Run and time one update of the agent.
 
-        None if the run was asked to stop: a running update is aborted, if possible, and
-        repeated when the run is resumed.
+        Return None if the run was asked to stop. An update that is running then is
+        aborted, if possible, and repeated when the run is resumed.
         """
         if self.stopper.is_set():
             return None
@@ -136,20 +160,30 @@ class BaseRun(Resources):
         served = self.feed.served
         with self.modifying():
             with self.timer("train"):
-                metrics = train_or_abort(self.agent, self.feed, self.device)
+                feed = _TimedFeed(self.feed, self.timer)
+                metrics = (
+                    self.ranks.train(feed)
+                    if self.ranks
+                    else train_or_abort(self.agent, feed, self.device)
+                )
             if metrics is None:
                 return None
             self.has_started = True
-            self.rates.add("train", self.feed.served - served)
+            replayed = self.feed.served - served
+            if self.ranks and self.ranks.shards:
+                replayed *= self.ranks.group.launch.world_size  # of all ranks
+            self.rates.add("train", replayed)
             self.clock.add_update()
-            self.health.check(self.agent, metrics)
+            if self.profiler:
+                self.profiler.count_update(self.clock.updates)
+            self.nonfinite_check.check(self.agent, metrics)
         return metrics
 
     @contextlib.contextmanager
     def modifying(self) -> Iterator[None]:
-        """Context in which the parts are inconsistent: an error does not save the run.
+        """Context manager for changes of the parts: set `should_save` afterwards.
 
-        After it, the run has changes to save.
+        After an error inside, the parts may be inconsistent, so the run is not saved.
         """
         self.should_save = False
         yield
@@ -160,10 +194,11 @@ class BaseRun(Resources):
         """True if the run has reached its end."""
         raise NotImplementedError
 
+    @timed("log")
     def write_log(self) -> None:
         """Write the metrics since the last call.
 
-        Those of the last step are written by `finish`, once, with the last report.
+        At the last step, `finish` writes them instead, together with the last report.
         """
         if self.is_complete:
             self._final_metrics = self._run_metrics()
@@ -172,7 +207,7 @@ class BaseRun(Resources):
             self.logger.write(self.clock.frames)
 
     def _write_final_log(self) -> None:
-        """Write the metrics of the last step, or of the step where a signal stopped."""
+        """Write the metrics of the last step, also if a signal stopped the run."""
         if self.is_complete or self.logger.step != self.clock.frames:
             self.logger.add(self._final_metrics or self._run_metrics())
             self.logger.write(self.clock.frames)
@@ -204,9 +239,12 @@ class BaseRun(Resources):
         """Return a message if a signal was received and the run has not stopped yet."""
         if not self.stopper.is_set() or activity == SAVING:
             return ""
-        if time.monotonic() - self.stopper.time < STOP_SECONDS or self._has_notice:
+        if (
+            time.monotonic() - self.stopper.time < STOP_SECONDS
+            or self._notice_was_shown
+        ):
             return ""
-        self._has_notice = True
+        self._notice_was_shown = True
         return f"The run will be saved after: {self.status.line()}."
 
     def _record_end(self) -> None:
@@ -217,7 +255,7 @@ class BaseRun(Resources):
         elif isinstance(error, Exception) and not isinstance(error, Interrupted):
             record_end(self.path, error)
 
-    def _delete_if_refused(self, files: NewFiles) -> None:
+    def _delete_if_not_started(self, files: NewFiles) -> None:
         """Delete the files of a new run that failed before its first step."""
         if not self.has_started and not self.checkpoints.paths():
             files.delete()
@@ -257,13 +295,13 @@ class BaseRun(Resources):
         return newest
 
     def _begin_save(self) -> None:
-        """Raise if the run folder does not exist any more."""
+        """Set the status line; raise if the run folder was deleted or moved."""
         self.status.begin(SAVING)
         check_lock(self.path, self._lock)
 
     def agent_state(self) -> StateDict:
         """Return the state of the agent; raise if it is not finite."""
-        state = self.agent.state_dict()
+        state = self.ranks.state_dict() if self.ranks else self.agent.state_dict()
         name = checkpoint.find_nonfinite(state)
         if name:
             left, fix = restart_advice(self.checkpoints)
@@ -272,3 +310,26 @@ class BaseRun(Resources):
                 f"\n  Fix: {fix}"
             )
         return state
+
+
+class _TimedFeed:
+    """Wraps a feed and measures the time of sampling and writing back."""
+
+    def __init__(self, feed: Any, timer: Timer):
+        self.feed, self.timer = feed, timer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.feed, name)
+
+    @timed("sample")
+    def __call__(self, name: str, out: Batch | None = None) -> Batch:
+        batch: Batch = self.feed(name) if out is None else self.feed(name, out)
+        return batch
+
+    @timed("write_back")
+    def write_back(self, stepid: Tensor, extras: Extras) -> None:
+        self.feed.write_back(stepid, extras)
+
+    @timed("write_back")
+    def prioritize(self, stepid: Tensor, priority: Tensor) -> None:
+        self.feed.prioritize(stepid, priority)

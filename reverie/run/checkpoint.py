@@ -40,6 +40,7 @@ from reverie.storage.limits import (
 from reverie.storage.os_errors import FILE_INTACT, explain_write_errors
 
 FORMAT = 1
+"""Version of the file format."""
 PARTIAL = ".partial-"
 """Prefix of checkpoints that are being written or deleted."""
 REQUIRED = ("agent", "loop")
@@ -63,7 +64,8 @@ class Checkpoints:
     """The checkpoints of one run, newest last.
 
     Keeps the newest `keep_last`, every `keep_every`-th one, and the first one after
-    every `keep_epochs` epochs (0: none). One without the `required` parts is damaged.
+    every `keep_epochs` epochs (0: none). A checkpoint without one of the `required`
+    parts is treated as damaged.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class Checkpoints:
         """Return the newest valid checkpoint; damaged ones are moved to quarantine.
 
         With `read_only` nothing is moved, because another process may be writing here.
-        A checkpoint that is deleted during the check was replaced by a newer one.
+        If that process deletes a checkpoint during the check, there is a newer one.
         """
         paths = self.paths()
         for path in reversed(paths):
@@ -118,7 +120,11 @@ class Checkpoints:
             except Damaged as error:
                 if read_only and not path.exists():
                     continue
-                action = "skipped" if read_only else f"moved to {self._isolate(path)}"
+                action = (
+                    "skipped"
+                    if read_only
+                    else f"moved to {self._move_to_quarantine(path)}"
+                )
                 next_step = "Trying the previous checkpoint."
                 if path == paths[0]:
                     next_step = "There is no older checkpoint."
@@ -132,7 +138,7 @@ class Checkpoints:
         if not self.folder.is_dir():
             return []
         paths = [p for p in self.folder.iterdir() if _NAME.fullmatch(p.name)]
-        return sorted(paths, key=lambda path: _counters(path)[1::-1])
+        return sorted(paths, key=lambda path: _counters(path)[1::-1])  # number, step
 
     @property
     def step(self) -> int:
@@ -166,7 +172,7 @@ class Checkpoints:
         """Folder of damaged checkpoints."""
         return self.folder / "quarantine"
 
-    def _isolate(self, path: Path) -> Path:
+    def _move_to_quarantine(self, path: Path) -> Path:
         make_folder(self.quarantine)
         target = self.quarantine / path.name
         while os.path.lexists(target):
@@ -230,9 +236,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def verify(folder: Path, required: Collection[str] = REQUIRED) -> None:
-    """Raise `Damaged` unless every file exists with the size and checksum it had.
+    """Raise `Damaged` unless every file has the size and checksum in the manifest.
 
-    Files must be listed for every part, and other files of the parts must not exist.
+    The manifest must list files of every part, and no unlisted files of the parts may
+    exist.
     """
     if folder.is_symlink():
         raise Damaged("it is a symbolic link")
@@ -306,9 +313,9 @@ def read_part(folder: Path, part: str) -> StateDict:
 
 @contextmanager
 def explain_mismatch(path: Path) -> Iterator[None]:
-    """Raise errors of `load_state_dict` as a `UserError`.
+    """Convert errors of `load_state_dict` to a `UserError`.
 
-    The checksums of a checkpoint do not show whether its contents fit the run.
+    A checkpoint with valid checksums may still not fit the run.
     """
     try:
         yield
@@ -336,7 +343,7 @@ def has_checkpoint(path: Path) -> bool:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """Return the newest checkpoint of a run folder, or the one that is named."""
+    """Return the newest checkpoint of a run folder, or `path` if it is a checkpoint."""
     path = path.expanduser()
     if (path / "manifest.json").is_file():
         try:
@@ -366,7 +373,7 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def _describe_folder(path: Path) -> str:
-    """Name what is at `path` instead of a checkpoint: the end of a sentence."""
+    """Return a clause about what is at `path` instead of a checkpoint."""
     if not path.is_dir():
         return ", which is a file"
     names = sorted(entry.name for entry in path.iterdir())
@@ -423,7 +430,7 @@ def _delete(path: Path) -> None:
 
 
 def _pack(value: Any, arrays: dict[str, torch.Tensor], name: str) -> Any:
-    """Return a state as JSON; its arrays are added to `arrays` and named in it."""
+    """Return a state as JSON data, in which names replace arrays; fill `arrays`."""
     if isinstance(value, dict):
         packed = {}
         for key, item in value.items():
@@ -432,7 +439,7 @@ def _pack(value: Any, arrays: dict[str, torch.Tensor], name: str) -> Any:
         return {"$dict": packed} if any(k.startswith("$") for k in packed) else packed
     if isinstance(value, (list, tuple)):
         return [_pack(item, arrays, f"{name}/{i}") for i, item in enumerate(value)]
-    while name in arrays:  # {"a/b": x, "a": {"b": y}}
+    while name in arrays:  # as for x and y in {"a/b": x, "a": {"b": y}}
         name += "+"
     if isinstance(value, torch.Tensor):
         arrays[name] = value.detach().to("cpu").contiguous().clone()

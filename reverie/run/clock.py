@@ -24,6 +24,7 @@ from typing import Literal
 from reverie.api import Schedule, StateDict, UserError
 from reverie.capabilities import CountsEpochs
 from reverie.config import check_minimum
+from reverie.distributed.heartbeat import RANK_TIMEOUT
 
 INTERVALS: dict[str, dict[str, float]] = {
     "seconds": {"log": 120, "report": 300, "save": 900, "eval": 300},
@@ -32,8 +33,10 @@ INTERVALS: dict[str, dict[str, float]] = {
 }
 """Default of each `_every` setting, by the unit `run.clock`."""
 
+MIN_RANK_TIMEOUT = 3
+"""A process of a run sends a heartbeat every two seconds."""
 MAX_ENVS = 65_536
-"""Limit of the numbers of environments; more would take hours to build."""
+"""Maximum of `run.envs` and `run.eval_envs`; more would take hours to build."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ class RunConfig:
     eval_eps: int = 1
     """Episodes per evaluation of `train_eval`."""
     eval_configs: tuple[str, ...] = ()
-    """Preset blocks whose `env` settings apply to evaluation."""
+    """Presets whose `env` settings apply to evaluation."""
     report_batches: int = 1
     """Batches per report."""
     from_checkpoint: str = ""
@@ -97,11 +100,23 @@ class RunConfig:
     max_nonfinite: int = 20
     """Number of consecutive updates that may be skipped because the loss or a gradient
     is not finite."""
+    train_devices: tuple[int, ...] = ()
+    """Indices of the GPUs to train on; one process is started for each. Empty for the
+    first `devices` GPUs."""
+    policy_devices: tuple[str, ...] = ()
+    """Device on which the policy acts while data is collected: the index of a GPU, or
+    `cpu`. The weights are copied to it after updates. Empty for the device that trains.
+    """
+    rank_timeout: float = RANK_TIMEOUT
+    """With several processes: seconds after which a process that hangs ends the run.
+    Updates and environment steps that are always slow may take longer (see
+    docs/scale.md)."""
 
     def __post_init__(self) -> None:
         check_minimum(self, "run.", envs=1, steps=1, eval_envs=1, eval_eps=1)
         check_minimum(self, "run.", max_nonfinite=1, train_ratio=0, pretrain=0)
         check_minimum(self, "run.", keep_last=1, keep_every=0, keep_epochs=0)
+        check_minimum(self, "run.", rank_timeout=MIN_RANK_TIMEOUT)
         for name in ("envs", "eval_envs"):
             if getattr(self, name) > MAX_ENVS:
                 raise UserError(
@@ -115,7 +130,10 @@ class RunConfig:
 
 
 class TrainRatio:
-    """Schedule with a constant number of updates per agent step; fractions add up."""
+    """Schedule with a constant number of updates per agent step.
+
+    The number may be a fraction: an update is due when fractions have added up to 1.
+    """
 
     should_collect = True
     finished = False
@@ -123,7 +141,7 @@ class TrainRatio:
     def __init__(self, updates_per_step: float, pretrain: int = 0):
         assert updates_per_step >= 0
         self.updates_per_step, self.pretrain = updates_per_step, pretrain
-        self.trained_step: float | None = None  # updates are done up to here
+        self.trained_step: float | None = None  # no update is due up to here
 
     def updates_due(self, step: int) -> int:
         if self.updates_per_step == 0:
@@ -171,7 +189,7 @@ class Clock:
         }
         self._keep_epochs = config.keep_epochs if self.epochs else 0
         self._collected_epochs = 0  # at the last call of `collection_ended`
-        self._seen_epochs = 0  # completed at the last call of `_is_epoch_to_keep`
+        self._seen_epochs = 0  # completed epochs at the last `_is_epoch_to_keep`
         self._restart_intervals()
 
     @property
@@ -220,14 +238,17 @@ class Clock:
     def updates_due(self, ready: bool) -> int:
         """Number of updates to run now; 0 until the replay is `ready`.
 
-        Those that an interrupted run left come first.
+        Updates that were due when the run was interrupted come first.
         """
         if ready and not self.updates_left:
             self.updates_left = self.schedule.updates_due(self.step)
         return self.updates_left if ready else 0
 
     def every(self, name: str) -> bool:
-        """True if `name` (log, report, save, eval) is due; restarts its interval."""
+        """True if `name` (log, report, save, eval) is due; if so, restart its interval.
+
+        In steps and epochs, intervals end at multiples of their length.
+        """
         interval = self._every[name]
         keeps_epoch = name == "save" and self._is_epoch_to_keep()
         if interval <= 0:
@@ -235,7 +256,7 @@ class Clock:
         now = self._now()
         if now - self._last[name] < interval:
             return keeps_epoch
-        # In steps, multiples of the interval: an iteration takes several steps at once.
+        # an iteration of the loop takes several steps at once, so round down
         self._last[name] = now if self._unit == "seconds" else now - (now % interval)
         return True
 

@@ -1,26 +1,45 @@
 """Collectors act in vectorized environments and return rows for the replay.
 
 `InProcessCollector` steps the environments while the caller waits. With
-`OverlappedCollector` the environments step in their workers while the agent trains; the
-rows are the same, only the time differs.
+`OverlappedCollector` the environments step in worker processes while the agent trains.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from torch.utils import _pytree as pytree
 
 from reverie.agents.explore import ExploreConfig
-from reverie.api import Action, Agent, Metrics, Mode, Obs, StateDict, VecEnv
+from reverie.api import (
+    Action,
+    Agent,
+    Carry,
+    Metrics,
+    Mode,
+    Obs,
+    PolicyOutput,
+    StateDict,
+    VecEnv,
+)
 from reverie.log.episode_stats import EpisodeStats
 from reverie.log.timer import Rates, Timer
 from reverie.rows import Rows
+from reverie.spaces import Spaces
+
+
+class CanAct(Protocol):
+    """The part of `api.Agent` that a collector uses."""
+
+    @property
+    def extras(self) -> Spaces: ...
+    def initial(self, batch: int) -> Carry: ...
+    def policy(self, carry: Carry, obs: Obs, mode: Mode = "train") -> PolicyOutput: ...
 
 
 class InProcessCollector:
-    """Chooses actions and steps the environments one after the other.
+    """Chooses actions, and then steps the environments while the caller waits.
 
     For the first `prefill` steps, and while the exploration policy is `random`, the
     actions come from `random_agent`. Other exploration policies are those of the agent.
@@ -29,7 +48,7 @@ class InProcessCollector:
     def __init__(
         self,
         envs: VecEnv,
-        agent: Agent,
+        agent: CanAct,
         random_agent: Agent,
         prefill: int,
         explore: ExploreConfig,
@@ -44,7 +63,7 @@ class InProcessCollector:
         self.steps = 0
         self._obs: Obs = {}
         self._carry: Any = None
-        self._action: Action | None = None  # of the environment step to wait for
+        self._action: Action | None = None  # of the step that `wait` finishes
 
     def reset(self) -> None:
         """Start an episode in every environment."""
@@ -54,11 +73,11 @@ class InProcessCollector:
         self.wait()
         obs = self._obs
         action, extras = self._act(agent_obs(obs))
-        action = zero_last_actions(action, obs)
-        rows = self._rows(obs, {**obs, **action, **extras})
-        self.steps += len(rows)
-        self._action = action
+        self._action = action = zero_last_actions(action, obs)
+        waiting = self.envs.waiting  # before the step that starts now
         self._start_step(action)
+        rows = self._rows(obs, {**obs, **action, **extras}, waiting)
+        self.steps += len(rows)
         return rows
 
     def wait(self) -> None:
@@ -120,12 +139,11 @@ class InProcessCollector:
         self.rates.add("policy", count)
         return action, extras
 
-    def _rows(self, obs: Obs, values: dict[str, Any]) -> Rows:
+    def _rows(self, obs: Obs, values: dict[str, Any], waiting: np.ndarray) -> Rows:
         """Return the rows of all environments that are not waiting for others.
 
         Environments wait with `env.vector.lockstep`; their rows are not stored.
         """
-        waiting = self.envs.waiting
         if not waiting.any():
             return Rows(values, metrics=self.episodes.add(obs))
         streams = np.flatnonzero(~waiting)
@@ -141,7 +159,7 @@ class InProcessCollector:
 
 
 class OverlappedCollector(InProcessCollector):
-    """Starts the environment step and returns, so that the agent trains meanwhile."""
+    """Starts the environment step and returns, so that training can run meanwhile."""
 
     def _start_step(self, action: Action) -> None:
         self.envs.send(action)
@@ -152,7 +170,7 @@ class OverlappedCollector(InProcessCollector):
 
 def agent_obs(obs: Obs) -> Obs:
     """Return the observations without the keys that are only logged."""
-    return {key: value for key, value in obs.items() if key[:4] != "log/"}
+    return {key: value for key, value in obs.items() if not key.startswith("log/")}
 
 
 def zero_last_actions(action: Action, obs: Obs) -> Action:

@@ -1,4 +1,8 @@
-"""`Config`, all settings of a run, and how blocks, files and flags are combined."""
+"""`Config`: all settings of a run, and `resolve`, which combines their sources.
+
+The sources are presets, config files and flags. Each is a layer of settings; a
+layer overrides those before it.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +30,8 @@ from reverie.convert.dreamerv3.config import (
     convert_options as convert_dreamerv3_options,
 )
 from reverie.convert.dreamerv3.config import is_config as is_dreamerv3_config
-from reverie.convert.dreamerv3_torch.config import BLOCK as DREAMERV3_TORCH
-from reverie.convert.dreamerv3_torch.config import convert_options, merge_blocks
+from reverie.convert.dreamerv3_torch.config import PRESET as DREAMERV3_TORCH
+from reverie.convert.dreamerv3_torch.config import convert_options, merge_presets
 from reverie.convert.dreamerv3_torch.config import (
     is_config as is_dreamerv3_torch_config,
 )
@@ -42,6 +46,7 @@ from reverie.envs import PYTHON_ENV, EnvConfig, split_task
 from reverie.log.logger import LoggerConfig
 from reverie.plugins import import_object, is_plugin, settings_name
 from reverie.replay.config import ReplayConfig
+from reverie.run.actors.config import ActorsConfig
 from reverie.run.clock import INTERVALS, RunConfig
 from reverie.run.imported import (
     check_agent,
@@ -51,6 +56,7 @@ from reverie.run.imported import (
     settings_of_file,
 )
 from reverie.run.offline.datasets import OfflineConfig
+from reverie.run.presets import NamedLayers, expand_presets, last_value
 from reverie.run.size import choose_size
 from reverie.run.trust import check_trusted
 
@@ -63,23 +69,30 @@ MAX_SEED = 2**63 - 1
 
 @dataclass(frozen=True)
 class Config:
+    """All settings of a run."""
+
     task: str = "catch"
     """Task: `SUITE_NAME` (`reverie envs` lists them), `gym_ID` for Gymnasium,
     `package.module:function` that makes an environment, `sequences_NAME` for a sequence
     dataset, or `recordings` for recorded episodes."""
     agent: str = "dreamer"
-    """`dreamer`, `iris`, `vta`, `bc`, `random`, or `package.module:Class`."""
+    """Agent: `dreamer`, `iris`, `vta`, `bc`, `random`, or `package.module:Class`."""
     size: str = ""
-    """Preset block with the size of the agent's networks, if the run chose one because
-    no block, file or flag gives a size. Set automatically."""
+    """Preset with the network size that was chosen for the run, because no preset,
+    file or flag gives a size. Set automatically."""
     seed: int = 0
     """Random seed."""
     logdir: str = "~/logdir/{timestamp}"
     """Run folder. A run in an existing folder is resumed."""
     device: str = "auto"
     """`cuda`, `cpu` or `mps`; `auto` for the fastest available."""
+    devices: int = 1
+    """Number of processes that `reverie train` starts on this machine for data-parallel
+    training: one per GPU, or all on the CPU. Leave it at 1 with `torchrun` or `srun`,
+    which start the processes."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """`auto` is `bfloat16` on a GPU and `float32` elsewhere."""
+    """`auto` is `bfloat16` on a CUDA GPU (`float16` if its compute capability is below
+    8.0) and `float32` elsewhere."""
     compile: Literal["auto", "none", "step", "graph"] = "auto"
     """Acceleration of updates and policy: `none`, fused kernels (`step`), or kernels
     captured as CUDA graphs (`graph`); `auto` is `graph` on a CUDA GPU and `step`
@@ -88,6 +101,8 @@ class Config:
     """Make runs with the same seed bitwise identical, also after resuming."""
     run: RunConfig = field(default_factory=RunConfig)
     """Training loop: steps, train ratio, intervals, evaluation."""
+    actors: ActorsConfig = field(default_factory=ActorsConfig)
+    """Actors in other processes and on other machines."""
     env: EnvConfig = field(default_factory=EnvConfig)
     """Environments: suites, wrappers, worker processes."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
@@ -113,7 +128,7 @@ class Config:
 
     def __post_init__(self) -> None:
         check_name(self.agent)
-        configs.check_minimum(self, seed=0)
+        configs.check_minimum(self, seed=0, devices=1)
         if self.seed > MAX_SEED:
             raise UserError(f"seed must be at most {MAX_SEED}.\n  Fix: --seed 0")
         if self.deterministic and self.run.clock == "seconds":
@@ -130,17 +145,22 @@ class Config:
         settings = getattr(self, settings_name(base), None)
         if base and (base == self.agent or not isinstance(settings, AgentConfig)):
             raise UserError(
-                f"The agent {self.agent!r} cannot be based on the agent {base!r}; the "
-                "base agent is that of the base run and set automatically.\n"
+                f"The agent {self.agent!r} cannot use the agent {base!r} as its base "
+                "agent, which is that of the base run and set automatically.\n"
                 f"  Fix: remove the setting of the agent {self.agent!r} that has the "
                 f"value {base!r}."
             )
-        if self.replay.fracs.priority > 0 and not self.agent_config.gives_priorities:
+        if self.replay.fracs.priority > 0 and not self.agent_config.sets_priorities:
             raise UserError(
                 "replay.fracs.priority is above zero, but the agent "
                 f"{self.agent!r} sets no priorities.\n  Fix: --replay.fracs.priority "
                 "0; DreamerV3 sets them with --dreamer.priosignal model."
             )
+
+    @property
+    def processes(self) -> int:
+        """Number of processes to start on this machine."""
+        return len(self.run.train_devices) or self.devices
 
     @property
     def agent_config(self) -> AgentConfig:
@@ -155,24 +175,28 @@ def resolve(
     flags: Sequence[tuple[str, Any]] | Mapping[str, Any] = (),
     saved: Config | None = None,
 ) -> Config:
-    """Return the config of blocks, files and flags; later ones override earlier ones.
+    """Return the config of presets, files and flags; later ones override earlier ones.
 
-    The block of the task's suite (`atari100k` for `atari100k_pong`) is applied before
-    all others, unless one of the named blocks sets a task. `saved` is the config of the
-    run to resume: network size and replay capacity that it chose are kept.
+    The preset of the task's suite (`atari100k` for `atari100k_pong`) is applied before
+    all others, unless one of the presets `names` sets a task. `saved` is the config of
+    the run to resume: the network size and replay capacity that were chosen for it are
+    kept.
     """
     pairs = list(flags.items()) if isinstance(flags, Mapping) else list(flags)
-    named = _expand(names)
-    read = [_file_layers(str(path)) for path in files]
-    stack = _combine(named, read, pairs)
+    file_layers = [_file_layers(str(path)) for path in files]
+    file_settings = [settings for _, settings in file_layers]
+    given = [layer for _, layer in (*expand_presets(names), *file_settings)]
+    agent = last_value([*given, dict(pairs)], "agent", "")
+    preset_layers = expand_presets(names, str(agent))  # with settings of this agent
+    stack = _combine(preset_layers, file_layers, pairs)
     _refuse_size(stack.flags)
-    stack = _with_checkpoint(stack, named, read, pairs)
+    stack = _with_checkpoint(stack, preset_layers, file_layers, pairs)
     schema, layers, flag_layer = stack
     without_flags = configs.resolve(schema, layers)
     if unit := _changed_clock(flag_layer, without_flags):
         layers.append((f"run.clock {unit}", _intervals(unit)))
     layers.append(("the flags", flag_layer))
-    user_settings = [*named, *(settings for _, settings in read), layers[-1]]
+    user_settings = [*preset_layers, *file_settings, layers[-1]]
     layers = [*_size_layers(schema, layers, saved), *layers]
     if "replay.capacity" not in configs.names_in(schema, user_settings):
         replay = {"fit": True, **({"capacity": saved.replay.capacity} if saved else {})}
@@ -182,13 +206,13 @@ def resolve(
     return config
 
 
-NamedLayers = list[tuple[str, Layer]]
-"""Layers with their origins; later layers override earlier ones."""
 FileLayers = tuple[NamedLayers, tuple[str, Layer]]
-"""Layers of a config file: layers that precede all blocks, and its settings."""
+"""Layers of a config file: layers that precede all presets, and its settings."""
 
 
 class _Stack(NamedTuple):
+    """Layers of settings, and the config class that they are settings of."""
+
     schema: type[Config]
     layers: NamedLayers
     """All layers except for the flags."""
@@ -196,107 +220,115 @@ class _Stack(NamedTuple):
 
 
 def _combine(
-    named: NamedLayers, read: Sequence[FileLayers], pairs: Sequence[tuple[str, Any]]
+    preset_layers: NamedLayers,
+    file_layers: Sequence[FileLayers],
+    pairs: Sequence[tuple[str, Any]],
 ) -> _Stack:
-    """Return the layers of blocks, files and flags, with those that the task implies.
+    """Return the layers of presets, files and flags, and those that the task implies.
 
-    That is the block of its suite, and the loss that fits a sequence dataset.
+    A task implies the preset of its suite, or the loss that fits a sequence dataset.
     """
-    file_defaults = [layer for defaults, _ in read for layer in defaults]
-    layers = [*file_defaults, *named, *(settings for _, settings in read)]
-    schema = find_schema([*(layer for _, layer in layers), dict(pairs)])
-    task, agent = (
-        str(_last([*(layer for _, layer in layers), dict(pairs)], name, "") or default)
-        for name, default in (("task", Config.task), ("agent", Config.agent))
-    )
+    file_defaults = [layer for defaults, _ in file_layers for layer in defaults]
+    layers = [
+        *file_defaults,
+        *preset_layers,
+        *(settings for _, settings in file_layers),
+    ]
+    given = [*(layer for _, layer in layers), dict(pairs)]
+    schema = find_schema(given)
+    task = str(last_value(given, "task", "") or Config.task)
+    agent = str(last_value(given, "agent", "") or Config.agent)
     if loss := _reconstruction_loss(schema, agent, task):
         layers = [(f"the task {task!r}", loss), *layers]
-    if not is_sequence_task(task) and not any("task" in block for _, block in named):
+    presets_set_task = any("task" in preset for _, preset in preset_layers)
+    if not is_sequence_task(task) and not presets_set_task:
         suite = split_task(task)[0]
-        layers = [*(_expand([suite]) if suite in configs.blocks() else ()), *layers]
+        if suite in configs.presets():
+            layers = [*expand_presets([suite]), *layers]
     flag_layer = configs.flag_layer(schema, pairs, configs.resolve(schema, layers))
     return _Stack(schema, layers, flag_layer)
 
 
 def _with_checkpoint(
     stack: _Stack,
-    named: NamedLayers,
-    read: Sequence[FileLayers],
+    preset_layers: NamedLayers,
+    file_layers: Sequence[FileLayers],
     pairs: Sequence[tuple[str, Any]],
 ) -> _Stack:
-    """Return the stack with the settings that a checkpoint file implies, if any.
+    """Add the settings that a checkpoint of another implementation implies, if any.
 
-    It is the file of initial weights or of the base run. If no setting selects the
-    agent, that of the file is used, with the config that was saved with the file.
+    This is the checkpoint of the initial weights (`run.from_checkpoint`) or of the base
+    run. If no setting selects an agent, that of the checkpoint is used, with the config
+    that was saved with it.
     """
     schema, flags = stack.schema, ("the flags", stack.flags)
     config = configs.resolve(schema, [*stack.layers, flags])
-    start = config.run.from_checkpoint
-    path = start or config.agent_config.base_run
+    initial = config.run.from_checkpoint
+    path = initial or config.agent_config.base_run
     imported = find_imported(path, schema) if path else None
     if imported is None:
         return stack
-    if not start:
-        encoder_importer(imported)  # raises if the file cannot be a base run
-    given = [*(settings for _, settings in read), flags]
-    user_settings = configs.values_in(schema, [*named, *given])
+    if not initial:
+        encoder_importer(imported)  # raises if its encoder cannot be imported alone
+    given = [*(settings for _, settings in file_layers), flags]
+    user_settings = configs.values_in(schema, [*preset_layers, *given])
     importer, origin = imported.importer, f"the checkpoint {imported.path}"
-    if start and "agent" in user_settings:
+    if initial and "agent" in user_settings:
         check_agent(imported, settings_name(config.agent))
-        given = [*named, *given]
-    elif start:
-        saved = None if read else importer.find_config(imported.path)
+        given = [*preset_layers, *given]
+    elif initial:
+        saved = None if file_layers else importer.find_config(imported.path)
         if saved is not None:
             defaults, (_, settings) = _file_layers(str(saved))
             own = {k: v for k, v in settings.items() if k != "logdir"}
             given = [(f"the file {saved}", own), *given]
-            named = [*defaults, given[0], *named]
+            preset_layers = [*defaults, given[0], *preset_layers]
             user_settings |= own
         if "task" not in user_settings and (task := importer.find_task(imported.path)):
-            named = [(origin, {"task": task}), *named]
+            preset_layers = [(origin, {"task": task}), *preset_layers]
             user_settings |= {"task": task}
             config = dataclasses.replace(config, task=task)
         if "task" not in user_settings:
             raise missing_task(imported)
         if saved is None:
-            with imported.explain_contents():
+            with imported.explain_import_errors():
                 presets = importer.presets(config.task, imported.contents)
                 fitting = (origin, importer.defaults(imported.contents))
-            named = [*_expand(presets), fitting, *named]
-        stack = _combine(named, read, pairs)
+            preset_layers = [*expand_presets(presets), fitting, *preset_layers]
+        stack = _combine(preset_layers, file_layers, pairs)
     values = configs.values_in(stack.schema, given)
     known = {name: values[name] for name in importer.undetermined if name in values}
     inferred: dict[str, Any] = {}
-    if start or config.agent_config.uses_base_world:
+    if initial or config.agent_config.uses_base_world:
         inferred = settings_of_file(imported, known, config.run.from_components)
-    if not start or not config.agent_config.trains_policy:
+    if not initial or not config.agent_config.trains_policy:
         inferred.pop("explore.policy", None)  # nothing acts or explores
-    layers = [*_expand(importer.algorithm), *stack.layers, (origin, inferred)]
+    layers = [*expand_presets(importer.algorithm), *stack.layers, (origin, inferred)]
     return stack._replace(layers=layers)
 
 
 def _size_layers(
     schema: type[Config], layers: Sequence[tuple[str, Layer]], saved: Config | None
 ) -> list[tuple[str, Layer]]:
-    """Return the network size to use if the layers give none."""
+    """Return the layers of a network size that fits, if `layers` give no size."""
     config = configs.resolve(schema, layers)
     sizes = config.agent_config.sizes
-    size_names = configs.names_in(schema, _expand(sizes))
+    size_names = configs.names_in(schema, expand_presets(sizes))
     if not sizes or size_names & configs.names_in(schema, layers):
         return []
 
     def config_of(name: str) -> AgentConfig:
-        return configs.resolve(schema, [*_expand([name]), *layers]).agent_config
+        return configs.resolve(schema, [*expand_presets([name]), *layers]).agent_config
 
     size = saved.size if saved else ""
     size = size or choose_size(sizes, config.device, config_of)
-    return [*_expand([size]), ("the defaults", {"size": size})]
+    return [*expand_presets([size]), ("the defaults", {"size": size})]
 
 
 def _refuse_size(flags: Layer) -> None:
     """Raise if `size` is a flag: it only records the size that a run chose."""
     if size := flags.get("size"):
-        known = size if size in configs.blocks() else "size12m"
+        known = size if size in configs.presets() else "size12m"
         raise UserError(
             f"The flag --size {size} has no effect: `size` is set automatically.\n"
             f"  Fix: --configs {known}"
@@ -304,7 +336,7 @@ def _refuse_size(flags: Layer) -> None:
 
 
 def _changed_clock(flags: Layer, base: Config) -> str:
-    """Return the unit of the intervals if flags change it, else an empty string."""
+    """Return the new value of `run.clock` if flags change it, else an empty string."""
     unit = str(flags.get("run.clock", base.run.clock))
     return unit if unit in INTERVALS and unit != base.run.clock else ""
 
@@ -328,7 +360,7 @@ def import_paths(layers: Sequence[Layer]) -> dict[str, str]:
         default = getattr(field_, "default_factory", None)
         plugins = getattr(default, "plugins", ())
         settings += [f"{field_.name}.{name}" for name in plugins]
-    values = {name: str(_last(layers, name, "")) for name in settings}
+    values = {name: str(last_value(layers, name, "")) for name in settings}
     return {k: v for k, v in values.items() if is_plugin(v) and v != PYTHON_ENV}
 
 
@@ -344,6 +376,7 @@ def import_paths_of(config: Config) -> dict[str, str]:
 
 @functools.cache
 def _schema(agent: str, components: tuple[tuple[str, str], ...]) -> type[Config]:
+    """Return `Config`, extended by the settings of plug-ins, by setting and name."""
     groups: dict[str, type] = {}
     for setting, name in components:
         group = setting.partition(".")[0]
@@ -390,26 +423,14 @@ def _extend(base: type[T], groups: Mapping[str, type]) -> type[T]:
     )
 
 
-def _last(layers: Sequence[Layer], name: str, default: Any) -> Any:
-    """Return the last value of a setting, given by dotted name or in nested dicts."""
-    group, _, setting = name.partition(".")
-    for layer in reversed(layers):
-        if name in layer:
-            return layer[name]
-        inner = layer.get(group)
-        if setting and isinstance(inner, Mapping) and setting in inner:
-            return inner[setting]
-    return default
-
-
 def for_evaluation(config: Config) -> Config:
     """Return the config with the environment settings of `run.eval_configs`."""
     if not config.run.eval_configs:
         return config
     saved = ("the config", dataclasses.asdict(config))
-    blocks = _expand(config.run.eval_configs)
+    presets = expand_presets(config.run.eval_configs)
     return dataclasses.replace(
-        config, env=configs.resolve(type(config), [saved, *blocks]).env
+        config, env=configs.resolve(type(config), [saved, *presets]).env
     )
 
 
@@ -422,18 +443,18 @@ def with_flags(config: Config, flags: Sequence[tuple[str, Any]]) -> Config:
 
 
 def _file_layers(file: str) -> FileLayers:
-    """Return layers to apply before all blocks, and the settings of a file.
+    """Return layers to apply before all presets, and the settings of a file.
 
-    Only config files of other programs have such layers: the defaults of that program.
-    The name of a file of dreamerv3-torch may be followed by blocks of it, as in
-    `configs.yaml:crafter`.
+    Only config files of other implementations have layers to apply before all presets:
+    the defaults of that implementation. The name of a file of dreamerv3-torch may be
+    followed by names of its presets, as in `configs.yaml:crafter`.
     """
     name, *names = [file] if Path(file).expanduser().exists() else file.split(":")
     origin, data = f"the file {name}", configs.read_config_file(Path(name))
     if is_dreamerv3_torch_config(data):
-        options = convert_options(merge_blocks(data, names, name))
+        options = convert_options(merge_presets(data, names, name))
         _warn_of_unknown(name, options.unknown)
-        return _expand([DREAMERV3_TORCH]), (origin, options.settings)
+        return expand_presets([DREAMERV3_TORCH]), (origin, options.settings)
     folder = Path(name).expanduser().absolute().parent
     if Path(name).name == CONFIG_FILE and (folder / ABOUT_FILE).exists():
         check_trusted(folder, import_paths([data]).items())
@@ -442,16 +463,16 @@ def _file_layers(file: str) -> FileLayers:
         return [], (origin, convert_dreamerv3_options(data, known))
     if names:
         raise ConfigError(
-            f"{name} is not a configs.yaml of dreamerv3-torch, so it has no blocks."
+            f"{name} is not a configs.yaml of dreamerv3-torch, so it has no presets."
             f"\n  Fix: --config {name}"
         )
     if not is_vta_file(data):
         return [], (origin, data)
     converted = from_vta_file(data)
     _warn_of_unknown(name, converted.unknown)
-    block = _expand([converted.block])
-    task = {k: _last([x for _, x in block], k, "") for k in ("agent", "task")}
-    defaults = [*block, (origin, converted.defaults)]
+    preset = expand_presets([converted.preset])
+    task = {k: last_value([x for _, x in preset], k, "") for k in ("agent", "task")}
+    defaults = [*preset, (origin, converted.defaults)]
     return defaults, (origin, {**task, **converted.settings})
 
 
@@ -462,9 +483,9 @@ def _warn_of_unknown(file: str, unknown: Sequence[str]) -> None:
 
 
 def _reconstruction_loss(schema: type[Config], agent: str, task: str) -> Layer:
-    """Return the reconstruction loss of the sequence dataset, for agents that have one.
+    """Return the reconstruction loss that fits the task, for agents with this setting.
 
-    Without a sequence dataset, such agents train on recorded episodes.
+    If the task is not a sequence dataset, these agents train on recorded episodes.
     """
     check_name(agent)
     group = settings_name(agent)
@@ -474,20 +495,3 @@ def _reconstruction_loss(schema: type[Config], agent: str, task: str) -> Layer:
     else:
         loss = EpisodeSequences.loss
     return {f"{group}.{setting}": loss} if setting else {}
-
-
-def _expand(
-    names: Sequence[str], seen: tuple[str, ...] = ()
-) -> list[tuple[str, Layer]]:
-    """Return the layers of blocks; those listed under `configs` come before a block."""
-    layers: list[tuple[str, Layer]] = []
-    for name in names:
-        if name in seen:
-            raise ConfigError(
-                f"The config block {name!r} includes itself.\n"
-                "  Fix: remove it from the `configs` of the blocks it includes."
-            )
-        block = dict(configs.get_block(name))
-        layers += _expand(block.pop("configs", ()), (*seen, name))
-        layers.append((f"the block {name!r}", block))
-    return layers

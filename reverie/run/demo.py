@@ -59,16 +59,16 @@ def demo(flags: Sequence[tuple[str, Any]]) -> int:
 
 
 def _play_advice(logdir: Path) -> str:
-    """Return the command that plays the world model, after its packages if missing."""
+    """Return the command to play in the world model, and to install what it needs."""
     install = ""
     if missing_packages(PLAY_PACKAGES):
         install = f"  {install_command('play')}\n"
     play = f"  {_program()} play {shlex.quote(str(_short(logdir)))} -w\n"
-    return f"Play the dream in the browser:\n{install}{play}"
+    return f"Play in the world model, in the browser:\n{install}{play}"
 
 
 def _program() -> str:
-    """Return how this program can be called from the working directory."""
+    """Return the command that runs this program from the working directory."""
     called = Path(sys.argv[0])
     found = shutil.which("reverie")
     if called.name != "reverie" or not called.is_file():

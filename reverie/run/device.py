@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,17 +12,22 @@ import numpy as np
 import torch
 
 from reverie.api import UserError
+from reverie.distributed.launch import find_launch
 
 
-def pick_device(name: str) -> torch.device:
-    """Return the named device; for `auto` the fastest available one."""
+def pick_device(name: str, train_devices: Sequence[int] = ()) -> torch.device:
+    """Return the named device; for `auto`, the fastest available device.
+
+    Each process of a data-parallel run gets its own GPU, with the index in
+    `train_devices` if that is given.
+    """
     if name == "auto":
         mps = "mps" if torch.backends.mps.is_available() else "cpu"
-        return torch.device("cuda" if torch.cuda.is_available() else mps)
+        name = "cuda" if torch.cuda.is_available() else mps
     try:
         device = torch.device(name)
     except RuntimeError:
-        device = torch.device("meta")
+        device = torch.device("meta")  # raises below
     if device.type not in ("cuda", "cpu", "mps"):
         raise UserError(
             f"There is no device {name!r}.\n  Fix: --device auto, cuda, cpu or mps."
@@ -36,6 +41,20 @@ def pick_device(name: str) -> torch.device:
         raise UserError(
             "--device mps is set, but PyTorch finds no Apple GPU.\n  Fix: --device cpu."
         )
+    launch = find_launch()
+    if train_devices:
+        check_train_devices(train_devices, launch.local_world_size)
+        device = torch.device("cuda", train_devices[launch.local_rank])
+        torch.cuda.set_device(device)
+    elif device.type == "cuda" and launch.world_size > 1:
+        device = torch.device("cuda", launch.local_rank)
+        if launch.local_rank >= torch.cuda.device_count():
+            raise UserError(
+                f"{launch.local_world_size} processes were started on this machine, "
+                f"but the number of GPUs is {torch.cuda.device_count()}.\n"
+                "  Fix: one process per GPU, or --device cpu."
+            )
+        torch.cuda.set_device(device)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(
             f"--device {name} is set, but the number of GPUs is "
@@ -44,11 +63,59 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def check_train_devices(indices: Sequence[int], processes: int) -> None:
+    """Raise unless `run.train_devices` has one GPU for each process of this machine."""
+    if not torch.cuda.is_available():
+        raise UserError(
+            "run.train_devices names GPUs, but PyTorch finds no CUDA GPU.\n"
+            "  Fix: remove --run.train_devices; --devices 2 trains on the CPU."
+        )
+    names = " ".join(map(str, indices))
+    if not len(indices) == len(set(indices)) == processes:
+        raise UserError(
+            f"run.train_devices is {names}, but must name a GPU for each of the "
+            f"{processes} processes on this machine.\n  Fix: --run.train_devices "
+            f"{' '.join(map(str, range(processes)))}"
+        )
+    if not 0 <= min(indices) <= max(indices) < torch.cuda.device_count():
+        raise UserError(
+            f"run.train_devices is {names}, but the number of GPUs is "
+            f"{torch.cuda.device_count()}.\n  Fix: --run.train_devices 0"
+        )
+
+
+def pick_policy_device(names: Sequence[str]) -> torch.device | None:
+    """Return the device of `run.policy_devices`; None if it is empty."""
+    if not names:
+        return None
+    if len(names) > 1 or not (names[0] == "cpu" or names[0].isdecimal()):
+        raise UserError(
+            f"run.policy_devices is {' '.join(names)}, but must be one GPU index or "
+            "cpu.\n  Fix: --run.policy_devices 1"
+        )
+    if names[0] == "cpu":
+        return torch.device("cpu")
+    if int(names[0]) >= torch.cuda.device_count():
+        raise UserError(
+            f"run.policy_devices is {names[0]}, but the number of GPUs is "
+            f"{torch.cuda.device_count()}.\n  Fix: --run.policy_devices cpu, or remove "
+            "it to act on the device that trains."
+        )
+    return torch.device("cuda", int(names[0]))
+
+
 def pick_precision(name: str, device: torch.device) -> str:
-    """Return the precision; `auto` is `bfloat16` on a CUDA GPU, else `float32`."""
+    """Return the precision.
+
+    `auto` is `bfloat16` on a CUDA GPU, `float16` if its compute capability is below 8.0
+    (such GPUs emulate bfloat16), and `float32` on other devices.
+    """
     if name != "auto":
         return name
-    return "bfloat16" if device.type == "cuda" else "float32"
+    if device.type != "cuda":
+        return "float32"
+    major, _ = torch.cuda.get_device_capability(device)
+    return "bfloat16" if major >= 8 else "float16"
 
 
 def pick_compile(name: str, device: torch.device) -> str:
@@ -73,8 +140,8 @@ def pick_overlap(name: str, device: torch.device, deterministic: bool) -> bool:
 def disable_onednn_if_needed(device: torch.device, precision: str) -> None:
     """Disable oneDNN for half precision on a CPU.
 
-    Its half-precision kernels crash on some virtual machines (illegal instruction). The
-    other kernels are slower but work.
+    Its half-precision kernels crash on some virtual machines (illegal instruction).
+    PyTorch then uses other kernels, which are slower.
     """
     if device.type == "cpu" and precision != "float32":
         torch.backends.mkldnn.set_flags(False)  # type: ignore[no-untyped-call]
@@ -90,8 +157,9 @@ def enable_autotuning(device: torch.device) -> None:
 def autotuning_disabled() -> Iterator[None]:
     """Use the default algorithms of cuDNN within this context.
 
-    For work that runs in parallel with other work, which would disturb the benchmark.
-    cuDNN caches its choice by these flags, so the choice does not persist afterwards.
+    Needed while other work runs on the GPU, which would make the benchmark unreliable.
+    cuDNN caches the choice separately for each value of these flags, so it has no
+    effect after the context.
     """
     cudnn: Any = torch.backends.cudnn
     before = cudnn.benchmark, cudnn.deterministic
@@ -111,7 +179,7 @@ def seed_everything(seed: int) -> None:
 
 def make_deterministic() -> None:
     """Make PyTorch raise errors for nondeterministic operations."""
-    # cuBLAS is deterministic only with this, and reads it when it is first used
+    # cuBLAS is deterministic only with this variable, which it reads at its first use
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False

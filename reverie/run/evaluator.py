@@ -18,10 +18,10 @@ class Evaluator:
 
     def __init__(self, envs: VecEnv, feed: ReplayFeed, episodes: int):
         self.envs, self.feed, self.episodes = envs, feed, episodes
-        self._has_state = False  # True if the environments ran without a failure
+        self._has_state = False  # False before the first and after a failed `play`
 
     def play(self, agent: Agent, stop: Callable[[], bool]) -> list[PlayedEpisode]:
-        """Play the episodes; returns none if `stop` returns True before their end."""
+        """Play the episodes; return an empty list if `stop` returns True meanwhile."""
         self._has_state = False
         replay = self.feed.replay
         played = play_episodes(agent, self.envs, self.episodes, replay, stop=stop)
@@ -33,7 +33,7 @@ class Evaluator:
         return {"envs": self.envs.state_dict() if self._has_state else None}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Restore a state; another number of environments is not restored."""
+        """Restore the environments, if their number is the same."""
         envs = state["envs"]
         if envs is not None and len(envs["envs"]) == len(self.envs):
             self.envs.load_state_dict(envs)

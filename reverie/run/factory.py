@@ -23,15 +23,15 @@ from reverie.run.imported import check_agent, find_imported, import_state
 from reverie.run.memory import explain_out_of_memory
 
 MakeEnv = Callable[[int], Env]
-"""Builds environment number `index`."""
+"""Builds the environment with a given index."""
 
 FIRST_EVAL_ENV = 1_000_000
-"""Index of the first evaluation environment, so that its seed is not used in training.
-"""
+"""Index of the first evaluation environment. The seed of an environment depends on its
+index, so evaluation and training have different seeds."""
 
 
 def in_workers(config: Config) -> Config:
-    """Return the config with environments in worker processes, unless it sets them."""
+    """Return the config with one worker per CPU core, unless it sets workers."""
     vector = config.env.vector
     if vector.workers or vector.native:
         return config
@@ -53,7 +53,7 @@ def make_agent(
 ) -> Agent:
     """Make the config's agent for the `obs_space` and `act_space` of `spaces`.
 
-    `name` selects another agent than that of the config, with its settings there.
+    `name` selects another agent than `config.agent`, with its settings in the config.
     """
     name = name or config.agent
     settings: AgentConfig = getattr(config, settings_name(name))
@@ -76,9 +76,9 @@ def make_agent(
 
 
 def load_initial_weights(agent: Agent, config: Config) -> str:
-    """Load `run.from_checkpoint` and return a message about it.
+    """Load the weights of `run.from_checkpoint` and return a message for the user.
 
-    It is a run or a checkpoint, or one of another implementation.
+    It may be a run folder or a checkpoint, also of another implementation.
     """
     path = Path(config.run.from_checkpoint).expanduser()
     components = config.run.from_components

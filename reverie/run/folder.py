@@ -3,7 +3,8 @@
 logdir/
   config.yaml        all settings, resolved
   about.json         commit, versions and command of each start, and how it ended
-  run_id             id in the list of the user's runs, if the config names modules
+  run_id             id in the list of the user's runs, for runs that import modules
+                     of the user (`trust.py`)
   spaces.json        observation and action spaces of the agent
   metrics.jsonl      all scalars
   scores.jsonl       one line per episode
@@ -53,28 +54,14 @@ from reverie.storage.os_errors import NOT_PERMITTED, write_error
 from reverie.storage.system import lock_file
 
 RESUMABLE_SETTINGS = (
-    "logdir",
-    "device",
-    "compile",
-    "logger.",
-    "env.vector.",
-    "explore.until",
-    "replay.storage",
-    "replay.device_memory",
-    "run.steps",
-    "run.overlap",
-    "run.log_every",
-    "run.report_every",
-    "run.save_every",
-    "run.eval_",
-    "run.report_batches",
-    "run.keep_",
-    "run.max_nonfinite",
-    "offline.eval.",
-    "offline.cache.",
-    "offline.patience",
-    "offline.epochs",
-    "offline.report_epochs",
+    *("logdir", "device", "compile", "logger.", "env.vector.", "explore.until"),
+    *("actors.address", "actors.cpus", "actors.restarts", "actors.timeout"),
+    *("replay.storage", "replay.device_memory", "run.steps", "run.overlap"),
+    *("run.log_every", "run.report_every", "run.save_every", "run.eval_"),
+    *("run.report_batches", "run.keep_", "run.max_nonfinite"),
+    *("run.rank_timeout", "run.train_devices"),
+    *("offline.eval.", "offline.cache.", "offline.patience"),
+    *("offline.epochs", "offline.report_epochs"),
 )
 """Prefixes of the settings that may change when a run is resumed."""
 SUBFOLDERS = ("ckpt", "best", "replay", "eval_replay", "media", "eval", "recordings")
@@ -82,7 +69,7 @@ SUBFOLDERS = ("ckpt", "best", "replay", "eval_replay", "media", "eval", "recordi
 LOG_FILES = (METRICS, SCORES)
 LOCK = ".lock"
 MAX_ERROR = 2000
-"""Characters of an error that are kept."""
+"""Characters of an error message that are kept."""
 MAX_NESTING = 16
 """Maximum depth of the folders in a run folder."""
 INVALID_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
@@ -119,7 +106,8 @@ def _read_starts(path: Path) -> list[Any]:
 def record_end(path: Path, error: Exception | None) -> None:
     """Add how the run ended to its last start in `about.json`.
 
-    Without an error it has finished. A run that is stopped by a signal records nothing.
+    Without an error, the run is recorded as finished. If a signal stopped the run, this
+    function is not called.
     """
     starts = _read_starts(path)
     if not starts or not isinstance(starts[-1], dict):
@@ -141,7 +129,7 @@ class RunEnd(NamedTuple):
 
 
 def last_end(path: Path) -> RunEnd:
-    """Return how the last start of a run ended, as far as it was recorded."""
+    """Return how the last start of a run ended, if it was recorded."""
     starts = _read_starts(path)
     if not starts or not isinstance(starts[-1], dict):
         return RunEnd()
@@ -150,9 +138,9 @@ def last_end(path: Path) -> RunEnd:
 
 
 class NewFiles:
-    """Deletes what was added to a folder since this object was made.
+    """Deletes the files that were added to a folder since this object was created.
 
-    A folder that did not exist, and its new parents, are deleted, too.
+    If the folder did not exist, it and its new parents are deleted, too.
     """
 
     def __init__(self, path: Path):
@@ -179,7 +167,10 @@ def write_config(path: Path, config: Config) -> None:
 
 
 def lock_folder(path: Path, kind: str = "run folder") -> IO[str]:
-    """Create a folder and lock it for other processes until the file is closed."""
+    """Create a folder and lock it, so that no other process can use it.
+
+    Returns the lock file; closing it releases the lock.
+    """
     for inner, parent in zip((path, *path.parents), path.parents, strict=False):
         if inner.name in SUBFOLDERS and (parent / "config.yaml").is_file():
             raise UserError(
@@ -225,6 +216,18 @@ def open_lock(path: Path) -> IO[str]:
         ) from None
 
 
+def is_locked(path: Path) -> bool:
+    """True if another process holds this lock."""
+    try:
+        with path.open("rb") as file:
+            lock_file(file, exclusive=False)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def check_lock(path: Path, lock: IO[str]) -> None:
     """Raise if a run folder was deleted, moved or replaced since it was locked."""
     try:
@@ -240,9 +243,7 @@ def check_lock(path: Path, lock: IO[str]) -> None:
 
 
 def refuse_links(
-    path: Path,
-    subfolders: Sequence[str] = SUBFOLDERS,
-    files: Sequence[str] = LOG_FILES,
+    path: Path, subfolders: Sequence[str] = SUBFOLDERS, files: Sequence[str] = LOG_FILES
 ) -> None:
     """Raise if these folders or files of a run are or contain symbolic links."""
     for name in (*subfolders, *files):
@@ -266,7 +267,7 @@ def refuse_links(
                     f"{path / name} has folders nested more than {MAX_NESTING} deep, "
                     "which a run does not create.\n  Fix: move them to another place."
                 )
-            # those of incomplete checkpoints are deleted, not written to
+            # incomplete checkpoints are deleted, not written to
             names[:] = [inner for inner in names if not inner.startswith(PARTIAL)]
             for inner in names:
                 refuse_link(Path(folder, inner))
@@ -291,16 +292,19 @@ def read_config(logdir: Path, replaces_task: bool = False) -> Config:
             names.pop("task", None)
         check_trusted(logdir, names.items())
 
-    check(import_paths([settings]))  # imported for the settings of plug-ins
+    check(import_paths([settings]))  # before plug-ins are imported to parse settings
     config = config_from_settings(settings, str(path))
-    check(import_paths_of(config))  # also settings that were given by a pattern
+    check(import_paths_of(config))  # also settings that a regular expression sets
     return config
 
 
 def config_from_settings(
     settings: dict[str, Any], origin: str = "the saved config"
 ) -> Config:
-    """Return the config with these settings, which `origin` names in errors."""
+    """Return the config with these settings.
+
+    `origin` describes where they come from, for error messages.
+    """
     return configs.resolve(find_schema([settings]), [(origin, settings)])
 
 
@@ -343,7 +347,7 @@ def resolve_logdir(template: str) -> Path:
     if not template.strip():
         raise UserError("--logdir is empty.\n  Fix: --logdir ~/logdir/{timestamp}")
     kaggle = Path("/kaggle/working")
-    if template.startswith("~/logdir/") and kaggle.is_dir():
+    if template.startswith("~/logdir/") and kaggle.is_dir():  # kept after a session
         template = str(kaggle / template.removeprefix("~/"))
     stamp = time.strftime("%Y%m%dT%H%M%S")
     return Path(template.replace("{timestamp}", stamp)).expanduser().absolute()
@@ -369,6 +373,7 @@ def system_info() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
+    """Return the git commit of this package; None outside of a clone."""
     source = Path(__file__).resolve().parents[2]
     if not (source / ".git").exists():
         return None

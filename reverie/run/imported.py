@@ -1,4 +1,7 @@
-"""Checkpoints of other implementations that runs use: files, and their run folders."""
+"""Find and import checkpoints of other implementations.
+
+A path given by the user is a checkpoint file, or a run folder that contains one.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ from reverie.run.checkpoint import has_checkpoint
 def find_imported(path: str | Path, schema: type) -> ImportedFile | None:
     """Return the checkpoint of another implementation at `path`.
 
-    None for a run or checkpoint of Reverie, and if there is no checkpoint. Raises an
-    error that names the file if it is something else. `schema` is the class of the
-    config, which has the settings of all agents.
+    Return None for a run or checkpoint of Reverie, and if there is no checkpoint. Raise
+    an error if the file is not a checkpoint. `schema` is the class of the config, which
+    has the settings of all agents.
     """
     path = Path(path).expanduser()
     if has_checkpoint(path):
@@ -27,10 +30,11 @@ def find_imported(path: str | Path, schema: type) -> ImportedFile | None:
 
 
 def check_agent(imported: ImportedFile, agent: str) -> None:
-    """Raise if `agent`, the agent of the run, does not import this file."""
+    """Raise if `agent`, the agent of the run, cannot import this checkpoint."""
     if imported.agent != agent:
-        with imported.explain_contents():
-            presets = imported.importer.presets("", imported.contents)
+        with imported.explain_import_errors():
+            no_task = ""
+            presets = imported.importer.presets(no_task, imported.contents)
         fix = f"--configs {presets[0]}" if presets else f"--agent {imported.agent}"
         raise UserError(
             f"{imported.describe()}, which the agent {imported.agent!r} imports, but "
@@ -48,7 +52,7 @@ def missing_task(imported: ImportedFile) -> UserError:
 
 
 def encoder_importer(imported: ImportedFile) -> EncoderImporter:
-    """Return the reader of the encoder; raise if the file cannot be a base run."""
+    """Return the importer of the encoder alone; raise if there is none."""
     encoder = imported.importer.encoder
     if encoder is None:
         raise UserError(
@@ -64,10 +68,11 @@ def settings_of_file(
 ) -> dict[str, Any]:
     """Return the settings that follow from a file, for the components to load."""
     infer = imported.importer.infer_settings
-    with imported.explain_contents():
+    with imported.explain_import_errors():
         inferred = infer(imported.path, imported.contents, given)
     settings: dict[str, Any] = {}
     for component, values in inferred.items():
+        # settings of the component "" are always used
         if not component or _matches(components, component):
             settings |= values
     return settings
@@ -77,7 +82,7 @@ def import_state(
     imported: ImportedFile, template: StateDict, components: str
 ) -> StateDict:
     """Return the state of an agent with the weights of a file."""
-    with imported.explain_contents():
+    with imported.explain_import_errors():
         return imported.importer.import_state(imported.path, template, components)
 
 

@@ -38,7 +38,8 @@ from reverie.run.factory import load_initial_weights, make_agent, make_envs
 from reverie.run.folder import config_from_settings, read_config, run_folder_of
 from reverie.run.imported import find_imported
 from reverie.run.offline.datasets import as_paths, saved_image_crop
-from reverie.storage.run_spaces import RunSpaces, read_spaces
+from reverie.spaces import agent_obs_space
+from reverie.storage.run_spaces import SPACES_FILE, RunSpaces, read_spaces
 
 
 class UntrainedPolicy(UserError):
@@ -95,7 +96,7 @@ class SavedRun:
                 "is nothing to evaluate.\n  Fix: continue the training: reverie train "
                 f"--logdir {self.folder} (with more --run.steps if it has ended)."
             )
-        return source.adapt(self._load_weights(source.trained, state))
+        return source.adapt(self._load_weights(source.trained_spaces, state))
 
     def policy_source(self, spaces: Any) -> PolicySource:
         """Return what a policy for an environment with these spaces is built from."""
@@ -103,13 +104,33 @@ class SavedRun:
         spaces = RunSpaces(spaces.obs_space, spaces.act_space)
         crop = self.image_crop()
         if crop is None:
-            return PolicySource(self.config, spaces, spaces, None)
+            trained = self._trained_in(spaces)
+            return PolicySource(self.config, spaces, trained, None)
         trained, task = read_spaces(self.folder), self.config.task
         check_obs_space(crop, spaces.obs_space, task)
         check_same_actions(
             "the recordings", trained.act_space, task, spaces.act_space, values=False
         )
         return PolicySource(self.config, spaces, trained, crop)
+
+    def _trained_in(self, spaces: RunSpaces) -> RunSpaces:
+        """Return these spaces with the action bounds of the environment of the run.
+
+        Raises if their actions or the shapes of their observations are others.
+        """
+        if not (self.folder / SPACES_FILE).exists():
+            return spaces
+        saved, run, task = read_spaces(self.folder), str(self.folder), self.config.task
+        for key, space in agent_obs_space(spaces.obs_space).items():
+            trained = saved.obs_space.get(key, space)
+            if trained.shape != space.shape:
+                raise UserError(
+                    f"The observation {key!r} has shape {space.shape} in {task}, but "
+                    f"{run} was trained with {trained.shape}.\n  Fix: evaluate it in "
+                    "its own task, or in one with the same observations."
+                )
+        check_same_actions(run, saved.act_space, task, spaces.act_space)
+        return RunSpaces(spaces.obs_space, saved.act_space)
 
     def _check_policy(self) -> None:
         """Raise if the run trained a world model without a policy."""
@@ -133,6 +154,9 @@ class ImportedRun(SavedRun):
     def image_crop(self) -> None:
         return None
 
+    def _trained_in(self, spaces: RunSpaces) -> RunSpaces:
+        return spaces  # the bounds of its actions are not known
+
     def spaces(self) -> RunSpaces:
         """Return the spaces of the task, which the file does not contain."""
         with contextlib.closing(make_envs(self.config, 1)) as envs:
@@ -148,44 +172,44 @@ class ImportedRun(SavedRun):
 
 
 class PolicySource(NamedTuple):
-    """What a policy is built from, in addition to the state of its agent."""
+    """Config and spaces from which a policy is built, without the agent's state."""
 
     config: Config
     spaces: RunSpaces
     """Spaces of the environment to act in."""
-    trained: RunSpaces
+    trained_spaces: RunSpaces
     """Spaces that the agent was trained with."""
     crop: ImageCrop | None
     """Crop of images, for an agent that was trained on recorded episodes."""
 
     def adapt(self, agent: Agent) -> Agent:
-        """Return the agent as a policy in the units and images of the environment.
+        """Return the agent, wrapped if it was trained with other actions or images.
 
-        For an agent trained on recorded episodes, images are cropped as in training,
-        and actions are converted to the units of the environment.
+        The wrapper converts actions to the units of the environment and, for recorded
+        episodes, crops images as in training.
         """
-        if self.crop is None:
+        if self.crop is None and self.trained_spaces == self.spaces:
             return agent
         convert, message = convert_actions(
-            self.trained.act_space,
+            self.trained_spaces.act_space,
             self.spaces.act_space,
-            "the recordings",
+            "the run" if self.crop is None else "the recordings",
             self.config.task,
         )
         if message:
             warnings.warn(message, RuntimeWarning, stacklevel=3)
         has_world_model = isinstance(agent, HasWorldModelEnv)
-        wrapper = OfflineWorldModelAgent if has_world_model else OfflineAgent
+        wrapper = ConvertingWorldModelAgent if has_world_model else ConvertingAgent
         return wrapper(agent, self.crop, convert)
 
     def restore(self, state: StateDict) -> Agent:
         """Build a policy from the state of its agent."""
-        agent = _make_agent(self.config, self.trained)
+        agent = _make_agent(self.config, self.trained_spaces)
         agent.load_state_dict(state)
         return self.adapt(agent)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # the class of a config with plug-ins is made at run time
+        # a config with plug-ins has a class made at run time, which pickle cannot find
         return _unpickle_source, (asdict(self.config), *self[1:])
 
 
@@ -199,10 +223,11 @@ def _make_agent(config: Config, spaces: Any) -> Agent:
     return make_agent(config, spaces, where, precision)
 
 
-class OfflineAgent:
-    """Wraps an agent trained on recorded episodes to act in an environment."""
+class ConvertingAgent:
+    """Wraps an agent that was trained on recorded episodes, or in an environment with
+    other bounds of actions, to act in an environment."""
 
-    def __init__(self, agent: Agent, crop: ImageCrop, convert: Convert):
+    def __init__(self, agent: Agent, crop: ImageCrop | None, convert: Convert):
         self.agent, self.crop, self.convert = agent, crop, convert
         self.windows, self.extras = agent.windows, agent.extras
         self.schedule = agent.schedule
@@ -211,8 +236,9 @@ class OfflineAgent:
         return self.agent.initial(batch)
 
     def policy(self, carry: Carry, obs: Obs, mode: Mode = "train") -> PolicyOutput:
-        cropped = self.crop.center_crop(obs)
-        carry, action, extras = self.agent.policy(carry, cropped, mode)
+        if self.crop is not None:
+            obs = self.crop.center_crop(obs)
+        carry, action, extras = self.agent.policy(carry, obs, mode)
         return carry, self.convert(action), extras
 
     def train(self, feed: Feed) -> Metrics:
@@ -234,12 +260,10 @@ class OfflineAgent:
         self.agent.load_state_dict(state)
 
 
-class OfflineWorldModelAgent(OfflineAgent):
-    """The same for an agent with a world model.
+class ConvertingWorldModelAgent(ConvertingAgent):
+    """A `ConvertingAgent` whose agent has a world model.
 
-    Its world model has the units and images of the recordings. The method is defined
-    here because `isinstance` with a protocol does not call `__getattr__` on Python 3.12
-    and newer.
+    The world model uses the action units and image crops of the training.
     """
 
     agent: Any
@@ -252,7 +276,7 @@ class OfflineWorldModelAgent(OfflineAgent):
 def is_imported(logdir: Path, flags: Sequence[tuple[str, Any]] = ()) -> bool:
     """True if `logdir` is a checkpoint or run folder of another implementation.
 
-    Flags may choose an agent with importers of its own.
+    The agent that the flags select may add importers of such checkpoints.
     """
     return find_imported(logdir, find_schema([dict(flags)])) is not None
 
@@ -261,24 +285,26 @@ def open_run(
     logdir: Path,
     flags: Sequence[tuple[str, Any]] = (),
     prefer_best: bool = False,
-    blocks: Sequence[str] = (),
+    presets: Sequence[str] = (),
     files: Sequence[str] = (),
     replaces_task: bool = False,
 ) -> SavedRun:
     """Open the newest checkpoint of a run folder, or the checkpoint that is named.
 
     With `prefer_best`, open the checkpoint of a run folder with the lowest evaluation
-    loss instead, if there is one. Flags change settings of the run. The checkpoint may
-    be one of another implementation, a file or its run folder. Its settings are
-    inferred from its tensors, and given by preset blocks, config files and flags. With
+    loss instead, if there is one. Flags change settings of the run. With
     `replaces_task`, the task of the run is not used (as with a flag `task`), so it may
     name code that is not trusted.
+
+    `logdir` may also be a checkpoint file or run folder of another implementation. Its
+    settings are inferred from its tensors and, where this is not possible, given by
+    presets, config files and flags.
     """
     if imported := find_imported(logdir, find_schema([dict(flags)])):
         given = [*flags, ("run.from_checkpoint", str(imported.path))]
         folder = logdir.expanduser()
         folder = folder if folder.is_dir() else folder.resolve().parent
-        return ImportedRun(folder, imported.path, resolve(blocks, files, given))
+        return ImportedRun(folder, imported.path, resolve(presets, files, given))
     path = find_checkpoint(logdir)
     folder = run_folder_of(path)
     replaces_task = replaces_task or any(name == "task" for name, _ in flags)

@@ -1,7 +1,7 @@
-"""Runs that do not fit into memory: refused before they start, or explained.
+"""Errors for runs that do not fit into memory.
 
-`check_memory` refuses settings that cannot fit, from lower bounds of what they need.
-`explain_out_of_memory` raises a failed allocation as an error with the requested size
+`check_memory` refuses settings that need more memory than there is, by a lower bound.
+`explain_out_of_memory` converts a failed allocation to an error with the requested size
 and the settings that reduce it.
 """
 
@@ -31,7 +31,18 @@ MIN_WORKER_BYTES = 20_000_000
 """Lower bound of the memory of a worker process."""
 
 ESTIMATE_MARGIN = 16
-"""`AgentConfig.training_memory` is an estimate for images; without, less is needed."""
+"""A run is refused if `AgentConfig.training_memory` is above this multiple of the
+memory. It is an estimate for images; other data needs less."""
+
+MAX_LAYERS = 1000
+"""Maximum number of layers of a network, or of networks of an ensemble; more would take
+minutes to build."""
+
+LAYERS = re.compile(r"(?:dyn|img|obs)?layers|models")
+"""Names of the settings that `MAX_LAYERS` limits."""
+
+BYTES_PER_WEIGHT = 16
+"""Memory per weight in training: weight, gradient and two moments, in float32."""
 
 _NO_MEMORY = re.compile(
     "out of memory|can't allocate memory|cannot allocate memory|_ALLOC_FAILED",
@@ -41,7 +52,7 @@ _AMOUNT = re.compile(r"(?:[Tt]ried|Unable) to allocate ([\d.]+) ?(\w+)")
 
 
 def check_memory(config: Config) -> None:
-    """Raise if environments or batches of this config cannot fit into memory."""
+    """Raise if environments, networks or batches cannot fit into memory."""
     memory = available_memory()
     processes = min(config.env.vector.workers, config.run.envs)
     if processes * MIN_WORKER_BYTES > memory:
@@ -54,6 +65,7 @@ def check_memory(config: Config) -> None:
     where = "memory"
     if uses_cuda(config.device):
         where, memory = "GPU memory", free_gpu_memory(config.device) or memory
+    _check_networks(config, memory, where)
     for group in _batch_settings(config):
         needed = math.prod(group.values()) * MIN_ROW_BYTES
         if needed > memory:
@@ -64,9 +76,36 @@ def check_memory(config: Config) -> None:
             _refuse(config, group, f"about {format_bytes(needed)}", memory, where)
 
 
+def _check_networks(config: Config, memory: int, where: str) -> None:
+    """Raise if a network of this config has too many layers or weights."""
+    values = configs.flatten(config)
+    defaults = configs.flatten(type(config)())
+    groups = (settings_name(config.agent), "explore")
+    for name, layers in values.items():
+        group, _, setting = name.rpartition(".")
+        if name.partition(".")[0] not in groups or not LAYERS.fullmatch(setting):
+            continue
+        if layers > MAX_LAYERS:
+            raise UserError(
+                f"--{name} {layers} is too large: at most {MAX_LAYERS:,} are "
+                f"supported.\n  Fix: --{name} {defaults[name]}"
+            )
+        width = next((x for x in ("units", "width") if f"{group}.{x}" in values), "")
+        units = values[f"{group}.{width}"] if width else 0
+        needed = (layers - 1) * units**2 * BYTES_PER_WEIGHT
+        if needed > memory:
+            raise UserError(
+                f"A network with --{name} {layers} and --{group}.{width} {units} needs "
+                f"at least {format_bytes(needed)} of {where} in training, but "
+                f"{format_bytes(memory)} are available.\n"
+                f"  Fix: --{group}.{width} {defaults[f'{group}.{width}']}"
+            )
+
+
 def _refuse(
     config: Config, group: dict[str, int], needed: str, memory: int, where: str
 ) -> None:
+    """Raise an error for batch settings that need too much memory."""
     settings = " and ".join(f"--{name} {value}" for name, value in group.items())
     default = configs.flatten(type(config.agent_config)())
     prefix = settings_name(config.agent) + "."
@@ -94,10 +133,10 @@ def _batch_settings(config: Config) -> list[dict[str, int]]:
 def explain_out_of_memory(
     config: Config, activity: str, *settings: str
 ) -> Iterator[None]:
-    """Raise errors of memory allocation as a `UserError` with what to change.
+    """Convert errors of memory allocation to a `UserError` that suggests settings.
 
-    `activity` says what the run was doing. `settings` are settings of the config that
-    need memory there; without any, these are those of the batches.
+    `activity` is what the run is doing, for the message. `settings` are names of
+    settings that need memory there; by default, those of the agent's batches.
     """
     try:
         yield
@@ -121,7 +160,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def describe(error: BaseException, activity: str) -> str:
-    """Return which memory is full, and the requested size."""
+    """Return a sentence about which memory is full, and the requested size."""
     text = error_message(error)
     on_gpu = isinstance(error, torch.OutOfMemoryError) or re.search("CU[A-Z]", text)
     where = "The GPU" if on_gpu else "This machine"
@@ -134,6 +173,7 @@ def describe(error: BaseException, activity: str) -> str:
 
 
 def _advice(config: Config, settings: tuple[str, ...]) -> str:
+    """Return which settings reduce the memory, with half of their values."""
     values = configs.flatten(config)
     current: dict[str, int] = {name: values[name] for name in settings}
     if not settings:

@@ -3,38 +3,43 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from reverie import envs as suites
-from reverie.api import Metrics, StateDict, UserError, VecEnv
+from reverie.api import Agent, Metrics, StateDict, UserError, VecEnv
 from reverie.capabilities import CountsEpochs, NeedsStatistics
 from reverie.datasets.episodes import iterate_episodes
 from reverie.evaluation.episodes import summarize
-from reverie.replay import device_copy
+from reverie.log.timer import timed
 from reverie.replay.buffer import Replay
 from reverie.replay.config import Storage
 from reverie.replay.feed import ReplayFeed
 from reverie.rows import Rows
-from reverie.run import checkpoint, device
+from reverie.run import checkpoint, device, parts
+from reverie.run.actors.collector import RemoteCollector, check_agent
+from reverie.run.actors.factory import open_actors
+from reverie.run.actors.pool import ActorPool
 from reverie.run.base_run import BaseRun
 from reverie.run.clock import Clock, TrainRatio
-from reverie.run.collectors import InProcessCollector, OverlappedCollector
+from reverie.run.collectors import InProcessCollector
 from reverie.run.config import Config, for_evaluation
 from reverie.run.evaluator import Evaluator
 from reverie.run.factory import (
     FIRST_EVAL_ENV,
     MakeEnv,
-    in_workers,
     load_initial_weights,
     make_agent,
-    make_envs,
 )
 from reverie.run.folder import write_config
-from reverie.run.memory import explain_out_of_memory
-from reverie.run.size import describe_size, smaller_size
+from reverie.run.limits import EnvLimit
+from reverie.run.parts import Share
+from reverie.run.policy_copy import PolicyCopy, make_policy_copy
+from reverie.run.shards import Collected, check_can_act_remotely
+from reverie.run.size import describe_size
 from reverie.storage.limits import InvalidFile
 from reverie.storage.os_errors import WriteFailed
 from reverie.storage.run_spaces import write_spaces
@@ -51,10 +56,16 @@ class OnlineRun(BaseRun):
     """
 
     def __init__(
-        self, config: Config, make_env: MakeEnv | None = None, evaluate: bool = False
+        self,
+        config: Config,
+        make_env: MakeEnv | None = None,
+        evaluate: bool = False,
+        profile: int = 0,
     ):
-        super().__init__(config)
+        super().__init__(config, profile)
         self.make_env = make_env
+        self.policy_copy: PolicyCopy | None = None
+        """Acts on another device, if `run.policy_devices` is set."""
         self._evaluates = evaluate
         self.checkpoints.required = (*checkpoint.REQUIRED, "collector", "replay")
 
@@ -64,10 +75,24 @@ class OnlineRun(BaseRun):
         self.overlap = device.pick_overlap(
             config.run.overlap, self.device, config.deterministic
         )
+        self.share = parts.find_share(config)
         self.status.begin("building the environments")
-        self.envs = self._open_envs(config, config.run.envs, 0)
+        self.envs: VecEnv | ActorPool
+        if config.actors.count:
+            self.status.begin("starting the actors")
+            self.envs = open_actors(
+                config, self.make_env, self.print_message, self.stopper.check
+            )
+            self._cleanup.callback(self.envs.close)
+        else:
+            count, first = self.share.envs(config.run.envs)
+            self.envs = self._open_envs(config, count, first)
         self.status.begin("building the agent")
         self.agent = make_agent(config, self.envs, self.device, self.precision)
+        if not self.share.has_all:
+            check_can_act_remotely(self.agent, config.agent)
+        self._connect_ranks(self.envs, self.path)
+        self.shards = self.ranks.shards if self.ranks else None
         random_agent = make_agent(
             config, self.envs, self.device, self.precision, "random"
         )
@@ -79,17 +104,22 @@ class OnlineRun(BaseRun):
             )
         write_spaces(self.path, self.envs.obs_space, self.envs.act_space)
         self.replay = self._open_replay(
-            config.run.envs, self.path / "replay", config.replay.storage
+            len(self.envs),
+            self.path / "replay",
+            config.replay.storage,
+            share=self.share,
         )
         if self.replay.plan.wanted:
             self.print_message(self.replay.plan.describe_reduction())
-            replay = replace(config.replay, capacity=self.replay.capacity)
+            capacity = self.replay.capacity * self.share.ranks
+            replay = replace(config.replay, capacity=capacity)
             self.config = config = replace(config, replay=replay)
             write_config(self.path, config)
         self.replays = {"replay": self.replay}
         """Replay buffers by the name of their folder and part of the checkpoint."""
-        self.replay_indices: dict[Path, dict[str, StateDict]] = {}
-        """Saved replay buffers of the kept checkpoints."""
+        self.replay_states: dict[Path, dict[str, StateDict]] = {}
+        """States of the replay buffers in each kept checkpoint: which files it needs.
+        """
         self.feed = self._open_feed(self.replay)
         self.clock = Clock(
             config.run,
@@ -97,23 +127,39 @@ class OnlineRun(BaseRun):
             suites.action_repeat(config.task, config.env),
         )
         self._open_log(config.run.steps * self.clock.repeat, self.envs.render_fps)
-        make_collector = OverlappedCollector if self.overlap else InProcessCollector
-        self.collector = make_collector(
+        self.env_limit = EnvLimit(config.run.rank_timeout, self.envs)
+        self.collector = self._make_collector(random_agent)
+        self.evaluator = self._open_evaluator() if self._evaluates else None
+
+    def _make_collector(
+        self, random_agent: Agent
+    ) -> InProcessCollector | RemoteCollector:
+        config = self.config
+        if isinstance(self.envs, ActorPool):
+            check_agent(self.agent, config.agent)
+            return RemoteCollector(
+                self.envs,
+                self.agent,
+                self.clock,
+                self.timer,
+                self.rates,
+                self.stopper.is_set,
+            )
+        self.policy_copy = make_policy_copy(
+            config, self.agent, self.envs, lambda: self.clock.updates
+        )
+        return parts.make_collector(
+            config,
             self.envs,
-            self.agent,
+            self.policy_copy or self.agent,
             random_agent,
-            config.run.prefill,
-            config.explore,
+            self.overlap,
             self.timer,
             self.rates,
         )
-        self.evaluator = self._open_evaluator() if self._evaluates else None
 
     def _open_envs(self, config: Config, count: int, first: int) -> VecEnv:
-        # Environments can only step in parallel with training in their own processes.
-        in_parallel = self.overlap and self.make_env is None
-        config = in_workers(config) if in_parallel else config
-        envs = make_envs(config, count, first, self.make_env)
+        envs = parts.open_envs(config, count, first, self.make_env, self.overlap)
         self._cleanup.callback(envs.close)
         return envs
 
@@ -127,49 +173,35 @@ class OnlineRun(BaseRun):
         return Evaluator(envs, self._open_feed(replay), config.run.eval_eps)
 
     def _open_replay(
-        self, streams: int, directory: Path, storage: Storage, fraction: float = 1.0
+        self,
+        streams: int,
+        directory: Path,
+        storage: Storage,
+        fraction: float = 1.0,
+        share: Share | None = None,
     ) -> Replay:
-        """Make a replay buffer for observations, actions and the agent's extras.
-
-        Its capacity is this fraction of `replay.capacity`.
-        """
-        config = self.config
-        spaces = {**self.envs.obs_space, **self.envs.act_space}
-        capacity = int(config.replay.capacity * fraction)
-        if not config.run.episodes:  # never more than the run will collect
-            most = max(config.run.steps, self.checkpoints.step)
-            capacity = min(capacity, most + streams)
-        with explain_out_of_memory(
-            config, "building the replay buffer", "replay.capacity"
-        ):
-            replay = Replay(
-                {key: space for key, space in spaces.items() if key[:4] != "log/"},
-                self.agent.extras,
-                replace(config.replay, storage=storage),
-                capacity=max(1, capacity),
-                num_envs=streams,
-                windows=self.agent.windows,
-                directory=directory,
-                seed=config.seed,
-                exact_extras=config.deterministic,
-                smaller_extras=smaller_size(config),
-            )
+        """Make a replay buffer; its capacity is this fraction of `replay.capacity`."""
+        replay = parts.open_replay(
+            self.config,
+            self.envs,
+            self.agent,
+            directory,
+            self.checkpoints.step,
+            streams=streams,
+            storage=storage,
+            fraction=fraction,
+            share=share,
+        )
         self._cleanup.callback(replay.close)
         return replay
 
     def _open_feed(self, replay: Replay) -> ReplayFeed:
-        prefetch = self.device.type == "cuda" and not self.config.deterministic
-        feed = ReplayFeed(
-            replay,
-            self.agent.windows,
-            self.device,
-            prefetch=prefetch,
-            on_device=device_copy.fits_on_device(replay, self.device),
-        )
+        feed = parts.open_feed(replay, self.device, self.config.deterministic)
         self._cleanup.callback(feed.close)
         return feed
 
     def _train_ratio(self) -> TrainRatio:
+        """Return the default schedule, in updates per agent step."""
         window = self.agent.windows.get("train")
         if window is None:
             return TrainRatio(0)
@@ -179,6 +211,7 @@ class OnlineRun(BaseRun):
 
     # Used by the training loop.
 
+    @timed("start")
     def start(self) -> None:
         """Restore the newest checkpoint, or reset the environments of a new run."""
         self.status.begin("loading the checkpoint, if there is one")
@@ -197,15 +230,19 @@ class OnlineRun(BaseRun):
             self.print_message(load_initial_weights(self.agent, self.config))
         elif isinstance(self.agent, NeedsStatistics) and self.agent.needs_statistics:
             raise UserError(
-                "Images can be standardized by `dataset` only with recordings."
-                "\n  Fix: --configs standardize_batch, or weights that include the "
-                "statistics (--run.from_checkpoint)."
+                "Images can be standardized with dataset statistics only in training "
+                "on recorded episodes.\n  Fix: --configs standardize_batch, or weights "
+                "that include the statistics (--run.from_checkpoint)."
             )
         self.status.begin("resetting the environments")
         if self.config.run.episodes:
             self.status.begin("reading the recorded episodes")
             self._add_recorded_episodes(self.config.run.episodes)
-        self.collector.reset()
+        if self.ranks and self.shards:
+            self.ranks.load()
+            self.shards.reset()
+        with self.env_limit.step():
+            self.collector.reset()
 
     def _add_recorded_episodes(self, path: str) -> None:
         spaces = self.envs.obs_space, self.envs.act_space
@@ -214,24 +251,51 @@ class OnlineRun(BaseRun):
         self.print_message(f"Added {len(self.replay)} steps of the episodes in {path}.")
 
     def collect(self) -> Rows:
-        """Act in every environment, and store and log the rows."""
+        """Act in every environment, store the rows, and log the episodes that ended."""
         self.status.begin("collecting data")
-        self.collector.wait()  # errors of environments are raised here
-        self.has_started = self.clock.step > 0
+        with self._collecting_on_all_ranks():
+            with self.env_limit.step():
+                self.collector.wait()  # errors of environments are raised here
+            self.has_started = self.clock.step > 0
         with self.modifying():
             rows = self.collector.collect()
-            self.replay.add(rows.values, rows.streams)
-            self.logger.add(rows.metrics, step=self.clock.frames)
-            self.clock.advance(len(rows), rows.env_steps)
+            with self.timer("replay_add"):
+                if len(rows):
+                    self.replay.add(rows.values, rows.streams)
+            others = self.shards.end_collect() if self.shards else Collected()
+            for metrics in (rows.metrics, *others.metrics):
+                self.logger.add(metrics, step=self.clock.frames)
+            self.rates.add("policy", others.rows)
+            self.clock.advance(
+                len(rows) + others.rows, rows.env_steps + others.env_steps
+            )
         if self.clock.collection_ended():
             self.logger.add(self.collector.summary(), prefix="collect")
         return rows
 
+    @contextmanager
+    def _collecting_on_all_ranks(self) -> Iterator[None]:
+        """Context of an environment step, in which the other ranks collect, too."""
+        if self.shards is None:
+            yield
+            return
+        self.collector.steps = self.clock.step  # for prefill and exploration
+        self.should_save = False  # until the rows of the other ranks are counted
+        self.shards.begin_collect(self.clock.step)
+        try:
+            yield
+        except BaseException:
+            self.shards.end_collect()
+            raise
+
     @property
     def ready(self) -> bool:
         """True if the replay has enough rows for every batch the agent trains on."""
+        if self.shards and not self.shards.is_ready:
+            return False
         return all(self.feed.ready(k) for k in self.agent.windows if k != "report")
 
+    @timed("report")
     def report(self, feed: ReplayFeed, prefix: str = "report") -> None:
         """Log the agent's report on some batches, if enough rows are stored."""
         if not feed.ready("report"):
@@ -246,7 +310,8 @@ class OnlineRun(BaseRun):
         if self.evaluator is None:
             return
         self.status.begin("evaluation")
-        played = self.evaluator.play(self.agent, self.stopper.is_set)
+        with self.timer("eval"):
+            played = self.evaluator.play(self.agent, self.stopper.is_set)
         if played:  # none if the run was asked to stop
             self.logger.add(summarize(played), prefix="eval/episode")
             self.report(self.evaluator.feed, prefix="eval")
@@ -259,40 +324,55 @@ class OnlineRun(BaseRun):
         replay = {f"replay/{k}": v for k, v in self.replay.metrics().items()}
         return {**replay, **self.collector.metrics(), **super()._run_metrics()}
 
+    @timed("save")
     def save(self) -> None:
         """Write a checkpoint of all parts, then delete files that it replaces."""
         self.should_save = False
         self._begin_save()
         agent = self.agent_state()  # raises if it is not finite
         replays = {name: replay.save() for name, replay in self.replays.items()}
-        parts = {
+        saved = {
             "agent": agent,
             **replays,
             "collector": self.collector.state_dict(),
-            "loop": {**self._loop_state(), "evaluates": self._evaluates},
+            "loop": {
+                **self._loop_state(),
+                "evaluates": self._evaluates,
+                "shards": self.share.ranks,
+            },
         }
+        if self.shards:
+            saved |= self.shards.save()
+        if self.policy_copy:
+            saved["policy"] = self.policy_copy.state_dict()
         if self.evaluator is not None:
-            parts["evaluator"] = self.evaluator.state_dict()
+            saved["evaluator"] = self.evaluator.state_dict()
         path = self.checkpoints.save(
-            self.clock.step, parts, self.clock.completed_epochs
+            self.clock.step, saved, self.clock.completed_epochs
         )
-        self.replay_indices[path] = replays
-        self._delete_unused_replay_files(self.checkpoints.prune())
+        self.replay_states[path] = replays
+        self._delete_unused_replay_files(self.checkpoints.prune(), path)
 
-    def _delete_unused_replay_files(self, kept: list[Path]) -> None:
+    def _delete_unused_replay_files(
+        self, kept: list[Path], saved: Path | None = None
+    ) -> None:
         """Delete the replay files that none of the kept checkpoints needs.
+
+        `saved` is the checkpoint that was just written.
 
         If an older checkpoint is damaged, the files that it needs are not known, and
         nothing is deleted.
         """
-        known = self.replay_indices
+        known = self.replay_states
+        if self.shards:
+            self.shards.keep(kept, saved)
         try:
-            self.replay_indices = {
+            self.replay_states = {
                 path: known.get(path) or self._read_parts(path, self.replays)
                 for path in kept
             }
             for name, replay in self.replays.items():
-                indices = self.replay_indices.values()
+                indices = self.replay_states.values()
                 replay.delete_unused_files([i[name] for i in indices if name in i])
         except WriteFailed:
             raise
@@ -305,9 +385,9 @@ class OnlineRun(BaseRun):
             )
 
     def _read_parts(self, path: Path, names: Iterable[str]) -> dict[str, StateDict]:
-        """Return these parts of a checkpoint; without evaluation it has fewer."""
-        parts = checkpoint.read_manifest(path)["parts"]
-        return {n: checkpoint.read_part(path, n) for n in names if n in parts}
+        """Return these parts of a checkpoint, without those that it does not have."""
+        present = checkpoint.read_manifest(path)["parts"]
+        return {n: checkpoint.read_part(path, n) for n in names if n in present}
 
     def finish(self) -> None:
         """Save, report and log a last time; raise if the run was interrupted.
@@ -340,7 +420,7 @@ class OnlineRun(BaseRun):
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._error = error
-        # without a successful environment step there is nothing worth saving
+        # not if the first environment step failed
         has_steps = self.should_save and self.clock.step > len(self.envs)
         try:
             if has_steps and isinstance(error, Exception):
@@ -348,17 +428,21 @@ class OnlineRun(BaseRun):
                 self.print_message(
                     f"Saved at {self._position()}; the same command resumes."
                 )
-        except Exception as second:  # the first error is the one to show
+        except Exception as second:  # the first error is raised
             self.print_message(f"The run could not be saved after the error: {second}")
         finally:
             self.close()
 
     def _restore(self, path: Path) -> None:
+        loop = checkpoint.read_part(path, "loop")
+        parts.check_share(self.share, loop.get("shards", 1))
         self.agent.load_state_dict(checkpoint.read_part(path, "agent"))
-        indices = self.replay_indices[path] = self._read_parts(path, self.replays)
+        indices = self.replay_states[path] = self._read_parts(path, self.replays)
         for name, index in indices.items():
             self.replays[name].load(index)
-        loop = checkpoint.read_part(path, "loop")
+        if self.ranks and self.shards:
+            self.ranks.load()
+            self.shards.restore(path)
         self._restore_loop(loop)
         if loop["evaluates"] and not self._evaluates:
             self.print_message(
@@ -367,6 +451,8 @@ class OnlineRun(BaseRun):
                 f"train_eval --logdir {self.path}"
             )
         self.collector.load_state_dict(checkpoint.read_part(path, "collector"))
+        if self.policy_copy:
+            self.policy_copy.load_state_dict(checkpoint.read_part(path, "policy"))
         if self.evaluator is not None:
             for state in self._read_parts(path, ["evaluator"]).values():
                 self.evaluator.load_state_dict(state)
@@ -388,6 +474,7 @@ class OnlineRun(BaseRun):
             f"{describe_size(config, not self.clock.step)}"
             f"  run folder {self.path}\n"
             f"  {most}{config.run.steps:,} agent steps of {clock.repeat} frames each, "
-            f"{len(self.envs)} at a time\n{due}"
+            f"{self.config.actors.num_envs or self.config.run.envs} at a time\n{due}"
             f"  {self.replay.plan.describe()}{self.feed.describe()}"
+            f"{'' if self.share.has_all else ', on each rank'}"
         )

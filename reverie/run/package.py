@@ -43,7 +43,7 @@ SUFFIX = ".reverie"
 CONFIG, SPACES, MANIFEST = "config.json", "spaces.json", "manifest.json"
 RESULTS = "results.json"
 MAX_SMALL_BYTES = 16 << 20
-"""Size of the files that describe a package."""
+"""Maximum size of the files that describe a package."""
 SUFFIXES = (".json", ".safetensors")
 
 OpenFile = Callable[[str], AbstractContextManager[Any]]
@@ -51,7 +51,7 @@ OpenFile = Callable[[str], AbstractContextManager[Any]]
 
 
 def run_path(name: str | Path) -> Path:
-    """Return the folder of a run: packages are unpacked, other paths are returned.
+    """Return the run folder of `name`: unpack a package, return other paths unchanged.
 
     `name` is a run folder, a checkpoint, a file `*.reverie`, or `hf://user/name` with
     an optional `@revision`.
@@ -109,12 +109,13 @@ def unpack(open_file: OpenFile) -> Path:
     with _partial_folder(folder) as partial:
         (partial / CONFIG_FILE).write_bytes(config)
         (partial / SPACES).write_bytes(texts[SPACES])
-        target = partial / "ckpt" / f"{step:012d}-000001"
+        number = 1  # of the checkpoint; a package has only one
+        target = partial / "ckpt" / f"{step:012d}-{number:06d}"
         target.mkdir(parents=True)
         (target / MANIFEST).write_bytes(texts[MANIFEST])
         for name, entry in files.items():
             if Path(check_name(name)).suffix not in SUFFIXES:
-                raise InvalidFile(f"has {name}, which is not one of its formats")
+                raise InvalidFile(f"has {name}, which is not JSON or safetensors")
             _copy(open_file, name, target / name, _size(entry))
         try:
             verify(target)
@@ -149,7 +150,7 @@ def _parse(texts: dict[str, bytes], name: str) -> dict[str, Any]:
 
 
 def _copy(open_file: OpenFile, name: str, target: Path, size: int) -> None:
-    """Copy a file that must have this size, in parts."""
+    """Copy a file in parts; raise if it does not have this size."""
     copied = 0
     with open_file(name) as source, open(create_file(target), "wb") as file:
         while part := source.read(PART_BYTES):

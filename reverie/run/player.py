@@ -1,8 +1,9 @@
-"""`Player`: a trained agent that acts in the environment of a user's own program."""
+"""`Player`: a trained agent that acts in an environment of the user's program."""
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -14,20 +15,13 @@ from reverie.api import Action, Agent, Mode, Obs, UserError
 from reverie.capabilities import HasWorldModelEnv, PolicyWorldModelEnv
 from reverie.envs.wrappers import cast, resize
 from reverie.run.load import PolicySource
-from reverie.spaces import (
-    FLAGS,
-    Space,
-    Spaces,
-    agent_obs_space,
-    to_flat,
-    to_nested,
-)
+from reverie.spaces import FLAGS, Space, Spaces, agent_obs_space, to_flat, to_nested
 
 MAX_CONTEXT = 64
-"""Number of rows that are kept for world models that start from frames."""
+"""Number of last rows that are kept, for world models that start from frames."""
 
 OUTCOME = ("reward", "cont")
-"""Predicted keys that are not observations."""
+"""Keys of a predicted row that are not observations."""
 
 
 class ImaginedRollout(NamedTuple):
@@ -68,7 +62,8 @@ class Player:
         if where is None:
             self._carry: Any = None
             self._is_first = np.ones(0, bool)
-            self._latest: tuple[Any, bool] = (None, False)  # observation, is it a batch
+            self._latest_obs: Any = None
+            self._is_batch = False  # True if the latest observation is a batch
             self._context: list[Obs] = []  # the last rows, with actions
         elif self._carry is not None:
             mask = np.asarray(where, bool)
@@ -99,14 +94,14 @@ class Player:
         self._carry, action, _ = self.agent.policy(self._carry, rows, mode)
         self._is_first = rows["is_last"]
         if self._keeps_context:
-            self._latest = obs, is_batch
+            self._latest_obs, self._is_batch = obs, is_batch
             chosen = {key: np.array(action[key]) for key in self.act_space}
             self._context.append({**rows, **chosen})
             del self._context[:-MAX_CONTEXT]
-        own = {k: _to_own_units(action[k], s) for k, s in self.act_space.items()}
+        flat = {k: _to_env_units(action[k], s) for k, s in self.act_space.items()}
         if not is_batch:
-            own = {k: _first(x, self.act_space[k]) for k, x in own.items()}
-        return to_nested(self.act_space, own)
+            flat = {k: _first(x, self.act_space[k]) for k, x in flat.items()}
+        return to_nested(self.act_space, flat)
 
     def latent(self) -> dict[str, np.ndarray]:
         """Return the latent state after the last observation given to `act`, by name.
@@ -115,7 +110,7 @@ class Player:
         """
         model, state = self._resume(0)
         arrays = {k: _to_numpy(x) for k, x in model.latent(state).items()}
-        return arrays if self._latest[1] else {k: x[0] for k, x in arrays.items()}
+        return arrays if self._is_batch else {k: x[0] for k, x in arrays.items()}
 
     def imagine(
         self,
@@ -129,13 +124,21 @@ class Player:
         `actions` is a sequence of actions as `act` returns them; or a function from an
         observation, in the environment's own form, to such an action; or None for the
         agent's own policy (with `greedy`, its most probable actions). `horizon` is the
-        number of steps, by default all given actions or 15. The world model continues
-        also where it predicts the end of an episode. The recurrent state of the agent
+        number of steps, by default the number of given actions, or 15. The rollout
+        continues after a predicted end of the episode. The recurrent state of the agent
         does not change.
         """
         is_policy = actions is None or callable(actions)
-        plan = None if is_policy else list(actions)
-        steps = horizon or (15 if plan is None else len(plan))
+        try:
+            plan = None if is_policy else list(actions)
+            default = 15 if plan is None else len(plan)
+            steps = default if horizon is None else operator.index(horizon)
+        except TypeError:
+            raise UserError(
+                f"imagine() got {type(actions).__name__} as actions and "
+                f"{type(horizon).__name__} as horizon.\n  Fix: pass a list of actions, "
+                "a function or None as actions, and horizon=N."
+            ) from None
         if steps < 1 or (plan is not None and len(plan) < steps):
             given = "a function" if plan is None else f"{len(plan)} actions"
             raise UserError(
@@ -144,13 +147,13 @@ class Player:
             )
         model, state = self._resume(seed)
         keys = [key for key in model.predicted_keys if key in model.obs_space]
-        obs, collected = self._latest[0], []
+        obs, collected = self._latest_obs, []
         for step in range(steps):
             if actions is None:
                 action = model.act(state, greedy)
             else:
-                own = actions(obs) if plan is None else plan[step]
-                action = self._to_model_units(own, model.act_space)
+                env_action = actions(obs) if plan is None else plan[step]
+                action = self._to_model_units(env_action, model.act_space)
             state, rows = model.step(state, action)
             latent = {k: _to_numpy(x) for k, x in model.latent(state).items()}
             collected.append((action, rows, latent))
@@ -161,7 +164,7 @@ class Player:
             key: replace(space, source=self.act_space[key].source)
             for key, space in model.act_space.items()
         }
-        taken = [{k: _to_own_units(a[k], s) for k, s in spaces.items()} for a in acts]
+        taken = [{k: _to_env_units(a[k], s) for k, s in spaces.items()} for a in acts]
         predicted = self._stack([{k: x[k] for k in keys} for x in all_rows])
         outcome = self._stack([{k: x[k] for k in OUTCOME} for x in all_rows])
         return ImaginedRollout(
@@ -185,7 +188,7 @@ class Player:
             )
         if self._carry is None or not self._context:
             raise UserError("There is no observation yet.\n  Fix: call act(obs) first.")
-        # rows of the current episode in every entry of the batch
+        # use only rows that belong to the current episode in all entries of the batch
         first = np.stack([row["is_first"] for row in self._context])
         start = max(int(np.flatnonzero(x).max(initial=0)) for x in first.T)
         rows = {
@@ -197,8 +200,8 @@ class Player:
         return model, model.resume(self._carry, rows)
 
     def _to_model_units(self, action: Any, spaces: Spaces) -> Action:
-        """Return an action of the environment as a batch in the model's own units."""
-        count, is_batch = len(self._is_first), self._latest[1]
+        """Return an action of the environment as a batch in the model's units."""
+        count, is_batch = len(self._is_first), self._is_batch
         flat, converted = to_flat(self.act_space, action), {}
         for key, space in spaces.items():
             shape = self.act_space[key].shape
@@ -210,8 +213,9 @@ class Player:
                     f"not finite, expected shape {expected}.\n"
                     "  Fix: pass an action of the environment's action space."
                 )
-            value = value.reshape(count, *shape).astype(space.dtype)
-            converted[key] = space.from_native(value)
+            value = value.reshape(count, *shape)
+            _check_action(key, value, self.act_space[key])
+            converted[key] = space.from_native(value.astype(space.dtype))
         return converted
 
     def _to_env_form(self, rows: Obs) -> Any:
@@ -219,16 +223,17 @@ class Player:
         inputs, flat = agent_obs_space(self.obs_space), {}
         for key, space in inputs.items():
             value = rows.get(key, space.zeros(len(self._is_first)))
-            own = space if space.source is None else space.source.space
-            if math.prod(own.shape) == math.prod(space.shape):  # not if it is resized
-                value = value.astype(own.dtype).reshape(len(value), *own.shape)
-            flat[key] = value if self._latest[1] else value[0]
+            env_space = space if space.source is None else space.source.space
+            if math.prod(env_space.shape) == math.prod(space.shape):  # not resized
+                value = value.astype(env_space.dtype)
+                value = value.reshape(len(value), *env_space.shape)
+            flat[key] = value if self._is_batch else value[0]
         return to_nested(inputs, flat)
 
     def _stack(self, steps: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """Stack steps along a time axis, after the batch axis if there is one."""
         stacked = {k: np.stack([step[k] for step in steps], 1) for k in steps[0]}
-        return stacked if self._latest[1] else {k: x[0] for k, x in stacked.items()}
+        return stacked if self._is_batch else {k: x[0] for k, x in stacked.items()}
 
     def _rows(self, obs: Any, flags: dict[str, Any]) -> tuple[Obs, bool]:
         """Return checked observations with a batch axis, and whether they had one."""
@@ -276,7 +281,7 @@ class Player:
             and array.dtype == np.uint8
             and array.shape[1:] != space.shape
         ):
-            if array.ndim == 3:  # gray images without an axis of channels
+            if array.ndim == 3:  # grayscale images without a channel axis
                 array = array[..., None]
             size, resample = space.shape[:2], self.source.config.env.resample
             array = np.stack([resize(image, size, resample) for image in array])
@@ -297,7 +302,7 @@ class Player:
             "agent": pytree.tree_map(_to_host, self.agent.state_dict()),
             "carry": [_to_host(leaf) for leaf in leaves],
             "is_first": self._is_first,
-            "latest": self._latest,
+            "latest": (self._latest_obs, self._is_batch),
             "context": self._context,
         }
 
@@ -305,8 +310,8 @@ class Player:
         source = state["source"]
         self.__init__(source, source.restore(state["agent"]))  # type: ignore[misc]
         if len(state["is_first"]):
-            self._is_first, self._latest = state["is_first"], state["latest"]
-            self._context = state["context"]
+            self._is_first, self._context = state["is_first"], state["context"]
+            self._latest_obs, self._is_batch = state["latest"]
             start, tree = pytree.tree_flatten(self.agent.initial(len(self._is_first)))
             pairs = zip(state["carry"], start, strict=True)
             leaves = [x.to(like.device) for x, like in pairs]
@@ -325,6 +330,22 @@ def _to_array(key: str, value: Any, kind: str) -> np.ndarray:
             "numbers.\n  Fix: pass it in the form that the environment uses."
         )
     return array
+
+
+def _check_action(key: str, value: np.ndarray, space: Space) -> None:
+    """Raise if an action in the environment's own units is outside of its space."""
+    value = value.astype(np.float64)
+    low, high = space.native_bounds
+    if space.is_discrete:
+        is_valid = (value == np.floor(value)) & (value >= low) & (value < high)
+    else:
+        slack = 1e-4 * np.where(np.isfinite(high - low), high - low, 0)
+        is_valid = (value >= low - slack) & (value <= high + slack)
+    if not is_valid.all():
+        raise UserError(
+            f"The action {key!r} has {value[~is_valid][0]:g}, which is outside of the "
+            "action space.\n  Fix: pass an action of the environment's action space."
+        )
 
 
 def _has_batch_axis(arrays: dict[str, np.ndarray], spaces: Spaces) -> bool:
@@ -354,16 +375,16 @@ def _has_batch_axis(arrays: dict[str, np.ndarray], spaces: Spaces) -> bool:
     return axes == {1}
 
 
-def _to_own_units(value: np.ndarray, space: Space) -> np.ndarray:
+def _to_env_units(value: np.ndarray, space: Space) -> np.ndarray:
     """Return a batch of actions in the environment's own units, dtype and shape."""
     is_float = space.dtype.kind == "f"
     if is_float:
         value = space.to_native(np.clip(value, space.low, space.high))
     if space.source is None:
         return value
-    own = space.source.space
-    value = value.astype(own.dtype).reshape(len(value), *own.shape)
-    return np.clip(value, own.low, own.high) if is_float else value
+    env_space = space.source.space
+    value = value.astype(env_space.dtype).reshape(len(value), *env_space.shape)
+    return np.clip(value, env_space.low, env_space.high) if is_float else value
 
 
 def _first(value: np.ndarray, space: Space) -> Any:

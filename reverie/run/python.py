@@ -10,9 +10,11 @@ from typing import Any
 
 from reverie.api import Env, UserError
 from reverie.datasets.sequences import is_sequence_task
+from reverie.distributed.launch import find_launch
 from reverie.envs import PYTHON_ENV, TaskFactory
 from reverie.evaluation import episodes as play
 from reverie.evaluation.result import EvalResult
+from reverie.run import ranks
 from reverie.run import train as train_loop
 from reverie.run.config import Config, for_evaluation, import_paths, with_flags
 from reverie.run.factory import MakeEnv
@@ -22,7 +24,12 @@ from reverie.run.package import run_path
 from reverie.run.player import Player
 from reverie.run.signals import Interrupted
 from reverie.run.trust import allow
-from reverie.run.used_settings import check_used, resolve_for_command
+from reverie.run.used_settings import (
+    check_used,
+    resolve_for_command,
+    unused_in_environment,
+    with_used_flags,
+)
 
 
 def train(
@@ -36,20 +43,25 @@ def train(
     Ctrl-C saves the run and raises `KeyboardInterrupt`.
 
     `env` is a Reverie or Gymnasium environment, or a function or class that makes one;
-    without it, give a `task`. `configs` are names of preset blocks. Settings have their
+    without it, give a `task`. `configs` are names of presets. Settings have their
     dotted names with `__` for the dot: `run__steps=10_000`, `logdir="..."`. `trust`
     resumes a run of another user or machine whose config names modules to import.
     """
-    flags, blocks = _flags(env, settings), _blocks(configs)
+    flags, presets = _flags(env, settings), _presets(configs)
     with allow(import_paths([flags]).values(), everything=trust):
-        return _train(env, blocks, flags)
+        return _train(env, presets, flags)
 
 
 def _train(env: Any, configs: Sequence[str], flags: dict[str, Any]) -> Path:
     if env is None:
         return _run(_config(configs, flags))
-    # a task without a suite, so that no preset block of a suite is applied
+    # this task has no suite, so no preset of a suite is applied
     flags = {"task": PYTHON_ENV, **flags}
+    if not callable(env) and int(flags.get("actors.count", 0)):
+        raise UserError(
+            "A single environment object cannot be used by actors.\n"
+            "  Fix: pass a function that makes an environment."
+        )
     if not callable(env) and int(flags.setdefault("run.envs", 1)) != 1:
         raise UserError(
             "A single environment object cannot be used as several environments.\n"
@@ -60,8 +72,18 @@ def _train(env: Any, configs: Sequence[str], flags: dict[str, Any]) -> Path:
 
 
 def _run(config: Config, make_env: MakeEnv | None = None) -> Path:
+    launch = find_launch()
+    if config.processes > 1 and launch.world_size == 1:
+        raise UserError(
+            "`reverie.train` cannot start other processes, and devices is "
+            f"{config.processes}.\n  Fix: torchrun --nproc-per-node {config.processes} "
+            "SCRIPT.py, without `devices`."
+        )
+    if launch.rank:
+        ranks.run_follower(make_env)
+        return resolve_logdir(config.logdir)
     try:
-        return train_loop.train(config, make_env)
+        return ranks.run_on_ranks(lambda: train_loop.train(config, make_env))
     except Interrupted as error:
         if error.exit_code == 128 + signal.SIGINT:
             raise KeyboardInterrupt from error
@@ -88,20 +110,23 @@ def _check_policy(logdir: str | Path, config: Config) -> None:
         )
 
 
-def _blocks(configs: str | Sequence[str]) -> list[str]:
+def _presets(configs: str | Sequence[str]) -> list[str]:
     return configs.split() if isinstance(configs, str) else list(configs)
 
 
-def _refuse_blocks(logdir: str | Path, blocks: list[str], imported: bool) -> None:
-    if blocks and not imported:
+def _refuse_presets(logdir: str | Path, presets: list[str], imported: bool) -> None:
+    if presets and not imported:
         raise UserError(
-            f"{logdir} has its own settings, so preset blocks are not used.\n"
+            f"{logdir} has its own settings, so presets are not used.\n"
             "  Fix: remove configs=; single settings can be changed."
         )
 
 
 def _config(configs: Sequence[str], flags: dict[str, Any]) -> Config:
-    """Return the config of a new run; without blocks, also that of a run to resume."""
+    """Return the config of a new run, or of the run in `logdir` to resume.
+
+    If presets are given for a run to resume, they must give its saved settings.
+    """
     logdir = resolve_logdir(str(flags["logdir"])) if "logdir" in flags else None
     if logdir is None or not (logdir / "ckpt").exists():
         return resolve_for_command("train", configs, flags=flags)
@@ -130,9 +155,9 @@ def evaluate(
     `logdir` may be what `load` takes; `configs` are the presets of a checkpoint of
     another implementation.
     """
-    flags, blocks = _flags(env, settings), _blocks(configs)
+    flags, presets = _flags(env, settings), _presets(configs)
     with allow(import_paths([flags]).values(), everything=trust):
-        return _evaluate(run_path(logdir), env, episodes, videos, blocks, flags)
+        return _evaluate(run_path(logdir), env, episodes, videos, presets, flags)
 
 
 def _evaluate(
@@ -140,16 +165,20 @@ def _evaluate(
     env: Any,
     episodes: int,
     videos: int,
-    blocks: list[str],
+    presets: list[str],
     flags: dict[str, Any],
 ) -> EvalResult:
+    if episodes < 1:
+        raise UserError(
+            f"evaluate() got {episodes} episodes.\n  Fix: pass at least episodes=1."
+        )
     imported = is_imported(logdir, list(flags.items()))
     if imported and env is not None:  # the file does not contain a task
         flags["task"] = PYTHON_ENV
-    _refuse_blocks(logdir, blocks, imported)
+    _refuse_presets(logdir, presets, imported)
     given = list(flags.items()) if imported else ()
     replaces_task = env is not None or "task" in flags
-    run = open_run(logdir, given, blocks=blocks, replaces_task=replaces_task)
+    run = open_run(logdir, given, presets=presets, replaces_task=replaces_task)
     config = run.config
     task = str(flags.get("task", config.task))
     is_recorded = bool(config.offline.data) and "task" not in flags
@@ -159,6 +188,11 @@ def _evaluate(
             f"{logdir} was trained on recorded data, not in an environment.\n"
             f"  Fix: pass env= or task= to evaluate(), or run `reverie eval {logdir}`."
         )
+    if imported:
+        check_used(config, "eval", flags, unused_in_environment(config))
+    else:
+        unused = unused_in_environment(config)
+        with_used_flags(config, "eval", list(flags.items()), unused)
     make_env = None
     if env is not None:
         if not callable(env):
@@ -168,7 +202,7 @@ def _evaluate(
         make_env = TaskFactory(env, env_config, config.seed)
     pairs = list(flags.items())
     return play.evaluate(
-        logdir, episodes, pairs, make_env, videos=videos, blocks=blocks
+        logdir, episodes, pairs, make_env, videos=videos, presets=presets
     )
 
 
@@ -187,16 +221,16 @@ def load(
     `cuda`, `cpu` or `mps`; None for that of the run. `logdir` may also be a checkpoint
     of another implementation, a file or its run folder: `agent.pkl` of
     danijar/dreamerv3, `latest.pt` of dreamerv3-torch, or `last.pt` of Δ-IRIS. Then
-    `task` is needed if no config was saved with it, and `configs` (preset blocks) and
+    `task` is needed if no config was saved with it, and `configs` (presets) and
     settings, as those of `train`, give what cannot be inferred from its tensors.
     `trust` loads a run of another user or machine whose config names modules to import.
     """
     given = {**_flags(None, settings), "device": device, "task": task}
     flags = [(name, value) for name, value in given.items() if value is not None]
-    blocks, path = _blocks(configs), run_path(logdir)
+    presets, path = _presets(configs), run_path(logdir)
     with allow(import_paths([dict(flags)]).values(), everything=trust):
-        _refuse_blocks(logdir, blocks, is_imported(path, flags))
-        run = open_run(path, flags, blocks=blocks)
+        _refuse_presets(logdir, presets, is_imported(path, flags))
+        run = open_run(path, flags, presets=presets)
     _check_policy(logdir, run.config)
     source = run.policy_source(run.spaces())
-    return Player(source, source.adapt(run.load_agent(source.trained)))
+    return Player(source, source.adapt(run.load_agent(source.trained_spaces)))

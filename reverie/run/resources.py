@@ -1,4 +1,4 @@
-"""`Resources`: base class of context managers that open several things."""
+"""`Resources`: base class of context managers that open several resources."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ R = TypeVar("R", bound="Resources")
 
 
 class Resources:
-    """Closes what it opened in reverse order, also if opening a later part fails.
+    """Closes resources in reverse order, also if opening one of them fails.
 
-    Subclasses open their parts in `_open` and register each with `_cleanup`.
+    Subclasses open resources in `_open` and register each of them with `_cleanup`.
     """
 
     def __init__(self) -> None:
         self._cleanup = contextlib.ExitStack()
-        self._error: BaseException | None = None  # set before the parts are closed
+        self._error: BaseException | None = None  # that ended the context, for cleanup
 
     def __enter__(self: R) -> R:
         try:

@@ -31,7 +31,7 @@ HANDLED_IF_DEFAULT = ("SIGHUP", "SIGUSR1", "SIGXCPU")
 
 
 class Interrupted(Exception):
-    """Raised after a run was stopped by a signal and has saved."""
+    """Raised after a signal stopped a run and the run was saved."""
 
     def __init__(self, number: int):
         super().__init__(signal.Signals(number).name)
@@ -39,10 +39,10 @@ class Interrupted(Exception):
 
 
 class Stopper:
-    """Context manager in which signals set `signal` instead of ending the process."""
+    """Context manager that records a signal instead of letting it end the process."""
 
     def __init__(self) -> None:
-        self.signal: int | None = None
+        self.signal: int | None = None  # number of the signal that was received
         self.time = 0.0  # when the signal was received
         self._handlers: dict[int, Any] = {}
 
@@ -81,7 +81,10 @@ class Stopper:
 
 
 def discard_closed_output(descriptors: Sequence[int]) -> None:
-    """Discard what is written to a closed terminal; each write would be an error."""
+    """Redirect descriptors to the null device if their terminal was closed.
+
+    Writing to a closed terminal would raise an error.
+    """
     for descriptor in descriptors:
         poll = select.poll()
         poll.register(descriptor, 0)  # errors and hangups are always reported

@@ -1,7 +1,7 @@
-"""Chooses the size of the networks of runs whose settings give none.
+"""Chooses the size of the networks if the settings of a run give no size.
 
-An agent declares its sizes in `AgentConfig.sizes`. The chosen size is part of the
-config from then on: its settings, and its name in `size`. It is not chosen again when
+An agent declares its sizes in `AgentConfig.sizes`. The chosen size is saved in the
+config: its settings, and its name as the setting `size`. It is not chosen again when
 the run is resumed or its agent is loaded.
 """
 
@@ -25,9 +25,9 @@ other half is for larger images, float32 and a copy of the replay."""
 def choose_size(
     sizes: tuple[str, ...], device: str, config_of: Callable[[str], AgentConfig]
 ) -> str:
-    """Return the block of the size to use on a device.
+    """Return the preset of the size to use on a device.
 
-    `config_of` returns the settings of the agent with one of the blocks.
+    `config_of` returns the settings of the agent with one of the presets.
     """
     if not uses_cuda(device):
         return sizes[-1]
@@ -56,7 +56,7 @@ def free_gpu_memory(device: str) -> int | None:
 
 
 def describe_size(config: Config, is_new: bool) -> str:
-    """Return lines about the size that a run chose; empty if it chose none."""
+    """Return lines about the size that was chosen; empty if settings give a size."""
     if not config.size:
         return ""
     if not is_new:

@@ -14,23 +14,32 @@ from reverie.run.online_run import OnlineRun
 
 
 def train(
-    config: Config, make_env: MakeEnv | None = None, evaluate: bool = False
+    config: Config,
+    make_env: MakeEnv | None = None,
+    evaluate: bool = False,
+    profile: int = 0,
 ) -> Path:
     """Train until `run.steps`, resuming if the run folder has a checkpoint.
 
     With `evaluate`, play `run.eval_eps` episodes every `run.eval_every` in separate
-    environments and log them under `eval/`. Agents that train on sequences are passed
-    on to offline training. Returns the run folder.
+    environments and log them under `eval/`. With `profile`, write a trace of this
+    number of updates. Agents that train on sequences are trained with the offline loop
+    instead. Returns the run folder.
     """
     if trains_on_sequences(config):
-        return train_on_sequences(config)
+        return train_on_sequences(config, profile)
     if config.agent_config.needs_recordings:
         raise UserError(
             f"The agent {config.agent!r} trains on recorded episodes, not in an "
             "environment.\n  Fix: reverie bc --offline.data PATH, or another --agent"
         )
-    run = OnlineRun(config, make_env, evaluate)
-    with explain_out_of_memory(config, "training"), run:
+    return train_online(OnlineRun(config, make_env, evaluate, profile))
+
+
+def train_online(run: OnlineRun) -> Path:
+    """Build the parts of a run, restore them if it is resumed, and train; return its
+    folder."""
+    with explain_out_of_memory(run.config, "training"), run:
         feed, clock, logger = run.feed, run.clock, run.logger
         run.start()
         run.print_summary()

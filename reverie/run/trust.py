@@ -1,7 +1,7 @@
-"""Trust in code that the config of a run names as `package.module:name`.
+"""Checks code that the config of a run names as `package.module:name` before import.
 
-Importing such a module executes it with the permissions of the user, and a run folder
-may come from other people. A module is imported for a stored config only if
+Importing a module executes it with the permissions of the user, and a run folder may
+come from another user. A module that a saved config names is imported only if
 
 - this user started the run on this machine: the folder contains a random id
   (`run_id`), and the list of the user's runs has that id with the same modules;
@@ -34,9 +34,9 @@ ID_FILE = "run_id"
 """File with the id of a run, in its folder."""
 RUN_LIST = "runs.jsonl"
 MAX_RUNS = 10_000
-"""Lines of the list; the oldest are deleted."""
+"""Maximum number of lines of the list; the oldest are deleted."""
 MAX_LINE = 2_000
-"""Characters of a line of the list."""
+"""Maximum number of characters of a line of the list."""
 LOCK_SECONDS = 10.0
 """Time to wait for other processes that add a run to the list."""
 

@@ -1,18 +1,19 @@
-"""Settings that have no effect in a run are refused if the user typed them.
+"""Refuses flags that have no effect in a run.
 
 Which settings a run uses depends on its command, its agent (`AgentConfig.unused`), and
-the suite of its task. Preset blocks and files may contain settings for other runs; only
-flags, and the arguments of `reverie.train`, are checked.
+the suite of its task. Only flags and the arguments of `reverie.train` are checked;
+presets and files may contain settings that a run does not use.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from reverie import config as configs
 from reverie.api import UserError
@@ -20,6 +21,7 @@ from reverie.capabilities import AgentConfig, UnusedSetting
 from reverie.config import ConfigError, UnknownSetting
 from reverie.datasets.sequences import find_sequence_class, is_sequence_task
 from reverie.datasets.sequences.episodes import EpisodeSequences
+from reverie.distributed.launch import find_launch
 from reverie.envs import SUITES, split_task
 from reverie.plugins import settings_name
 from reverie.run.config import Config, resolve, with_flags
@@ -60,8 +62,18 @@ WITHOUT_EVALUATION = tuple(
     )
     for name in ("run.eval_every", "run.eval_eps")
 )
+"""Settings that `reverie train` does not use, but `reverie train_eval` does."""
+
+ACTORS = (
+    UnusedSetting("run.envs", "actors step the environments", "--actors.envs {value}"),
+    UnusedSetting("run.overlap", "actors collect while the agent trains"),
+    UnusedSetting("run.policy_devices", "actors act on the CPU"),
+    UnusedSetting("replay.ranks", "actors send their steps to the replay of rank 0"),
+)
+"""Settings that runs with actors do not use."""
 
 EVALUATION = (
+    UnusedSetting("devices", NO_TRAINING),
     UnusedSetting("run.eval_eps", NO_TRAINING, "--episodes {value}"),
     UnusedSetting("run.envs", NO_TRAINING, "--run.eval_envs {value}"),
     *(
@@ -71,16 +83,33 @@ EVALUATION = (
             *("run.clock", "run.log_every", "run.report_every", "run.save_every"),
             *("run.eval_every", "run.report_batches", "run.episodes"),
             *("run.keep_last", "run.keep_every", "run.keep_epochs", "replay."),
+            *("actors.", "run.rank_timeout", "run.train_devices"),
+            "run.policy_devices",
         )
     ),
 )
 """Settings that `reverie eval` does not use."""
+
+BENCH = (
+    UnusedSetting("actors.", "a benchmark has no actors"),
+    UnusedSetting("run.policy_devices", "a benchmark uses one device for each process"),
+    UnusedSetting(
+        "run.train_devices", "a benchmark uses the first GPUs", "--devices 2"
+    ),
+    UnusedSetting(
+        "replay.ranks", "a benchmark of several devices trains on one replay"
+    ),
+)
+"""Settings that `reverie bench` does not use."""
 
 IN_ENVIRONMENT = tuple(
     UnusedSetting(name, "the agent is evaluated in an environment")
     for name in ("offline.", "sequences.", "explore.")
 )
 """Settings that `reverie eval` does not use in an environment."""
+
+TRAINING_SETTINGS = ("opt.", "batch_size", "batch_length", "loss_scales.")
+"""Settings of agents that only affect training. Not every agent has all of them."""
 
 OFFLINE = (
     UnusedSetting("run.episodes", NO_ENVS, "--offline.data {value}"),
@@ -93,7 +122,7 @@ OFFLINE = (
         UnusedSetting(name, NO_ENVS)
         for name in (
             *("run.envs", "run.prefill", "run.pretrain", "run.overlap"),
-            "replay.",
+            *("replay.", "actors.", "run.policy_devices"),
         )
     ),
 )
@@ -105,8 +134,8 @@ WITHOUT_TASK = (
     UnusedSetting("run.eval_envs", NO_ENVS),
     UnusedSetting("run.eval_configs", NO_ENVS),
 )
-"""Settings that are only used by runs whose task is an environment. A run on recordings
-may have one, in which `reverie eval` evaluates it."""
+"""Settings without effect if the task is not an environment. A run on recordings can
+have an environment as its task: `reverie eval` then evaluates the agent in it."""
 
 WITHOUT_RECORDINGS = tuple(
     UnusedSetting(f"offline.{name}", SEQUENCE_DATASET, instead)
@@ -130,36 +159,35 @@ WITHOUT_RECORDINGS = tuple(
 
 def resolve_for_command(
     command: str,
-    names: Sequence[str] = (),
+    presets: Sequence[str] = (),
     files: Sequence[str | Path] = (),
     flags: Flags = (),
     saved: Config | None = None,
+    check: bool = True,
 ) -> Config:
-    """Return the config of a command; refuse flags that it does not use.
+    """Return the config of a command; with `check`, refuse flags that it does not use.
 
-    `saved` is the config of the run to resume.
+    `saved` is the config of the run to resume. For an unknown name, only settings that
+    the command uses are suggested.
     """
-    config = resolve_with_suggestions(command, names, files, flags, saved)
-    check_used(config, command, flags)
+    pairs = list(flags.items()) if isinstance(flags, Mapping) else list(flags)
+    try:
+        config = resolve(presets, files, pairs, saved)
+    except UnknownSetting as error:
+        valid = _config_of_known_names(presets, files, pairs)
+        is_unused = _find(error.name, unused_settings(valid, command)) is not None
+        options = [] if is_unused else used_names(valid, command)
+        raise UnknownSetting(error.name, error.origin, options) from None
+    if check:
+        check_used(config, command, flags)
     return config
 
 
-def resolve_with_suggestions(
-    command: str,
-    names: Sequence[str] = (),
-    files: Sequence[str | Path] = (),
-    flags: Flags = (),
-    saved: Config | None = None,
-) -> Config:
-    """Return a config; for an unknown name, suggest only settings that are used."""
-    pairs = list(flags.items()) if isinstance(flags, Mapping) else list(flags)
-    try:
-        return resolve(names, files, pairs, saved)
-    except UnknownSetting as error:
-        similar = _config_of_known_names(names, files, pairs)
-        is_unused = _find(error.name, unused_settings(similar, command)) is not None
-        options = [] if is_unused else used_names(similar, command)
-        raise UnknownSetting(error.name, error.origin, options) from None
+def unused_in_environment(config: Config) -> list[UnusedSetting]:
+    """Return what an evaluation in an environment does not use."""
+    agent, reason = settings_name(config.agent), "an evaluation does not train"
+    training = (UnusedSetting(f"{agent}.{x}", reason) for x in TRAINING_SETTINGS)
+    return [*IN_ENVIRONMENT, *training]
 
 
 def with_used_flags(
@@ -167,11 +195,13 @@ def with_used_flags(
     command: str,
     flags: Sequence[tuple[str, Any]],
     more_unused: Sequence[UnusedSetting] = (),
+    options: Collection[str] = (),
 ) -> Config:
     """Return a saved config with some settings changed; refuse unused ones.
 
-    For an unknown name, only settings that the command uses are suggested: for an
-    evaluation, none of the agent, because most of them are settings of its training.
+    For an unknown name, only `options` and settings that the command uses are
+    suggested. For an evaluation, no settings of the agent are, because most of them are
+    about training.
     """
     try:
         changed = with_flags(config, flags)
@@ -180,6 +210,7 @@ def with_used_flags(
         if command == "eval":
             agent = f"{settings_name(config.agent)}."
             names = [name for name in names if not name.startswith(agent)]
+        names = [*options, *(n for n in names if not _find(n, more_unused))]
         raise UnknownSetting(error.name, error.origin, names) from None
     check_used(changed, command, flags, more_unused)
     return changed
@@ -211,7 +242,10 @@ def check_used(
 
 
 def _used_instead(setting: UnusedSetting, unused: Sequence[UnusedSetting]) -> str:
-    """Return what to type instead of a setting; empty if that has no effect, too."""
+    """Return what to type instead of a setting.
+
+    If that is a flag that is unused, too, return what to type instead of that flag.
+    """
     instead = setting.instead
     while (name := re.match(r"(?:add )?--([\w.]+)", instead)) is not None:
         replacement = _find(name[1], unused)
@@ -241,21 +275,24 @@ def check_exploration(config: Config) -> None:
 
 def used_names(config: Config, command: str) -> list[str]:
     """Return the names of the settings that a run of a command uses."""
-    unused = unused_settings(config, command)
+    unused = {entry.name for entry in unused_settings(config, command)}
+    groups = tuple(name for name in unused if name[-1] == ".")
     names = settings_of(config)
-    return [name for name in names if _find(name, unused) is None]
+    return [x for x in names if x not in unused and not x.startswith(groups)]
 
 
 def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
     """Return the settings that have no effect in a run, most specific first."""
     if command in ("eval", "bench"):
         unused = [
-            *(EVALUATION if command == "eval" else ()),
+            *(EVALUATION if command == "eval" else BENCH),
             *_unused_of_other_agents(config),
+            *_unused_of_one_process(config),
         ]
         is_env = config.task != "recordings" and not is_sequence_task(config.task)
         return [*unused, *(_unused_of_other_suites(config) if is_env else ())]
     unused = [*config.agent_config.unused, *_unused_of_other_agents(config)]
+    unused += _unused_of_one_process(config)
     on_sequences = config.agent_config.sequence_window is not None
     if on_sequences or command in OFFLINE_COMMANDS:
         unused += OFFLINE
@@ -275,7 +312,8 @@ def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
             every = "--run.report_every sets the interval of evaluations."
             unused.append(UnusedSetting("offline.report_epochs", reason, every))
     else:
-        unused += [*ONLINE, *_unused_of_recordings(config)]
+        unused += [*ONLINE, *_unused_of_recordings(config), *_unused_sampling(config)]
+        unused += _unused_of_actors(config)
         is_env = True
         if not config.agent_config.epochs:
             reason = f"the agent {config.agent!r} is not trained in epochs"
@@ -300,6 +338,23 @@ def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
     return unused
 
 
+def _unused_of_one_process(config: Config) -> Iterator[UnusedSetting]:
+    """Yield the settings that have no effect if one process trains alone."""
+    if max(config.processes, find_launch().world_size) == 1:
+        for name in ("run.rank_timeout", "replay.ranks"):
+            yield UnusedSetting(name, "one process trains", "add --devices 2")
+
+
+def _unused_of_actors(config: Config) -> Iterator[UnusedSetting]:
+    """Yield the settings that have no effect with actors, or without them."""
+    if config.actors.count:
+        yield from ACTORS
+        return
+    for name in settings_of(config):
+        if name.startswith("actors.") and name != "actors.count":
+            yield UnusedSetting(name, "it has no actors", "add --actors.count 8.")
+
+
 def _unused_of_recordings(config: Config) -> Iterator[UnusedSetting]:
     """Yield the settings of recorded episodes that online training does not use."""
     for name in settings_of(config):
@@ -308,6 +363,21 @@ def _unused_of_recordings(config: Config) -> Iterator[UnusedSetting]:
     if not config.run.episodes:
         reason, fix = "it reads no recorded episodes", "add --run.episodes PATH."
         yield UnusedSetting("offline.read.", reason, fix)
+
+
+def _unused_sampling(config: Config) -> Iterator[UnusedSetting]:
+    """Yield the settings of replay sampling strategies that are not used."""
+    fracs = config.replay.fracs
+    if not fracs.priority:
+        fix = "add --configs curious_replay, or set replay.fracs.priority."
+        yield UnusedSetting("replay.prio.", "replay.fracs.priority is 0", fix)
+    if not config.replay.prio.visit_scale:
+        reason = "replay.prio.visit_scale is 0"
+        fix = "add --replay.prio.visit_scale 1e4"
+        yield UnusedSetting("replay.prio.visit_decay", reason, fix)
+    if not fracs.recency:
+        reason = "replay.fracs.recency is 0"
+        yield UnusedSetting("replay.recexp", reason, "set replay.fracs.recency.")
 
 
 def _unused_exploration(config: Config, command: str) -> list[UnusedSetting]:
@@ -333,13 +403,14 @@ def _unused_exploration(config: Config, command: str) -> list[UnusedSetting]:
 
 
 def settings_of(config: Config) -> dict[str, configs.Setting]:
-    """Return all settings by name, also those of plug-ins."""
+    """Return all settings by name, including those of plug-ins."""
     schema: Any = type(config)
     return configs.settings_of(schema)
 
 
 def _find(name: str, unused: Sequence[UnusedSetting]) -> UnusedSetting | None:
-    return next((each for each in unused if _is_in(name, each.name)), None)
+    """Return the first entry for a setting or its group."""
+    return next((entry for entry in unused if _is_in(name, entry.name)), None)
 
 
 def _is_in(name: str, group: str) -> bool:
@@ -347,7 +418,17 @@ def _is_in(name: str, group: str) -> bool:
     return name == group or (group[-1] == "." and name.startswith(group))
 
 
+@functools.lru_cache(maxsize=512)
+def _names_in(schema: Any, prefix: str) -> list[str]:
+    """Return the settings of a config class whose names have a prefix."""
+    return [name for name in configs.settings_of(schema) if name.startswith(prefix)]
+
+
 def _unused_of_other_agents(config: Config) -> Iterator[UnusedSetting]:
+    """Yield the settings of other agents.
+
+    If this agent has a setting of the same name, it is suggested instead.
+    """
     own = settings_name(config.agent)
     names = settings_of(config)
     for field in dataclasses.fields(config):
@@ -355,16 +436,20 @@ def _unused_of_other_agents(config: Config) -> Iterator[UnusedSetting]:
         if group == own or not isinstance(getattr(config, group), AgentConfig):
             continue
         reason = f"it is a setting of the agent {group!r}, not of {config.agent!r}"
-        for name in names:
+        for name in _names_in(cast(Any, type(config)), f"{group}."):
             same = own + name.removeprefix(group)
-            if name.startswith(f"{group}.") and same in names:
+            if same in names:
                 yield UnusedSetting(name, reason, f"--{same} {{value}}")
         yield UnusedSetting(f"{group}.", reason)
 
 
 def _unused_of_other_suites(config: Config) -> Iterator[UnusedSetting]:
+    """Yield the settings of other suites.
+
+    If the suite of the task has a setting of the same name, it is suggested instead.
+    """
     if is_sequence_task(config.task):
-        return  # refused later, with the agents that train on it
+        return  # `trains_on_sequences` checks the agent and raises a better error
     own_suite = SUITES.get(split_task(config.task)[0])
     own = (own_suite.config_name or own_suite.name) if own_suite else ""
     names = settings_of(config)
@@ -373,15 +458,16 @@ def _unused_of_other_suites(config: Config) -> Iterator[UnusedSetting]:
         if suite.config is None or group == own:
             continue
         reason = f"the task {config.task!r} is not in the suite {group!r}"
-        for name in names:
+        prefix = f"env.{group}."
+        for name in _names_in(cast(Any, type(config)), prefix):
             same = f"env.{own}.{name.rpartition('.')[2]}"
-            if name.startswith(f"env.{group}.") and same in names:
+            if same in names:
                 yield UnusedSetting(name, reason, f"--{same} {{value}}")
-        yield UnusedSetting(f"env.{group}.", reason)
+        yield UnusedSetting(prefix, reason)
 
 
 def _unused_of_sequences(config: Config) -> Iterator[UnusedSetting]:
-    """Return settings that the sequence dataset of a run does not use."""
+    """Yield the settings that the sequence dataset of a run does not use."""
     dataset_class: type = EpisodeSequences
     if is_sequence_task(config.task):
         dataset_class = find_sequence_class(config.task)
@@ -397,9 +483,11 @@ def _unused_of_sequences(config: Config) -> Iterator[UnusedSetting]:
 
 
 def _config_of_known_names(
-    names: Sequence[str], files: Sequence[str | Path], flags: Sequence[tuple[str, Any]]
+    presets: Sequence[str],
+    files: Sequence[str | Path],
+    flags: Sequence[tuple[str, Any]],
 ) -> Config:
-    """Return the config without unknown names: without files if they contain some."""
+    """Return the config without unknown flags, and without files if one is invalid."""
     known = [
         (name, value)
         for name, value in flags
@@ -407,5 +495,5 @@ def _config_of_known_names(
     ]
     for some_files in (files, ()):
         with contextlib.suppress(UserError):
-            return resolve(names, some_files, known)
+            return resolve(presets, some_files, known)
     return Config()

@@ -69,11 +69,12 @@ class ArrayFile:
     record: FileRecord
     layouts: dict[str, ArrayLayout]
     is_writable: bool = False
+    """True for replay segments that are still being filled (another suffix)."""
     follow_links: bool = False
     """Whether the file may be a symbolic link, as in datasets of the user."""
 
     def open(self, directory: Path) -> tuple[mmap.mmap, Arrays]:
-        """Map the file; returns the map and the arrays as views of it.
+        """Memory-map the file; return the map and arrays that are views of it.
 
         Raises `OSError` or `InvalidFile`.
         """
@@ -100,9 +101,9 @@ def write_arrays(
 ) -> ArrayFile:
     """Write `<stem>-<checksum><suffix>` atomically.
 
-    The caller must `fsync` the file for it to survive a crash of the machine. Every
-    byte is written: in a sparse file, a later write through a map could fail because
-    the disk is full, which kills the process.
+    The caller must `fsync` the file for it to survive a crash of the machine. All bytes
+    are allocated: in a sparse file, a later write through the memory map would kill the
+    process if the disk is full.
     """
     header, layouts = _make_header(arrays)
     temporary = directory / f".{stem}{TEMPORARY}"
@@ -129,9 +130,10 @@ def write_arrays(
 def read_layout(
     directory: Path, record: FileRecord, follow_links: bool = False
 ) -> ArrayFile:
-    """Read the header of a file; raise `InvalidFile` if an array is not inside of it.
+    """Read the header of a file; raise `InvalidFile` if an array exceeds the file.
 
-    A file with the right checksum may still have been written by another program.
+    The header is checked even if the checksum is right, because another program may
+    have written the file.
     """
     with open_regular(directory / record.name, follow_links) as file:
         length = int.from_bytes(file.read(8), "little")
@@ -161,9 +163,9 @@ def record_from_name(path: Path) -> FileRecord:
 def find_corruption(
     directory: Path, record: FileRecord, follow_links: bool = False
 ) -> str | None:
-    """Verify size and checksum; returns what is wrong, or None.
+    """Verify size and checksum; return what is wrong, or None.
 
-    Raises `OSError` if it may be intact, for example if too many files are open.
+    Raises `OSError` if the file may be intact, for example if too many files are open.
     """
     try:
         with open_regular(directory / record.name, follow_links) as file:

@@ -3,8 +3,8 @@
 A file is written under a temporary name, flushed to the disk and then renamed, so a
 file that has its final name is complete, even after a crash or a power failure. If it
 cannot be written, the temporary file is deleted and `WriteFailed` explains what to do.
-Temporary files are created, never opened: a symbolic link in their place is deleted
-instead of followed.
+An existing temporary file is deleted, never opened, because it could be a symbolic link
+to another file.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ TEMPORARY = ".tmp"
 
 
 @contextmanager
-def atomic_write(path: Path, sync: bool = True) -> Iterator[Path]:
+def atomic_write(path: Path, sync: bool = True, writer: str = "") -> Iterator[Path]:
     """Yield a temporary path; rename it to `path` if the block succeeds.
 
     If the block fails, the temporary file is deleted and an existing `path` is kept.
-    Without `sync` the file survives a crash of the program, but not of the machine.
+    Without `sync` the file survives a crash of the program, but not of the machine. If
+    several processes write the same file, each needs its own name as `writer`.
     """
-    temporary = path.with_name(f".{path.name}{TEMPORARY}")
+    temporary = path.with_name(f".{path.name}{writer}{TEMPORARY}")
     with explain_write_errors(path):
         try:
             os.close(create_file(temporary))
@@ -52,7 +53,7 @@ def atomic_write(path: Path, sync: bool = True) -> Iterator[Path]:
 def create_file(path: Path) -> int:
     """Create a file and return its descriptor.
 
-    What exists under this name (of a process that was killed) is deleted first.
+    An existing file, left by a process that was killed, is deleted first.
     """
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | open_flags("O_BINARY")
@@ -94,9 +95,9 @@ def refuse_link(path: Path) -> None:
         )
 
 
-def write_file(path: Path, data: bytes, sync: bool = True) -> None:
+def write_file(path: Path, data: bytes, sync: bool = True, writer: str = "") -> None:
     """Write or replace a file atomically."""
-    with atomic_write(path, sync) as temporary:
+    with atomic_write(path, sync, writer) as temporary:
         temporary.write_bytes(data)
 
 
@@ -109,7 +110,7 @@ def fsync(path: Path) -> None:
     if sys.platform == "win32":
         if path.is_dir():
             return  # Windows cannot open folders
-        descriptor = os.open(path, os.O_RDWR)  # it flushes only files that it may write
+        descriptor = os.open(path, os.O_RDWR)  # needed to flush a file on Windows
     else:
         descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -120,7 +121,7 @@ def fsync(path: Path) -> None:
 
 @contextmanager
 def ignore_unwritable() -> Iterator[None]:
-    """Skip writing what is optional, with a warning unless the folder is read-only."""
+    """Ignore failed writes of optional files; warn unless the folder is read-only."""
     try:
         yield
     except WriteFailed as error:

@@ -9,7 +9,8 @@ from jaxtyping import Float, Int
 def episode_probabilities(
     counts: Int[np.ndarray, " episodes"], alpha: float
 ) -> Float[np.ndarray, " episodes"]:
-    """Sampling probabilities proportional to `(1 + count) ** -alpha`."""
+    """Sampling probabilities proportional to `(1 + count) ** -alpha`, where `counts`
+    is how often each episode was sampled."""
     if not len(counts):
         return np.zeros(0)
     # Relative to the smallest count, so that the weights do not underflow.
@@ -24,10 +25,11 @@ def window_start(
     length: int,
     pad: str,
 ) -> Int[np.ndarray, " B"]:
-    """First row of a window of `length` transitions near the given step.
+    """Return the first row of a window of `length` transitions that contains `step`.
 
-    With padding on both sides the window contains the step; with padding on the left
-    only, it ends within the episode. The start may be negative.
+    `offset` is a random number from 0 to `length` - 1: with padding on both sides, the
+    transitions before the step; with padding on the left only, those after it, without
+    exceeding the episode. The start may be negative.
     """
     if pad == "both":
         return step - offset

@@ -1,4 +1,4 @@
-"""Episodes as files, one each, in the time convention of `api.py`.
+"""Files of one episode each, in the time convention of `api.py`.
 
 An episode is a dict of arrays with the same length. Its file is named
 `<id>-<rows>-<checksum>.safetensors`; `datasets/readers/npz.py` reads and writes the
@@ -38,7 +38,7 @@ def write_episode(directory: Path, name: str, episode: Episode) -> Path:
 
 
 def read_episode(path: Path) -> Episode:
-    """Read one episode; raises a ValueError if it is corrupt."""
+    """Read one episode; raise `ValueError` if it is corrupt."""
     try:
         record = record_from_name(path)
         if problem := find_corruption(path.parent, record, follow_links=True):

@@ -1,4 +1,4 @@
-"""Recognize the format of a file by its first bytes, to name a wrong file in errors."""
+"""Recognize the format of a file by its first bytes, for error messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TORCH, OLD_TORCH = "a file of torch.save", "a file of PyTorch before version 1.6
 PICKLE = "a pickle"
 
 _SIGNATURES = {
-    b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.": OLD_TORCH,  # a constant, pickled
+    b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.": OLD_TORCH,  # pickled magic number
     b"PK": "a ZIP archive",
     b"\x89HDF\r\n\x1a\n": "an HDF5 file",
     b"\x93NUMPY": "a NumPy array",
@@ -37,18 +37,19 @@ _SIGNATURES = {
     b"{": "a JSON file",
     b"<": "an HTML or XML page",
 }
-_INSIDE = (
+_LATER_SIGNATURES = (
     (4, b"ftyp", "a video"),
     (21, b"\x1a\rbrain.Event:", "a TensorBoard event file"),
     (257, b"ustar", "a TAR archive"),
 )
-"""Signatures that do not begin with the first byte: position, bytes, format."""
+"""Signatures after the start of a file: position, bytes, format."""
 _ONNX = re.compile(rb"\x08[\x01-\x20](\x12[\x01-\x40][ -~]+)?[\x1a:]")
-"""Version of the format, name and version of the program that wrote it, graph."""
+"""Start of an ONNX model: format version, program that wrote it, graph."""
 
 
 def file_kind(path: str | Path) -> str:
-    """Return what a file is ("an HDF5 file"); raises `OSError` or `InvalidFile`."""
+    """Return the format of a file, such as "an HDF5 file"; raise `OSError` or
+    `InvalidFile`."""
     with open_regular(Path(path)) as file:
         start = file.read(300)
     if not start:
@@ -63,8 +64,9 @@ def file_kind(path: str | Path) -> str:
                 return zip_kind(archive.namelist())
         except InvalidFile:
             return "a ZIP archive that is incomplete or damaged"
-    inside = (name for at, magic, name in _INSIDE if start[at:].startswith(magic))
-    kind = kind or next(inside, "")
+    for position, magic, name in _LATER_SIGNATURES:
+        if not kind and start[position:].startswith(magic):
+            kind = name
     if kind:
         return kind
     if _ONNX.match(start):
@@ -74,7 +76,7 @@ def file_kind(path: str | Path) -> str:
 
 
 def zip_kind(names: Iterable[str]) -> str:
-    """Return what a ZIP archive with members of these names is."""
+    """Return the format of a ZIP archive with members of these names."""
     endings = {name.rpartition("/")[2] for name in names}
     if "policy.pth" in endings:
         return "a model of Stable-Baselines3"

@@ -1,10 +1,9 @@
-"""Limits for files from other people: how much they may unpack to, how deep they nest,
-and which other files their names and links may lead to.
+"""Limits for untrusted files: unpacked size, nesting depth, file names and links.
 
-Readers of formats that can describe more data than the file has (ZIP archives, YAML
-aliases, nested JSON, pickles, HDF5) use these functions, which raise `InvalidFile`
-before the memory is allocated. Time is limited through the sizes: what is accepted is
-read in time proportional to the size of the file, or to `FREE_BYTES` for a small file.
+Formats that can describe more data than the file has (ZIP archives, YAML aliases,
+nested JSON, pickles, HDF5) are read with these functions, which raise `InvalidFile`
+before the memory is allocated. This limits the time too: it is proportional to the size
+of the file, or to `ALWAYS_ALLOWED_BYTES` for a small file.
 """
 
 from __future__ import annotations
@@ -28,22 +27,24 @@ import yaml
 
 from reverie.storage.system import open_flags
 
-FREE_BYTES = 256 << 20
-"""Any file may unpack to this many bytes."""
+ALWAYS_ALLOWED_BYTES = 256 << 20
+"""Every file may unpack to this many bytes, however small it is."""
 MAX_RATIO = 100
 """A file may unpack to this many times its own size."""
 MAX_DIRECTORY_BYTES = 32 << 20
-"""Size of the list of members of a ZIP archive."""
+"""Maximum size of the list of members of a ZIP archive."""
 PART_BYTES = 1 << 20
 MAX_JSON_BYTES = 256 << 20
 MAX_YAML_BYTES = 1 << 20
 MAX_DEPTH = 64
 MAX_VALUES = 300_000
-"""Values in nested containers, where one that is referred to twice counts twice."""
+"""Maximum number of nested values; a value that is referenced twice counts twice."""
+MAX_YAML_NODES = 100_000
+"""Maximum number of keys and values in YAML; aliases count as what they refer to."""
 MAX_DIGITS = 100
-"""Digits of a number in YAML; the time to convert it is quadratic."""
+"""Maximum digits of a number in YAML; the time to convert it is quadratic."""
 MAX_KEY_DIGITS = 18
-"""Digits of a number that is a key; larger ones can all have the same hash."""
+"""Maximum digits of a number that is a key; larger ones may share one hash value."""
 NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 MAX_NAME_BYTES = 255
 PIPE_SECONDS = 30
@@ -51,7 +52,7 @@ SHELL_PIPES = ("/dev/fd", "/proc/self/fd")
 _pipe_contents: dict[int, bytes] = {}
 
 YamlLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The parser of libyaml where PyYAML was built with it: ten times as fast."""
+"""The parser of libyaml if PyYAML was built with it; it is ten times as fast."""
 
 
 class InvalidFile(ValueError):
@@ -62,13 +63,13 @@ class InvalidFile(ValueError):
 
 
 class Budget:
-    """A number of bytes of which each part of a file takes its share."""
+    """A limit on the total size of several parts of a file."""
 
     def __init__(self, limit: int, what: str):
         self.limit, self.remaining, self.what = limit, limit, what
 
     def take(self, size: int) -> None:
-        """Take a share; what does not fit is refused and leaves the budget as it is."""
+        """Subtract the size of a part; raise `InvalidFile` if it exceeds the limit."""
         if size > self.remaining:
             limit = max(self.limit >> 20, 1)
             raise InvalidFile(f"has more than {limit} MiB of {self.what}")
@@ -77,15 +78,15 @@ class Budget:
 
 def unpacked_budget(file_size: int, what: str) -> Budget:
     """Return the budget for the unpacked contents of a file."""
-    return Budget(max(FREE_BYTES, MAX_RATIO * file_size), what)
+    return Budget(max(ALWAYS_ALLOWED_BYTES, MAX_RATIO * file_size), what)
 
 
 @contextmanager
 def limited_memory(extra: int) -> Iterator[None]:
-    """Limit what the process may allocate in addition, for calls of a C library.
+    """Limit the memory that a call of a C library may allocate to `extra` bytes.
 
-    Allocations of other threads may fail too, so this is only for short calls. Does
-    nothing where the size of the process is unknown (other systems than Linux).
+    Allocations of other threads may fail too, so this is only for short calls. It has
+    an effect on Linux only, because other systems do not have `/proc/self/statm`.
     """
     try:
         import resource
@@ -106,7 +107,7 @@ def limited_memory(extra: int) -> Iterator[None]:
 
 
 def quote(text: str) -> str:
-    """Return text of a file for a message: short, without control characters."""
+    """Shorten text from a file for a message, and escape control characters."""
     return ascii(text if len(text) <= 80 else f"{text[:77]}...")[1:-1]
 
 
@@ -130,7 +131,7 @@ def check_tree(
 
 
 class BoundedReader(io.BufferedReader):
-    """A file whose single reads are limited while `max_read` is set."""
+    """A file that refuses to read more than `max_read` bytes at once, if it is set."""
 
     max_read: int | None = None
 
@@ -150,8 +151,9 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
 
 
 def read_pipe(path: Path, max_bytes: int) -> bytes:
-    """Return what another program writes to a pipe of this process, as in the shell
-    (`<(command)`, `/dev/stdin`). A pipe can be read once, so the contents are kept.
+    """Return the contents of a pipe, such as `<(command)` in a shell or `/dev/stdin`.
+
+    A pipe can be read only once, so its contents are kept for later calls.
     """
     pipe = os.open(path, os.O_RDONLY | open_flags("O_NONBLOCK", "O_BINARY"))
     try:
@@ -175,8 +177,8 @@ def read_pipe(path: Path, max_bytes: int) -> bytes:
         os.close(pipe)
 
 
-def is_pipe_of_shell(path: Path) -> bool:
-    """True for a path that the shell makes of `<(command)`, and for standard input."""
+def is_shell_pipe(path: Path) -> bool:
+    """True for the path of a shell's `<(command)`, and for standard input."""
     return str(path.parent) in SHELL_PIPES or str(path) == "/dev/stdin"
 
 
@@ -186,10 +188,10 @@ def open_regular(path: Path, follow_links: bool = True) -> BoundedReader:
 
 
 def open_descriptor(path: Path, flags: int, follow_links: bool = False) -> int:
-    """Open a regular file and return its descriptor; never waits for other programs.
+    """Open a regular file and return its descriptor, without ever blocking.
 
-    Raises `InvalidFile` for everything else: folders, pipes, sockets and devices, and
-    symbolic links unless they are followed.
+    Raises `InvalidFile` for folders, pipes, sockets, devices and, unless
+    `follow_links`, symbolic links.
     """
     flags |= open_flags("O_NONBLOCK", "O_BINARY")
     if not follow_links:
@@ -209,12 +211,12 @@ def open_descriptor(path: Path, flags: int, follow_links: bool = False) -> int:
 
 
 def check_name(name: Any) -> str:
-    """Return a file name that was read from a file, if it is a single path component.
+    """Return a file name that was read from a file; raise unless it is a plain name.
 
-    Others are refused, because they may lead outside of the folder.
+    A path with several components could lead outside of the folder.
     """
     if not isinstance(name, str):
-        raise InvalidFile("has a file name that is not a text")
+        raise InvalidFile("has a file name that is not a string")
     is_plain = name.isprintable() and not any(c in name for c in "/\\:")
     if name in ("", ".", "..") or not is_plain or len(name.encode()) > MAX_NAME_BYTES:
         raise InvalidFile(f"has {quote(name)!r}, which is not a file name")
@@ -222,7 +224,7 @@ def check_name(name: Any) -> str:
 
 
 def parse_json(data: bytes | str) -> Any:
-    """Parse JSON; every problem is a `ValueError`."""
+    """Parse JSON; raise `ValueError` for every problem."""
     if len(data) > MAX_JSON_BYTES:
         raise InvalidFile(f"is larger than {MAX_JSON_BYTES >> 20} MiB")
     try:
@@ -239,9 +241,9 @@ def read_json(path: Path) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse YAML with aliases, whose expanded size is limited.
+    """Parse YAML; the expanded size of its aliases is limited.
 
-    Problems are a `ValueError`, or a `yaml.YAMLError` that has the line number.
+    Raises `ValueError`, or `yaml.YAMLError`, which has the line number.
     """
     if len(text) > MAX_YAML_BYTES:
         raise InvalidFile(f"is larger than {MAX_YAML_BYTES >> 20} MiB")
@@ -251,8 +253,8 @@ def parse_yaml(text: str) -> Any:
         node = loader.get_single_node()
         if node is None:
             return None
-        # before values are constructed, because merge keys (`<<`) copy their contents
-        check_tree(node, _yaml_children, MAX_VALUES // 3)
+        # checked before construction, because merge keys (`<<`) copy their contents
+        check_tree(node, _yaml_children, MAX_YAML_NODES)
         return loader.construct_document(node)
     except RecursionError:
         raise InvalidFile(f"has values nested more than {MAX_DEPTH} deep") from None
@@ -264,7 +266,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def _check_yaml_depth(text: str) -> None:
-    """Raise if YAML is nested too deep for libyaml, which composes it by recursion."""
+    """Raise if YAML is nested too deep for libyaml, which parses recursively."""
     parser, depth = YamlLoader(text), 0
     try:
         while parser.check_event():
@@ -324,19 +326,19 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
 def open_member(
     archive: zipfile.ZipFile, member: zipfile.ZipInfo
 ) -> Iterator[zipfile.ZipExtFile]:
-    """Open a member of an archive; the end of the file verifies its checksum."""
+    """Open a member of an archive; reading it to the end verifies its checksum."""
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise InvalidFile("has an unusual compression")
     with _zip_errors(), archive.open(member) as file:
-        assert isinstance(file, zipfile.ZipExtFile)  # as it is in read mode
+        assert isinstance(file, zipfile.ZipExtFile)  # always true in read mode
         yield file
 
 
 def read_parts(file: zipfile.ZipExtFile) -> Iterator[bytes]:
     """Yield the remaining bytes of a member in parts of at most `PART_BYTES`.
 
-    A single read without a size would unpack everything, even if it is more than the
-    size that the archive declares.
+    `file.read()` would unpack everything at once, even if this is more than the archive
+    declares.
     """
     while part := file.read(PART_BYTES):
         yield part
@@ -344,6 +346,7 @@ def read_parts(file: zipfile.ZipExtFile) -> Iterator[bytes]:
 
 @contextmanager
 def _zip_errors() -> Iterator[None]:
+    """Raise errors of `zipfile` as `InvalidFile`."""
     try:
         yield
     except InvalidFile:

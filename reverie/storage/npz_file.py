@@ -1,7 +1,7 @@
-"""Read NPZ files (ZIP archives of NumPy arrays) of other people.
+"""Read untrusted NPZ files (ZIP archives of NumPy arrays).
 
-`numpy.load` allocates the shape that a header declares before it reads the data. Here
-the shape is compared with the size of the member first, and both with the limits.
+`numpy.load` allocates the array that a header declares before it reads the data. Here
+the declared shape is first compared with the size of the data, which is limited.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from reverie.spaces import Arrays
 from reverie.storage.limits import InvalidFile, open_member, open_zip, quote, read_parts
 
 _MAGIC = b"\x93NUMPY"
-_KINDS = "biufcSU"
+_KINDS = "biufcSU"  # accepted kinds of dtypes
 
 
 class _Header(NamedTuple):
@@ -110,9 +110,9 @@ def _read_data(
         start += len(part)
     if start != size:
         raise InvalidFile(f"has an incomplete {quote(key)!r}")
-    order = header.shape[::-1] if header.is_fortran else header.shape
+    stored_shape = header.shape[::-1] if header.is_fortran else header.shape
     try:
-        array = flat.view(header.dtype).reshape(order)
+        array = flat.view(header.dtype).reshape(stored_shape)
     except (ValueError, OverflowError) as error:
         raise InvalidFile(f"has {quote(key)!r} of an invalid shape") from error
     return array.T if header.is_fortran else array

@@ -1,7 +1,7 @@
-"""NumPy arrays in pickles: check how the file describes them, then build them.
+"""NumPy arrays in untrusted pickles: check their description, then build them.
 
 The arrays are views of the file's bytes. Their type, shape and number of bytes are
-checked here, so the file chooses none of the arguments of a NumPy function.
+checked before they are passed to NumPy.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _RECONSTRUCT = frozenset(
     Name(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")
 )
 CONSTANTS = frozenset({_NDARRAY, _BFLOAT16})
-"""Classes that the functions below have as arguments."""
+"""Classes that a pickle passes to the functions below."""
 
 
 def parse_arrays(data: bytes, shapes_only: bool = False) -> Any:
-    """Return a pickle of plain values and numeric arrays; raises `InvalidFile`.
+    """Parse a pickle of plain values and numeric arrays; raise `InvalidFile`.
 
-    With `shapes_only`, the entries of all arrays are zero and take no memory.
+    With `shapes_only`, all entries of an array are one shared zero.
     """
     functions = ArrayFunctions(len(data)).by_name()
     value = PickleParser(data, functions, CONSTANTS).parse()
@@ -45,9 +45,9 @@ def parse_arrays(data: bytes, shapes_only: bool = False) -> Any:
 
 
 class ArrayFunctions:
-    """What stands for the functions with which NumPy and JAX pickle arrays.
+    """Safe replacements of the functions that pickled arrays of NumPy and JAX call.
 
-    `size` is the number of bytes that all arrays may have together.
+    `size` is the maximum number of bytes of all arrays together.
     """
 
     def __init__(self, size: int):
@@ -164,19 +164,19 @@ class ArrayDescription(Description):
 
 def build_array(description: Description) -> np.ndarray | np.generic:
     if not isinstance(description, ArrayDescription):
-        raise InvalidFile("has a type of arrays where a value is expected")
+        raise InvalidFile("has a dtype where a value is expected")
     return description.build()
 
 
 def build_shape(description: Description) -> np.ndarray:
-    """Return an array of this shape whose entries share one zero."""
+    """Return an array of this shape whose entries are one shared zero."""
     if not isinstance(description, ArrayDescription) or description.data is None:
         raise InvalidFile("has an array without data")
     return np.broadcast_to(np.zeros((), description.type.dtype), description.shape)
 
 
 def check_shape(shape: Any) -> None:
-    """Raise unless a value is the shape of an array."""
+    """Raise `InvalidFile` unless a value is the shape of an array."""
     if (
         type(shape) is not tuple
         or len(shape) > MAX_DIMENSIONS

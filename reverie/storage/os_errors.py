@@ -15,46 +15,29 @@ from pathlib import Path
 
 from reverie.api import UserError
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
-EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+def _codes(names: str) -> tuple[int, ...]:
+    """Return the error codes of these names that this platform has."""
+    return tuple(getattr(errno, n) for n in names.split() if hasattr(errno, n))
+
+
+FULL = _codes("ENOSPC EDQUOT EFBIG")
+NOT_PERMITTED = _codes("EACCES EPERM EROFS")
+EXHAUSTED = _codes("EMFILE ENFILE ENOMEM")
 FILE_INTACT = (*EXHAUSTED, errno.EACCES, errno.EPERM)
-"""Codes that do not mean that a file is damaged: it can be read after the cause is
-removed."""
-_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ENODEV, errno.ENXIO)
-_PATH_EXISTS = (errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY, errno.ELOOP)
-_FAILING = (
-    errno.EIO,
-    errno.EINTR,
-    errno.EBUSY,
-    errno.ETXTBSY,
-    errno.ENOLCK,
-    errno.ENOTCONN,
-    errno.ECONNRESET,
-    errno.ECONNABORTED,
-    errno.ETIMEDOUT,
-    errno.EHOSTDOWN,
-    errno.EHOSTUNREACH,
-    errno.ENETDOWN,
-    errno.ENETUNREACH,
-    *(
-        getattr(errno, name)
-        for name in ("EREMOTEIO", "ENOLINK", "EUCLEAN", "ENOMEDIUM")
-        if hasattr(errno, name)
-    ),
+"""Codes of failed reads that do not mean that the file is damaged."""
+_MISSING = _codes("ENOENT ENOTDIR ESTALE ENODEV ENXIO")
+_PATH_EXISTS = _codes("EEXIST EISDIR ENOTEMPTY ELOOP")
+_DISK_OR_NETWORK = _codes(
+    "EIO EINTR EBUSY ETXTBSY ENOLCK ENOTCONN ECONNRESET ECONNABORTED ETIMEDOUT "
+    "EHOSTDOWN EHOSTUNREACH ENETDOWN ENETUNREACH EREMOTEIO ENOLINK EUCLEAN ENOMEDIUM"
 )
 TOO_MANY_FILES = os.strerror(errno.EMFILE)
 FILE_ERRORS = (
-    *FULL,
-    *NOT_PERMITTED,
-    errno.EMFILE,
-    errno.ENFILE,
-    *_GONE,
-    *_PATH_EXISTS,
-    *_FAILING,
-    errno.ENAMETOOLONG,
+    *(*FULL, *NOT_PERMITTED, *_MISSING, *_PATH_EXISTS, *_DISK_OR_NETWORK),
+    *_codes("EMFILE ENFILE ENAMETOOLONG"),
 )
-"""Codes that are always caused by a file, its disk, or the number of open files."""
+"""All codes that concern a file, its disk, or the number of open files."""
 
 
 class WriteFailed(UserError):
@@ -69,7 +52,7 @@ class DiskFull(WriteFailed):
 
 @contextmanager
 def explain_write_errors(path: Path) -> Iterator[None]:
-    """Raise `WriteFailed` or `DiskFull` where the block fails to write a file."""
+    """Raise every `OSError` of the block as `WriteFailed` or `DiskFull`."""
     try:
         yield
     except OSError as error:
@@ -97,7 +80,7 @@ def write_error(code: int, path: Path) -> WriteFailed:
 
 
 def describe_error(code: int, name: str | bytes | int | None) -> str:
-    """Return a message with a fix; `name` is that of the file, if it is known."""
+    """Return a message with a fix; `name` is the path of the file, if known."""
     path = Path(os.fsdecode(name)) if isinstance(name, str | bytes) else None
     if code in (errno.EMFILE, errno.ENFILE):
         problem = TOO_MANY_FILES
@@ -124,7 +107,7 @@ def fix_for(code: int | None, path: Path | None) -> str:
             f"get write permission for {folder}, or choose another folder, and run the "
             "same command again."
         )
-    if code in _GONE:
+    if code in _MISSING:
         return (
             f"check that {folder} exists and that its disk is mounted, and run the "
             "same command again."

@@ -28,11 +28,11 @@ class Outline(NamedTuple):
     contents: Any
     """Containers, numbers and arrays without data; None if they cannot be read."""
     problem: str = ""
-    """Why a file of this format cannot be read, as a text that follows the path."""
+    """Why the file cannot be read; a text that follows the path in a message."""
 
 
 def read_outline(path: Path) -> Outline:
-    """Return the outline of a file; raises a `UserError` if it cannot be opened."""
+    """Return the outline of a file; raise `UserError` if it cannot be opened."""
     kind = ""
     try:
         kind = file_kind(path)

@@ -1,10 +1,10 @@
 """Parse pickles of plain values without calling anything that the file names.
 
-`pickle.Unpickler` calls functions of the file's choice with arguments of the file's
-choice, so a list of allowed functions is safe only if each of them is safe for every
-argument; `numpy.ndarray` is not. Here the opcodes are interpreted in Python. Only the
-opcodes that files of weights need are accepted. A name such as `numpy.dtype` stands for
-a function of Reverie that checks its arguments and returns a `Description`, from which
+`pickle.Unpickler` calls functions that the file names, with arguments from the file, so
+a list of allowed functions is safe only if each of them is safe for every argument;
+`numpy.ndarray` is not. Here the opcodes are interpreted in Python. Only the opcodes
+that files of weights need are accepted. A name such as `numpy.dtype` is replaced by a
+function of Reverie that checks its arguments and returns a `Description`, from which
 the caller builds the array after the whole file has been checked.
 """
 
@@ -71,9 +71,9 @@ Function = Callable[..., Any]
 class PickleParser:
     """Interprets one pickle of protocol 0 to 5, as Python 3 writes them.
 
-    `functions` are called for the names that they replace; names in `constants` may
+    `functions` are called instead of the names in the file; names in `constants` may
     only be arguments. `load_persistent` is called with the ids of objects that are
-    stored outside the pickle, if the format has such objects.
+    stored outside the pickle, such as tensor storages of PyTorch.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class PickleParser:
         self.memo: dict[int, Any] = {}
 
     def parse(self) -> Any:
-        """Return dicts, lists, tuples, strings, bytes (as memoryviews), numbers and
-        descriptions; raise `InvalidFile` if the file has anything else.
+        """Return the value, made of dicts, lists, tuples, strings, bytes (as
+        memoryviews), numbers and descriptions; raise `InvalidFile` for anything else.
         """
         try:
             value = self._run()
@@ -257,7 +257,8 @@ class PickleParser:
             raise InvalidFile("sets items of an object that is not a dict")
         keys = items[::2]
         for key in keys:
-            # Others may take exponential time to hash, or all have the same hash.
+            # Nested tuples may take exponential time to hash, and large integers may
+            # all have the same hash.
             if not (type(key) is str or (type(key) is int and abs(key) < 1 << 60)):
                 kind = type(key).__name__
                 raise InvalidFile(f"has a key that is a {kind}, not a string")
@@ -357,25 +358,31 @@ _OPERATIONS: dict[int, Callable[[PickleParser], None]] = {
     ord("P"): PickleParser._text_persistent,
     ord("Q"): PickleParser._stack_persistent,
 }
-"""The opcodes that call nothing of the file's choice. Sets, instances (INST, OBJ,
-NEWOBJ), extension codes and out-of-band buffers are not among them.
+"""Accepted opcodes. Sets, instances (INST, OBJ, NEWOBJ), extension codes and
+out-of-band buffers are refused.
 """
 
 
 def convert_tree(value: Any, build: Callable[[Description], Any]) -> Any:
-    """Return parsed values with every description replaced by `build(description)`."""
+    """Return parsed values with every description replaced by `build(description)`.
+
+    An object that the file refers to several times is built once, so that a small file
+    does not fill the memory with copies.
+    """
     built: dict[int, Any] = {}
 
     def convert(value: Any) -> Any:
-        if isinstance(value, Description):
+        if isinstance(value, Description | memoryview):
             if id(value) not in built:
-                built[id(value)] = build(value)
+                built[id(value)] = (
+                    build(value) if isinstance(value, Description) else bytes(value)
+                )
             return built[id(value)]
         if isinstance(value, dict):
             return {key: convert(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return type(value)(convert(item) for item in value)
-        return bytes(value) if isinstance(value, memoryview) else value
+        return value
 
     return convert(value)
 

@@ -10,6 +10,8 @@ from reverie.spaces import Spaces, spaces_from_json, spaces_to_json
 from reverie.storage.atomic import write_json
 from reverie.storage.limits import read_json
 
+SPACES_FILE = "spaces.json"
+
 
 class RunSpaces(NamedTuple):
     """Observation and action space of a run."""
@@ -21,11 +23,11 @@ class RunSpaces(NamedTuple):
 def write_spaces(logdir: Path, obs_space: Spaces, act_space: Spaces) -> None:
     """Write the spaces, so that the agent can be built without its environment."""
     data = {"obs": spaces_to_json(obs_space), "act": spaces_to_json(act_space)}
-    write_json(logdir / "spaces.json", data)
+    write_json(logdir / SPACES_FILE, data)
 
 
 def read_spaces(logdir: Path) -> RunSpaces:
-    path = logdir / "spaces.json"
+    path = logdir / SPACES_FILE
     try:
         data = read_json(path)
         return RunSpaces(spaces_from_json(data["obs"]), spaces_from_json(data["act"]))

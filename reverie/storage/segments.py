@@ -1,7 +1,8 @@
 """Format of replay segment files, shared by the replay and the reader of its episodes.
 
 A segment holds consecutive steps as `<first step id>-<count>-<checksum>.safetensors`;
-a file `<first>-<count>-extras-<checksum>` holds newer values of the agent's extras.
+`<first step id>-<count>-extras-<checksum>.safetensors` has newer values of the agent's
+extras.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import re
 
 STREAM = "#stream"
-"""Array with the stream (uninterrupted steps of one environment) of each row."""
+"""Array with the number of the stream (uninterrupted steps of one environment) of each
+row."""
 
 POSITION = "#position"
 """Array with the position of each row in its stream."""
@@ -24,4 +26,4 @@ def segment_stem(first: int, count: int) -> str:
 
 
 SEGMENT_NAME = re.compile(r"\d{12,}-\d+(-extras)?-[0-9a-f]{8}\.safetensors")
-"""Names of segment files, the only ones that a replay opens, moves and deletes."""
+"""Names of segment files; a replay opens, moves and deletes no other files."""

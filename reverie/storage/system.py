@@ -27,11 +27,11 @@ def open_flags(*names: str) -> int:
 
 
 def lock_file(file: IO[Any], exclusive: bool = True, seconds: float = 0.0) -> None:
-    """Lock an open file for other processes until it is closed.
+    """Lock an open file until it is closed.
 
     Waits up to this many seconds, then raises `BlockingIOError` if another process has
-    locked it. Windows has no shared locks, so all locks are exclusive there. Python
-    builds that have neither kind of lock (WebAssembly) do not lock.
+    locked it. Windows has no shared locks, so all locks are exclusive there. On
+    platforms without file locks (WebAssembly) this has no effect.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -59,7 +59,7 @@ def _try_lock(file: IO[Any], exclusive: bool) -> None:
 
 
 def peak_memory() -> int | None:
-    """Largest resident memory of this process in bytes; None if it is not known."""
+    """Return the largest resident memory of this process in bytes; None if unknown."""
     try:
         import resource
     except ImportError:
@@ -69,7 +69,7 @@ def peak_memory() -> int | None:
 
 
 def physical_memory() -> int | None:
-    """Memory of the machine in bytes; None if it is not known."""
+    """Return the memory of the machine in bytes; None if unknown."""
     if not hasattr(os, "sysconf"):
         return None
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

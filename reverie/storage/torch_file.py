@@ -21,7 +21,7 @@ from torch import Tensor
 from reverie.api import UserError
 from reverie.storage.file_kind import OLD_TORCH, TORCH, file_kind, zip_kind
 from reverie.storage.limits import (
-    FREE_BYTES,
+    ALWAYS_ALLOWED_BYTES,
     Budget,
     InvalidFile,
     open_member,
@@ -58,8 +58,8 @@ STORAGE_DTYPES = {
     Name("torch", "BoolStorage"): torch.bool,
 }
 MAX_COPIES = 4
-"""Tensors may share a storage; all together have at most this many times the bytes of
-the file.
+"""Tensors may share a storage; all tensors together may have this many times the bytes
+of the file.
 """
 
 
@@ -103,7 +103,7 @@ def read_shapes(path: Path) -> Any:
 def read_torch_file(path: str | Path, keys: Collection[str] | None = None) -> Any:
     """Return the saved object: containers, numbers, strings, tensors and arrays.
 
-    If the object is a mapping, `keys` selects the entries to load.
+    If the object is a dict, `keys` selects the entries to load.
     """
     try:
         try:
@@ -154,7 +154,9 @@ class _Reader:
             raise InvalidFile("has compressed tensors, which torch.save does not write")
         # The sum of the sizes may exceed that of the file if members overlap.
         self.file_size = sum(member.file_size for member in members)
-        self.copies = Budget(MAX_COPIES * self.file_size + FREE_BYTES, "tensors")
+        self.copies = Budget(
+            MAX_COPIES * self.file_size + ALWAYS_ALLOWED_BYTES, "tensors"
+        )
 
     def read(self, keys: Collection[str] | None, shapes_only: bool = False) -> Any:
         data = bytes(self._member("data.pkl"))
@@ -165,34 +167,34 @@ class _Reader:
             Name("torch", "Size"): _checked_shape,
         }
         constants = CONSTANTS.union(STORAGE_DTYPES)
-        value = PickleParser(data, functions, constants, _storage).parse()
+        value = PickleParser(data, functions, constants, _parse_storage_id).parse()
         if keys is not None and isinstance(value, dict):
             value = {key: value[key] for key in keys if key in value}
-        return convert_tree(value, _without_data if shapes_only else self._build)
+        return convert_tree(value, _build_without_data if shapes_only else self._build)
 
     def _build(self, description: Description) -> Any:
         if not isinstance(description, _TensorDescription):
             return build_array(description)
-        flat = self._flat(description.storage)
+        flat = self._storage_tensor(description.storage)
         self.copies.take(math.prod(description.size) * flat.itemsize)
         view = flat.as_strided(description.size, description.stride, description.offset)
-        return view.clone()
+        if description.storage.dtype != torch.bool:
+            return view.clone()
+        if view.numel() and view.max() > 1:
+            raise InvalidFile("has a tensor of bool with other values than 0 and 1")
+        return view.to(torch.bool)
 
-    def _flat(self, storage: _Storage) -> Tensor:
-        """Return the elements of a storage as a vector."""
+    def _storage_tensor(self, storage: _Storage) -> Tensor:
+        """Return the elements of a storage as a vector, those of bool as bytes."""
         if storage.key not in self.storages:
             self.storages[storage.key] = self._member(f"data/{storage.key}")
         data = self.storages[storage.key]
         if storage.length * storage.dtype.itemsize > len(data):
             raise InvalidFile(f"has too few bytes in the storage {quote(storage.key)}")
+        dtype = torch.uint8 if storage.dtype == torch.bool else storage.dtype
         if not storage.length:
-            return torch.empty(0, dtype=storage.dtype)
-        if (
-            storage.dtype == torch.bool
-            and torch.frombuffer(data, dtype=torch.uint8).max() > 1
-        ):
-            raise InvalidFile("has a tensor of bool with other values than 0 and 1")
-        return torch.frombuffer(data, dtype=storage.dtype, count=storage.length)
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(data, dtype=dtype, count=storage.length)
 
     def _member(self, name: str) -> bytearray:
         try:
@@ -203,14 +205,14 @@ class _Reader:
             return bytearray().join(read_parts(file))
 
 
-def _without_data(description: Description) -> Any:
+def _build_without_data(description: Description) -> Any:
     if not isinstance(description, _TensorDescription):
         return build_shape(description)
     return torch.empty(description.size, dtype=description.storage.dtype, device="meta")
 
 
-def _storage(identifier: Any) -> _Storage:
-    """Return the storage with the id ("storage", class, key, device, length)."""
+def _parse_storage_id(identifier: Any) -> _Storage:
+    """Parse the id of a storage: ("storage", class, key, device, length)."""
     if type(identifier) is not tuple or len(identifier) != 5:
         raise InvalidFile("refers to objects outside of the file")
     _, kind, key, _, length = identifier

@@ -35,7 +35,7 @@ class MetricNotFound(UserError):
 
 
 def read_metric(run: Path, metric: str) -> MetricSeries:
-    """The values of a metric so far; empty if the run does not have it."""
+    """Return the values of a metric so far; empty if the run does not have it."""
     for name in SERIES_FILES:
         lines = [line for line in read_lines(run / name) if metric in line]
         values = [math.nan if x[metric] is None else float(x[metric]) for x in lines]
@@ -47,7 +47,7 @@ def read_metric(run: Path, metric: str) -> MetricSeries:
 
 
 def metric_names(run: Path) -> list[str]:
-    """The names of all metrics of a run."""
+    """Return the names of all metrics of a run."""
     names: set[str] = set()
     for name in SERIES_FILES:
         names.update(*read_lines(run / name))
@@ -56,7 +56,7 @@ def metric_names(run: Path) -> list[str]:
 
 
 def summarize(series: MetricSeries, summary: Summary, count: int, goal: Goal) -> float:
-    """The last value, the best value, or the mean of the last `count` values."""
+    """Return the last value, the best value, or the mean of the last `count` values."""
     values = [value for _, value in series]
     if summary == "best":
         finite = [value for value in values if not math.isnan(value)]
@@ -67,7 +67,7 @@ def summarize(series: MetricSeries, summary: Summary, count: int, goal: Goal) ->
 
 
 def metric_not_found(run: Path, metric: str) -> MetricNotFound:
-    """An error that lists the metrics the run has."""
+    """Return an error that lists the metrics of the run."""
     names = metric_names(run)
     skipped = ("timer/", "usage/", "fps/")
     listed = [name for name in names if not name.startswith(skipped)]
@@ -80,7 +80,7 @@ def metric_not_found(run: Path, metric: str) -> MetricNotFound:
 
 
 def _read_summary(path: Path) -> dict[str, float]:
-    """The summary of an evaluation, keys joined by slashes; lists as means."""
+    """Return the metrics of an evaluation by name; lists are averaged."""
     try:
         data = read_json(path)["summary"]
     except (OSError, ValueError, KeyError, TypeError):  # missing or incomplete

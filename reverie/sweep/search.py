@@ -1,9 +1,10 @@
 """The sweep: runs the trials of a study and reports the best hyperparameters.
 
 The study proposes hyperparameters (`study.py`). Each run of a trial is a process with
-its own run folder (`processes.py`), and its objective is read from the files in that
-folder (`objective.py`). All state is on disk, so a sweep that was interrupted continues
-in its folder: finished trials are kept, and running ones resume from their checkpoints.
+its own run folder (`run/processes.py`), and its objective is read from the files in
+that folder (`objective.py`). All state is on disk, so a sweep that was interrupted
+continues in its folder: finished trials are kept, and running ones resume from their
+checkpoints.
 
 logdir/
   sweep.yaml               the specification
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -36,8 +36,10 @@ from reverie.log.terminal import format_number
 from reverie.render.sweep import Panel, draw_sweep
 from reverie.render.video import write_image
 from reverie.run.folder import lock_folder, resolve_logdir
+from reverie.run.processes import PROGRAM, ProcessSlots, RunProcess, stop_processes
 from reverie.run.resources import Resources
 from reverie.run.signals import Stopper
+from reverie.run.spec_file import code_in_spec
 from reverie.run.trust import check_trusted, is_everything_allowed, register
 from reverie.storage.atomic import make_folder, write_file
 from reverie.sweep.objective import (
@@ -47,9 +49,8 @@ from reverie.sweep.objective import (
     read_metric,
     summarize,
 )
-from reverie.sweep.processes import ProcessSlots, RunProcess
 from reverie.sweep.search_space import NumericRange
-from reverie.sweep.spec import SweepSpec, code_in_spec
+from reverie.sweep.spec import SweepSpec
 from reverie.sweep.study import RunningTrial, Study
 from reverie.sweep.trials import (
     Trial,
@@ -59,10 +60,9 @@ from reverie.sweep.trials import (
     format_table,
 )
 
-PROGRAM = (sys.executable, "-m", "reverie")
 SPEC_FILE, JOURNAL = "sweep.yaml", "study.journal"
 
-RESUMABLE = ("trials", "jobs", "prune", "sampler", "wandb", "logdir")
+CHANGEABLE_OPTIONS = ("trials", "jobs", "prune", "sampler", "wandb", "logdir")
 """Options that may differ when a sweep is continued."""
 OBJECTIVE_OPTIONS = ("metric", "summary", "mean_over", "eval", "seeds")
 """Options that may also differ as long as no trial has a result."""
@@ -70,18 +70,18 @@ OBJECTIVE_OPTIONS = ("metric", "summary", "mean_over", "eval", "seeds")
 POLL_SECONDS = 0.2
 """Time between two checks of the processes."""
 PRUNE_SECONDS = 5.0
-"""Time between two checks whether a run should be pruned."""
+"""Time between two checks of whether to prune a run."""
 PRUNE_MIN_TRIALS = 4
-"""Finished trials that are needed before others are pruned."""
+"""Number of finished trials before the first trial is pruned."""
 PRUNE_MIN_PROGRESS = 0.25
-"""Fraction of a run before which it is not pruned."""
+"""Fraction of a run that must be complete before it can be pruned."""
 
 
 def sweep(spec: SweepSpec, program: Sequence[str] = PROGRAM) -> Path:
-    """Run all trials that are not finished; returns the folder of the sweep."""
+    """Run all trials that are not finished; return the folder of the sweep."""
     with Sweep(spec, program) as search:
         search.resume_trials()
-        while search.busy and not search.stopper.is_set():
+        while search.is_unfinished and not search.stopper.is_set():
             search.start_runs()
             search.check_runs()
             time.sleep(POLL_SECONDS)
@@ -100,7 +100,7 @@ class TrialRun:
     folder: Path
     is_eval: bool = False
     prune_checked: float = 0.0
-    """Time of the last check whether to prune it."""
+    """Time of the last check of whether to prune it."""
 
 
 class Sweep(Resources):
@@ -120,6 +120,8 @@ class Sweep(Resources):
         self._series: dict[int, MetricSeries] = {}
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        # `close` lets the runs save a checkpoint first; after an unexpected error, kill
+        # them instead
         if error is not None and not isinstance(error, UserError | OSError):
             for run in self.runs:
                 run.process.kill()
@@ -139,6 +141,8 @@ class Sweep(Resources):
             refuse_changed_spec(saved, self.spec, trials)
         settings = yaml.safe_load(self.spec.to_yaml())
         names = {name for _, name in code_in_spec(settings)}
+        # Modules that the specification names were checked when it was read. Check
+        # those that only earlier trials in the folder name.
         params = [pair for t in trials for pair in code_in_spec(t.params)]
         check_trusted(self.path, [pair for pair in params if pair[1] not in names])
         register(self.path, names)
@@ -153,18 +157,14 @@ class Sweep(Resources):
     def _stop_runs(self) -> None:
         """Stop all processes, which save a checkpoint first."""
         try:
-            for run in self.runs:
-                run.process.stop()
-            while any(run.process.poll() is None for run in self.runs):
-                time.sleep(POLL_SECONDS)
+            stop_processes([run.process for run in self.runs], POLL_SECONDS)
         finally:
             for run in self.runs:
-                run.process.kill()
                 self.study.add_seconds(run.trial, run.process.seconds)
             self.runs = []
 
     def resume_trials(self) -> None:
-        """Queue the trials that were interrupted, and print what will be done."""
+        """Queue the trials that were interrupted, and print a summary of the sweep."""
         self.pending = self.study.interrupted_trials()
         finished = len(self.study.trials()) - len(self.pending)
         print_message(
@@ -177,7 +177,8 @@ class Sweep(Resources):
             print_message(f"  {finished} trials finished, {len(self.pending)} resumed")
 
     @property
-    def busy(self) -> bool:
+    def is_unfinished(self) -> bool:
+        """True if runs are active, or trials have not started or finished."""
         return bool(self.runs or self.pending or self.study.has_more)
 
     def start_runs(self) -> None:
@@ -227,12 +228,12 @@ class Sweep(Resources):
             )
         print(format_table(trials, self.spec.ranges, self.goal))
         if best is not None:
-            words = shlex.join(self.spec.words(best.params))
-            print(f"Best: reverie {self.config.command} {words}")
+            arguments = shlex.join(self.spec.arguments(best.params))
+            print(f"Best: reverie {self.config.command} {arguments}")
         print(f"{self.path / 'table.csv'}\n{self.path / 'plot.png'}")
 
     def write_tables(self) -> list[Trial]:
-        """Write the results so far; returns all trials."""
+        """Write the results so far; return all trials."""
         trials = self.study.trials()
         text = format_table(trials, self.spec.ranges, self.goal) + "\n"
         rows = format_csv(trials, self.spec.ranges, self.goal)
@@ -244,24 +245,26 @@ class Sweep(Resources):
         return self.path / "trials" / f"{number:04d}-seed{seed}"
 
     def _start(self, trial: RunningTrial, seed: int, is_eval: bool = False) -> None:
+        """Start the training or the evaluation of one seed of a trial."""
         folder = self.run_folder(trial.number, seed)
         if is_eval:
-            words = ["eval", str(folder), *shlex.split(self.config.eval or "")]
+            arguments = ["eval", str(folder), *shlex.split(self.config.eval or "")]
         else:
-            words = [self.config.command, *self.spec.words(trial.params)]
+            arguments = [self.config.command, *self.spec.arguments(trial.params)]
             if "seed" not in trial.params:
-                words += ["--seed", str(self.spec.seed + seed)]
+                arguments += ["--seed", str(self.spec.seed + seed)]
             if self.config.wandb:
-                words += ["--logger.outputs+", "wandb"]
-            words += ["--logdir", str(folder)]
+                arguments += ["--logger.outputs+", "wandb"]
+            arguments += ["--logdir", str(folder)]
         if is_everything_allowed():
-            words.append("--trust")
+            arguments.append("--trust")
         slot = self.slots.free.pop(0)
         log, group = folder.with_name(folder.name + ".log"), self.path.name
-        process = self.slots.start(words, log, slot, {"WANDB_RUN_GROUP": group})
+        process = self.slots.start(arguments, log, slot, {"WANDB_RUN_GROUP": group})
         self.runs.append(TrialRun(trial, seed, process, folder, is_eval))
 
     def _on_exit(self, run: TrialRun, code: int) -> None:
+        """Record the result of a run that has ended, or start its evaluation."""
         self.slots.free.append(run.process.slot)
         trial, folder, metric = run.trial, run.folder, self.config.metric
         if run.process.deadline is not None:  # it was asked to stop
@@ -367,8 +370,8 @@ def refuse_changed_spec(saved: Path, spec: SweepSpec, trials: Sequence[Trial]) -
     """Raise an error if new trials could not be compared with those in the folder."""
     old, new = read_config_file(saved), yaml.safe_load(spec.to_yaml())
     has_results = any(trial.state in ("done", "pruned") for trial in trials)
-    resumable = RESUMABLE if has_results else (*RESUMABLE, *OBJECTIVE_OPTIONS)
-    changed = [k for k in new if k not in resumable and old.get(k) != new[k]]
+    changeable = {*CHANGEABLE_OPTIONS, *(() if has_results else OBJECTIVE_OPTIONS)}
+    changed = [k for k in new if k not in changeable and old.get(k) != new[k]]
     if changed:
         key = changed[0]
         raise UserError(

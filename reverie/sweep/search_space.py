@@ -20,6 +20,7 @@ import numpy as np
 
 from reverie.api import UserError
 from reverie.config import suggest
+from reverie.run.spec_file import to_words
 
 
 @dataclass(frozen=True)
@@ -31,19 +32,19 @@ class CategoricalRange:
     log = False
 
     def suggest(self, trial: Any, name: str) -> str:
-        """Let an Optuna trial choose a value."""
+        """Return the value that an Optuna trial proposes."""
         return trial.suggest_categorical(name, self.validation_values())
 
     def to_words(self, value: Any) -> list[str]:
-        """The value as words of a command line."""
+        """Return a value as words of a command line."""
         return list(self.options[self.validation_values().index(value)])
 
     def validation_values(self) -> list[Any]:
-        """Values to check before the first run: the ends, or all choices."""
+        """Return the values to check at the start: all choices, or both ends."""
         return [" ".join(words) for words in self.options]
 
     def grid(self, name: str) -> list[Any]:
-        """The values of a grid search."""
+        """Return the values of a grid search."""
         return self.validation_values()
 
     def to_yaml(self) -> Any:
@@ -125,16 +126,6 @@ def parse_range(name: str, data: Any, setting_type: Any) -> Range:
     return CategoricalRange(options)
 
 
-def to_words(value: Any) -> list[str]:
-    """Convert a value from a YAML file to words of a command line."""
-    if isinstance(value, Mapping):
-        raise UserError(
-            f"{dict(value)!r} is not a valid value of a setting.\n"
-            "  Fix: use a string, a number, or a list of them."
-        )
-    return [str(x) for x in value] if isinstance(value, list | tuple) else [str(value)]
-
-
 def _parse_numeric(
     name: str, data: Mapping[str, Any], number: type | None
 ) -> NumericRange:
@@ -177,8 +168,9 @@ def _parse_numeric(
 
 def _parse_number(name: str, key: str, value: Any, integer: bool) -> float:
     try:
+        # may be a string: YAML reads 1e-3 as one
         number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):  # YAML reads 1e-3 as a string, which is fine
+    except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number) or (integer and number != int(number)):
         expected = "a whole number" if integer else "a number"

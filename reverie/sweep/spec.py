@@ -10,15 +10,14 @@
     ranges:                   # the search space, see `search_space.py`
       bc.opt.lr: {low: 1e-5, high: 1e-3, log: true}
 
-A specification is checked before the first run: all settings must exist and must accept
-both ends of their range or all of their choices.
+A specification is checked before the first run: all settings must exist, and both ends
+of their ranges or all of their choices must be valid.
 """
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -28,11 +27,15 @@ import yaml
 from reverie import config as configs
 from reverie.api import UserError
 from reverie.run.config import Config
+from reverie.run.spec_file import (
+    ResolveCommand,
+    add_settings,
+    pop_mapping,
+    to_words,
+    unknown_key,
+)
 from reverie.sweep.objective import Summary
-from reverie.sweep.search_space import Range, parse_range, to_words
-
-ResolveCommand = Callable[[str, list[str]], Config]
-"""Returns the config of a command with the given arguments."""
+from reverie.sweep.search_space import Range, parse_range
 
 DEFAULT_TRIALS = 20
 EVAL_OPTIONS = ("episodes", "videos", "failures")
@@ -83,8 +86,8 @@ class SweepSpec:
     seed: int = 0
     """Seed of the first run of every trial."""
 
-    def words(self, params: Mapping[str, Any]) -> list[str]:
-        """The arguments of the command for a trial with these hyperparameters."""
+    def arguments(self, params: Mapping[str, Any]) -> list[str]:
+        """Return the arguments of the command for a trial with these parameters."""
         items = self.settings.items()
         words = [word for name, value in items for word in (f"--{name}", *value)]
         for name, value in params.items():
@@ -103,22 +106,15 @@ def load_spec(
 ) -> SweepSpec:
     """Read and check a sweep file; `command` and the flags in `words` override it."""
     data = configs.read_config_file(path)
-    ranges = _pop_mapping(path, data, "ranges")
-    fixed = configs.flatten(_pop_mapping(path, data, "settings"))
+    ranges = pop_mapping(path, data, "ranges")
+    fixed = configs.flatten(pop_mapping(path, data, "settings"))
     settings = {name: to_words(value) for name, value in fixed.items()}
     options = {field.name for field in fields(SweepConfig)}
-    flags = []
-    for name, value in configs.parse_flags(words):
-        if name.replace("-", "_") in options:
-            flags.append((name, value))
-            continue
-        # blocks, files and `--name+` are appended, other flags override a setting
-        appends = name in ("configs", "config") or name.endswith("+")
-        before = settings.get(name, []) if appends else []
-        settings[name] = [*before, *(["True"] if value is None else to_words(value))]
+    flags = add_settings(settings, configs.parse_flags(words), options)
     for key in data:
         if key not in options:
-            raise _unknown_key(path, key, [*options, "settings", "ranges"])
+            keys = [*options, "settings", "ranges"]
+            raise unknown_key(path, key, keys, "sweep", "`settings:` or `ranges:`")
     if command:
         flags.append(("command", command))
     layer = configs.flag_layer(SweepConfig, flags, SweepConfig())
@@ -144,34 +140,15 @@ def load_spec(
     for name in settings:
         _find_setting(path, name, [*options, *known])
     spec = SweepSpec(config, space, settings)
-    base = resolve(config.command, spec.words({}))
+    base = resolve(config.command, spec.arguments({}))
     if base.size:  # chosen once, so that all trials have the same
         settings["configs"] = [base.size, *settings.get("configs", [])]
     for name, range_ in space.items():
         for value in range_.validation_values():
-            resolve(config.command, spec.words({name: value}))
+            resolve(config.command, spec.arguments({name: value}))
         if config.sampler == "grid":
             range_.grid(name)
     return SweepSpec(config, space, settings, base.seed)
-
-
-def code_in_spec(value: Any, name: str = "") -> list[tuple[str, str]]:
-    """Pairs of key and import path (or config file) that a saved sweep contains.
-
-    Modules are imported to check the settings, so the folder must be trusted.
-    """
-    if isinstance(value, Mapping):
-        items = [(f"{name}.{key}".lstrip("."), inner) for key, inner in value.items()]
-    elif isinstance(value, list | tuple):
-        items = [(name, inner) for inner in value]
-    elif name.split(".")[-1].rstrip("+") == "config":  # a file that may name modules
-        return [(name, str(value))]
-    elif "offline." in name:  # formats of datasets: `minari:NAME`
-        return []
-    else:
-        words = str(value).split() if name == "eval" else [str(value)]
-        return [(name, w) for w in words if re.search(r"(^|=)[\w.]+:[^\d/]", w)]
-    return [pair for key, inner in items for pair in code_in_spec(inner, key)]
 
 
 def _check_eval_flags(path: Path, text: str | None) -> None:
@@ -187,34 +164,12 @@ def _check_eval_flags(path: Path, text: str | None) -> None:
         _find_setting(path, name, [*EVAL_OPTIONS, *configs.settings_of(Config)])
 
 
-def _pop_mapping(path: Path, data: dict[str, Any], key: str) -> dict[str, Any]:
-    mapping = data.pop(key, None) or {}
-    if not isinstance(mapping, dict):
-        raise UserError(
-            f"`{key}` in {path} is a {type(mapping).__name__}, not a mapping.\n"
-            f"  Fix: write one `name: value` per line below `{key}:`."
-        )
-    return {str(name): value for name, value in mapping.items()}
-
-
 def _find_setting(path: Path, name: str, names: Collection[str]) -> str:
-    """The setting with a name, or the first one that a pattern matches."""
+    """Return the setting with a name, or the first one that a pattern matches."""
     plain = name.rstrip("+")
     if plain in ("configs", "config"):
         return plain
     return configs.matching_names(plain, names, str(path))[0]
-
-
-def _unknown_key(path: Path, key: str, known: list[str]) -> UserError:
-    if key.replace("-", "_") in configs.settings_of(Config) or "." in key:
-        return UserError(
-            f"{key!r} in {path} is a setting of runs, not of the sweep.\n"
-            "  Fix: move it below `settings:` or `ranges:`."
-        )
-    return UserError(
-        f"Unknown key {key!r} in {path}.{configs.suggest(key, known)}\n"
-        f"  Fix: choose from {', '.join(sorted(known))}."
-    )
 
 
 def _check_conflicts(

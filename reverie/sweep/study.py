@@ -87,7 +87,7 @@ class Study:
         return len(self._started()) < self.num_trials
 
     def interrupted_trials(self) -> list[RunningTrial]:
-        """Trials that were running when the sweep ended."""
+        """Return the trials that were running when the sweep was interrupted."""
         running = [t for t in self._started() if t.state.name == "RUNNING"]
         make = self.optuna.trial.Trial
         return [self._running_trial(make(self._study, t._trial_id)) for t in running]
@@ -123,7 +123,7 @@ class Study:
         self._study.tell(trial.optuna_trial, state=self.optuna.trial.TrialState.PRUNED)
 
     def trials(self) -> list[Trial]:
-        """All trials that have started."""
+        """Return all trials that have started."""
         return [self._to_trial(frozen) for frozen in self._started()]
 
     def _started(self) -> list[Any]:
@@ -156,9 +156,9 @@ class Study:
         return RunningTrial(optuna_trial.number, params, optuna_trial, values)
 
     def _make_sampler(self, started: int) -> Any:
-        """The sampler; its seed depends on the number of trials started before.
+        """Return the sampler; its seed depends on the number of trials started before.
 
-        A continued sweep would otherwise sample the same hyperparameters again.
+        Otherwise, a resumed sweep would propose the same hyperparameters again.
         """
         samplers, seed = self.optuna.samplers, self.spec.seed + 7919 * started
         if self.spec.config.sampler == "bayes":

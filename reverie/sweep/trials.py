@@ -28,7 +28,7 @@ class Trial(NamedTuple):
     """Standard deviation of the objective over seeds."""
     seconds: float = 0.0
     error: str = ""
-    """Reason of a failure."""
+    """Why the trial failed."""
 
 
 def rank_trials(trials: Sequence[Trial], goal: Goal) -> list[Trial]:
@@ -48,7 +48,7 @@ def best_trial(trials: Sequence[Trial], goal: Goal) -> Trial | None:
 
 
 def format_table(trials: Sequence[Trial], names: Iterable[str], goal: Goal) -> str:
-    """A text table of the trials with these hyperparameters, from best to worst."""
+    """Format a text table of trials, from best to worst, with these parameters."""
     names = list(names)
     rows = [["trial", "value", *names, "time", ""]]
     for trial in rank_trials(trials, goal):
@@ -69,7 +69,7 @@ def format_table(trials: Sequence[Trial], names: Iterable[str], goal: Goal) -> s
 
 
 def format_csv(trials: Sequence[Trial], names: Iterable[str], goal: Goal) -> str:
-    """The trials with these hyperparameters as CSV, from best to worst."""
+    """Format the trials as CSV, from best to worst, with these parameters."""
     names = list(names)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

@@ -1,1 +1,1 @@
-"""World models: the RSSM of DreamerV3, VTA and Δ-IRIS, one subpackage each."""
+"""World models: RSSM (DreamerV3), dreamerv3-torch, VTA and Δ-IRIS."""

@@ -1,4 +1,4 @@
-"""Networks and prediction losses that the RSSM and recurrent VTA share."""
+"""Base class of the RSSM and recurrent VTA: networks and prediction losses."""
 
 from __future__ import annotations
 
@@ -10,19 +10,30 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from reverie.api import Batch, Obs
+from reverie.api import Batch, Obs, WorldLoss
 from reverie.capabilities import ObsEncoder
 from reverie.nets import standardize as standard
 from reverie.nets.decoder import Decoder, DecoderConfig
 from reverie.nets.distributions import Distribution
 from reverie.nets.encoder import Encoder, EncoderConfig
 from reverie.nets.heads import Head, HeadConfig
+from reverie.nets.rng import Rng
+from reverie.nets.tree import tree_map
 from reverie.spaces import Spaces
+from reverie.worlds.prototypes import Prototypes
+from reverie.worlds.representation import Barlow, InfoNCE, Representation
+
+REPRESENTATIONS: dict[str, Callable[..., Representation]] = {
+    "barlow": Barlow,
+    "infonce": InfoNCE,
+    "prototypes": Prototypes,
+}
+"""Representations without a decoder, by the name in `dreamer.representation`."""
 
 
 @dataclass(frozen=True)
 class WorldNetworks:
-    """Configs of the networks around the latent dynamics, and their loss options."""
+    """Configs of the networks other than the latent dynamics, and loss options."""
 
     enc: EncoderConfig
     dec: DecoderConfig
@@ -33,19 +44,32 @@ class WorldNetworks:
     includes the discount."""
     reward_grad: bool
     """Backpropagate the reward loss into the latent state."""
+    representation: str = "decoder"
+    """Loss that trains the latent state: the reconstruction of observations by a
+    decoder, or one of `REPRESENTATIONS`."""
+    draw: bool = False
+    """With a representation other than `decoder`, also train a decoder, without
+    gradients for the latent state, in order to draw predictions."""
+
+    @property
+    def has_decoder(self) -> bool:
+        return self.representation == "decoder" or self.draw
 
 
-class ReconstructiveWorld(nn.Module):
-    """Encoder, dynamics, decoder, reward and continuation head of a latent world.
+class LatentWorldBase(nn.Module):
+    """Encoder, dynamics, decoder, reward and continuation head of a world model.
 
-    `config` is that of the dynamics. Networks compute in `dtype`.
+    `config` is the config of the dynamics. Networks compute in `dtype`. Subclasses that
+    pass the embedding to `prediction_losses` can be trained without a decoder.
     """
 
+    representations: ClassVar[tuple[str, ...]] = ("decoder",)
+    """Values of `dreamer.representation` that the world supports."""
+
     Dynamics: ClassVar[Callable[..., nn.Module]]
-    """Class of the dynamics; takes the encoder width, the actions and the config."""
+    """Class of the dynamics; takes encoder width, action space and config."""
     Head: ClassVar[Callable[..., nn.Module]] = Head
-    """Class of the reward and continuation heads; takes the feature width and the
-    config of the head."""
+    """Class of the reward and continuation heads; takes feature width and config."""
 
     def __init__(
         self,
@@ -61,7 +85,15 @@ class ReconstructiveWorld(nn.Module):
         self.width = deter + stoch
         self.enc = self._make_encoder(obs_space)
         self.dyn = type(self).Dynamics(self.enc.width, act_space, config)
-        self.dec = self._make_decoder(obs_space, deter, stoch)
+        self.dec: Any = None
+        if networks.has_decoder:
+            self.dec = self._make_decoder(obs_space, deter, stoch)
+        self.representation: Representation | None = None
+        if networks.representation != "decoder":
+            make = REPRESENTATIONS[networks.representation]
+            self.representation = make(
+                self.width, self.enc.width, lambda: self._make_encoder(obs_space)
+            )
         self.rew = type(self).Head(self.width, networks.rewhead)
         self.con = type(self).Head(self.width, networks.conhead)
 
@@ -73,7 +105,7 @@ class ReconstructiveWorld(nn.Module):
 
     @property
     def image_keys(self) -> tuple[str, ...]:
-        return tuple(self.dec.images)
+        return tuple(self.dec.images) if self.dec is not None else ()
 
     @property
     def encoder(self) -> ObsEncoder:
@@ -93,7 +125,7 @@ class ReconstructiveWorld(nn.Module):
         return self.rew(feat).pred(), self.con(feat).prob()
 
     def target_width(self, name: str) -> int:
-        """Return the size of a target; see `capabilities.HasEnsembleTargets`."""
+        """Return the size of an ensemble's target (`HasEnsembleTargets`)."""
         deter, stoch = self.config.feature_widths
         widths = {"deter": deter, "stoch": stoch, "embed": self.enc.width}
         return int(widths.get(name, self.width))
@@ -103,6 +135,7 @@ class ReconstructiveWorld(nn.Module):
         self, name: str, states: Any, batch: Batch
     ) -> Float[Tensor, "B T width"]:
         if name == "embed":
+            # standardize images with moving averages, and do not update them
             with standard.frozen_statistics(standard.standardizers(self.enc, "batch")):
                 embed: Tensor = self.enc(batch, self.dtype)
                 return embed
@@ -111,17 +144,63 @@ class ReconstructiveWorld(nn.Module):
         deter, stoch = self.decoder_inputs(states)
         return (deter if name == "deter" else stoch).detach()
 
+    def initialize_slow(self) -> None:
+        """Initialize slow copies of weights; call it after the initialization."""
+        if self.representation is not None:
+            self.representation.initialize_slow(self.enc)
+
+    def update_slow(self, ok: Tensor) -> None:
+        """Update slow copies of weights; `ok` is False if an update was skipped."""
+        if self.representation is not None:
+            self.representation.update_slow(self.enc, ok)
+
+    def with_augmented_views(
+        self, state: Any, batch: Batch, rng: Rng
+    ) -> tuple[Any, Batch]:
+        """Return state and batch with all augmented views of each sequence."""
+        if self.representation is None or self.representation.views == 1:
+            return state, batch
+        views = self.representation.views
+        batch = self.representation.make_views(batch, rng)
+        return tree_map(lambda x: torch.cat([x] * views), state), batch
+
+    def average_views(self, loss: WorldLoss) -> WorldLoss:
+        """Return the mean losses over views, and the states of the first view."""
+        if self.representation is None or self.representation.views == 1:
+            return loss
+        views = self.representation.views
+        losses = {
+            k: x.reshape(views, -1, x.shape[1]).mean(0) for k, x in loss.losses.items()
+        }
+        states = tree_map(lambda x: x[: len(x) // views], loss.states)
+        return WorldLoss(losses, states, loss.metrics)
+
     def decode(self, states: Any) -> Obs:
+        """Return the predictions of the decoder; {} if there is none."""
+        if self.dec is None:
+            return {}
         decoded = self.dec(*self.decoder_inputs(states))
         return {key: dist.pred() for key, dist in decoded.items()}
 
     def prediction_losses(
-        self, states: Any, batch: Batch
-    ) -> dict[str, Float[Tensor, "B T"]]:
-        """Return the decoder losses by observation key, and the losses `rew`, `con`."""
+        self, states: Any, batch: Batch, embed: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Return the decoder losses by observation key, and the losses `rew`, `con`.
+
+        With a representation other than `decoder`, the embedding is required, and the
+        losses of the representation are included.
+        """
         feat = self.features(states)
-        decoded: dict[str, Distribution] = self.dec(*self.decoder_inputs(states))
-        losses = {key: dist.loss(batch[key]) for key, dist in decoded.items()}
+        losses: dict[str, Tensor] = {}
+        if self.representation is not None:
+            assert embed is not None
+            losses |= self.representation(feat, embed, batch)
+        if self.dec is not None:
+            inputs = self.decoder_inputs(states)
+            if self.representation is not None:
+                inputs = inputs[0].detach(), inputs[1].detach()
+            decoded: dict[str, Distribution] = self.dec(*inputs)
+            losses |= {key: dist.loss(batch[key]) for key, dist in decoded.items()}
         reward = self.rew(feat if self.networks.reward_grad else feat.detach())
         losses["rew"] = reward.loss(batch["reward"])
         target = (~batch["is_terminal"]).float() * self.networks.discount

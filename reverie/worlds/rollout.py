@@ -1,4 +1,4 @@
-"""Imagined rollouts: the loop over policy and prior that the worlds share."""
+"""Imagined rollouts: the loop over policy and prior that all world models use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from reverie.api import Policy, Rollout, State
 
-Step = TypeVar("Step", bound=tuple[Any, ...])
+NestedTuple = TypeVar("NestedTuple", bound=tuple[Any, ...])
 
 
 def rollout(
@@ -30,7 +30,7 @@ def rollout(
     return Rollout(stack_time(states), stack_actions(actions))
 
 
-def stack_time(steps: Sequence[Step]) -> Step:
+def stack_time(steps: Sequence[NestedTuple]) -> NestedTuple:
     """Stack (nested) NamedTuples of tensors `(B, ...)` to one of `(B, T, ...)`."""
     fields = (
         stack_time(field) if isinstance(field[0], tuple) else torch.stack(field, 1)

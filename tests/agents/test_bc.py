@@ -14,8 +14,8 @@ from reverie.agents.bc.agent import BC, BCConfig
 from reverie.agents.bc.feature_extractor import check_keys
 from reverie.agents.bc.head import (
     ActionNormalizer,
-    CloneHead,
-    CloneHeadConfig,
+    BCHead,
+    BCHeadConfig,
     GaussianMixture,
 )
 from reverie.agents.options import BuildOptions
@@ -41,7 +41,7 @@ OBS = {
 }
 ACT = {"action": Space(np.float32, (2,), -1, 1)}
 ENC = EncoderConfig(layers=1, units=32)
-HEAD = CloneHeadConfig(layers=1, units=32)
+HEAD = BCHeadConfig(layers=1, units=32)
 FAST = AdamConfig(lr=3e-3, clip=100.0, wd=0.0)
 
 
@@ -117,7 +117,7 @@ def test_fast_modules_and_optimizer_train_like_the_plain_ones(monkeypatch):
         pytest.skip("needs Triton's interpreter")
     monkeypatch.setattr(accelerate, "available", lambda device: True)
     plain, fast = make(), make(compile="step")
-    assert fast.fast.has_kernels
+    assert fast.accelerator.has_kernels
     assert type(fast.head.mlp) is pkgutil.resolve_name(MLP.fast_version)
     expected = train(plain, EpisodeFeed(8), updates=4)
     assert train(fast, EpisodeFeed(8), updates=4) == pytest.approx(expected, rel=1e-3)
@@ -177,7 +177,7 @@ def test_last_rows_and_padding_have_no_loss():
 
 def test_a_mixture_represents_two_modes():
     """Demonstrations go left or right; a single prediction goes straight."""
-    agent = make(config(head=CloneHeadConfig(kind="mixture", layers=1, units=32)))
+    agent = make(config(head=BCHeadConfig(kind="mixture", layers=1, units=32)))
     rng, point = np.random.default_rng(0), make()
 
     def feed(name):
@@ -206,7 +206,7 @@ def test_the_likelihood_of_a_mixture():
 
 
 def test_a_recurrent_head_is_reset_at_the_start_of_an_episode():
-    head = CloneHead(3, ACT, CloneHeadConfig(layers=0, recurrent=5))
+    head = BCHead(3, ACT, BCHeadConfig(layers=0, recurrent=5))
     initialize(head, torch.Generator().manual_seed(0))
     feat = torch.randn(2, 6, 3, generator=torch.Generator().manual_seed(1))
     first = torch.zeros(2, 6, dtype=torch.bool)
@@ -407,7 +407,7 @@ def test_recurrent_policies_need_sequences():
     with pytest.raises(UserError, match="length 1"):
         config(features="state")
     with pytest.raises(UserError, match="length 1"):
-        config(head=CloneHeadConfig(recurrent=4))
+        config(head=BCHeadConfig(recurrent=4))
 
 
 def test_a_base_agent_without_world_is_an_error():

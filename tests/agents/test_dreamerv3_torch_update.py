@@ -13,13 +13,8 @@ import pytest
 import torch
 from dreamer_helpers import FLAGS, RandomFeed
 from dreamerv3_torch_helpers import make_torch
-from dreamerv3_torch_reference import (
-    FixedDraws,
-    Reference,
-    make_optimizers,
-    make_state,
-    with_copies,
-)
+from dreamerv3_torch_networks import make_options, make_state, with_copies
+from dreamerv3_torch_reference import FixedDraws, Reference, make_optimizers
 
 from reverie.convert.dreamerv3_torch.weights import import_state, new_names
 from reverie.spaces import Space
@@ -79,7 +74,10 @@ def test_one_update(case, compiled, tmp_path):
     act_space, gradient, mix, classes = case
     space = act_space["action"]
     count = space.classes if space.is_discrete else space.shape[0]
-    state = make_state(actions=count, discrete=space.is_discrete, classes=classes)
+    actor = {} if space.is_discrete else {"dist": "normal", "std": "learned"}
+    options = make_options(dyn_discrete=classes, actor=actor)
+    shapes = {"image": OBS["image"].shape, "vector": OBS["vector"].shape}
+    state = make_state(options, shapes, count)
     optimizers = make_optimizers(state, LRS, compiled=compiled)
     path = save(tmp_path / "latest.pt", state, optimizers, compiled)
 
@@ -105,8 +103,8 @@ def test_one_update(case, compiled, tmp_path):
     reference = Reference(
         state,
         optimizers,
-        classes=classes,
-        discrete=space.is_discrete,
+        options,
+        shapes,
         gradient=gradient,
         mix=mix,
         lrs=LRS,

@@ -230,7 +230,7 @@ def test_tensors_that_the_losses_change_can_be_restored():
     while agent.schedule.component != "actor_critic":
         agent.schedule.add_update()
     segment = agent._to_segment(feed("actor_critic"))
-    tensors, (rng,) = agent.changed_by_losses()
+    tensors, (rng,) = agent.state_changed_by_loss()
     saved, state = [x.clone() for x in tensors], rng.state_dict()
     before = {key: weights(agent, key) for key in agent.components()}
     agent.update("actor_critic", [feed("actor_critic")])  # the target differs after it
@@ -258,3 +258,44 @@ def test_weights_of_an_agent_without_explorer_can_be_loaded_by_component():
     names = agent.load_weights(plain.state_dict(), "(?!ensemble|explore).*")
     assert names == list(COMPONENTS)
     assert not changed(weights(plain, "world_model"), weights(agent, "world_model"))
+
+
+@pytest.mark.slow
+def test_the_heads_agree_more_about_frames_that_they_were_trained_on():
+    agent = make()
+    feed = collected_feed(agent)
+    segment = agent._to_segment(feed("world_model"))
+
+    def disagreement():
+        tokens = agent.world.tokenizer.tokenize(segment.image, segment.action)
+        outputs = agent.world.dynamics_loss(segment).states
+        metrics = agent.explorer.head_loss(outputs, tokens, segment)[1]
+        return float(metrics["disagreement"])
+
+    before = disagreement()
+    for _ in range(120):
+        agent.update("world_model", [feed("world_model")])
+    assert disagreement() < 0.5 * before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [0, 2])
+def test_the_exploration_policy_learns_to_choose_uncertain_actions(monkeypatch, target):
+    """The heads disagree only about the frames after one of the three actions."""
+    flags = {"iris.actor_critic.entropy_scale": 0.001, "iris.acting.epsilon": 0.0}
+    agent = in_second_epoch(make(flags=flags))
+    feed, actions, step = collected_feed(agent), [], agent.world.step
+
+    def record(state, action, *rest, **options):
+        actions.append(action)
+        return step(state, action, *rest, **options)
+
+    monkeypatch.setattr(agent.world, "step", record)
+    monkeypatch.setattr(
+        agent.explorer, "intrinsic_reward", lambda step: (actions[-1] == target).float()
+    )
+    for _ in range(60):
+        agent.update("actor_critic", [feed("actor_critic")])
+    obs = observations(frames(0, 200), first=True)
+    _, action, _ = agent.policy(agent.initial(200), obs, "explore")
+    assert np.mean(action["action"] == target) > 0.8

@@ -128,7 +128,7 @@ def test_the_low_precision_world_has_fast_modules(monkeypatch):
 
 def test_without_triton_modules_are_plain(monkeypatch):
     monkeypatch.setattr(accelerate, "available", lambda device: False)
-    assert make(compile="step").fast.has_graphs is False
+    assert make(compile="step").accelerator.has_graphs is False
     assert "FastFrameEncoder" not in class_names(make(compile="step").world)
 
 

@@ -64,8 +64,8 @@ def test_agent_on_sequences_is_measured(tmp_path, capsys):
     words = ["bench", "--configs", "vta_balls_small", *small, "--bench.repeats", "2"]
     assert main([*words, "--bench.output", str(output)]) == 0
     printed = capsys.readouterr().out
-    assert "batch, ms" in printed
-    assert "sequences per second" in printed
+    assert "loading a batch, ms" in printed
+    assert "loaded sequences per second" in printed
     assert "environment" not in printed
     results = json.loads(output.read_text())["results"]
     assert len(results["update_ms"]) == len(results["batch_ms"]) == 2

@@ -124,7 +124,7 @@ def test_env_settings_are_used(capsys: pytest.CaptureFixture[str]) -> None:
 def test_simulators_step() -> None:
     for package, task in (("ale_py", "atari_pong"), ("crafter", "crafter_reward")):
         pytest.importorskip(package)
-        assert bench.simulators(task, envs.EnvConfig())(3).rate > 0
+        assert bench.measure_simulators(task, envs.EnvConfig())(3).rate > 0
     assert bench._native_backends("catch") == []
     assert "ale" in bench._native_backends("atari_pong")
 

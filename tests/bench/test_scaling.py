@@ -24,8 +24,8 @@ def test_scaling_is_printed_and_deviations_are_marked(monkeypatch, tmp_path, cap
     options = BenchConfig(1, 0.0, 600, "batch", output=str(tmp_path / "x.json"))
     seen = []
 
-    def more(blocks, settings):
-        config = resolve(["debug", *blocks], flags={**FLAGS, **settings})
+    def more(presets, settings):
+        config = resolve(["debug", *presets], flags={**FLAGS, **settings})
         seen.append(config.dreamer.batch_size)
         return config
 
@@ -42,16 +42,18 @@ def test_scaling_is_printed_and_deviations_are_marked(monkeypatch, tmp_path, cap
     assert ["<--" in line for line in lines] == [False, False, True, False]
 
 
-def test_algorithms_are_compared_with_the_given_config(tmp_path, capsys):
+def test_algorithms_are_compared_with_the_given_config(tmp_path, capsys, monkeypatch):
+    few = ("default", "plan2explore", "dreamerv3_torch")
+    monkeypatch.setattr(scaling, "ALGORITHMS", {k: scaling.ALGORITHMS[k] for k in few})
     options = BenchConfig(1, 0.0, 200, "algorithm", output=str(tmp_path / "x.json"))
 
-    def more(blocks, settings, base=()):
-        names = [*base, "debug", *blocks]
+    def more(presets, settings, base=()):
+        names = [*base, "debug", *presets]
         return resolve(names, flags={**FLAGS, **settings})
 
     results = bench_scaling(more, options)
     rows = {row["algorithm"]: row for row in results["algorithm"]}
-    assert list(rows) == ["default", "plan2explore", "dreamerv3_torch"]
+    assert tuple(rows) == few
     assert rows["plan2explore"]["parameters"] > rows["default"]["parameters"]
     assert all(row["update_ms"] > 0 for row in rows.values())
     table = capsys.readouterr().out.split("ratio\n")[1].splitlines()
@@ -60,17 +62,25 @@ def test_algorithms_are_compared_with_the_given_config(tmp_path, capsys):
 
 
 def test_algorithms_that_do_not_change_the_agent_are_left_out():
-    def more(blocks, settings, base=()):
-        names = [*base, "debug", "iris_tiny", *blocks]
+    def more(presets, settings, base=()):
+        names = [*base, "debug", "iris_tiny", *presets]
         return resolve(names, flags={"task": "catch", **settings})
 
     assert list(scaling.algorithm_configs(more)) == ["default", "plan2explore"]
 
 
+def test_every_algorithm_differs_from_the_default():
+    def more(presets, settings, base=()):
+        return resolve([*base, "debug", *presets], flags={**FLAGS, **settings})
+
+    configs = scaling.algorithm_configs(more)
+    assert list(configs) == list(scaling.ALGORITHMS)
+
+
 def test_every_variant_resolves():
     for name, variants in scaling.VARIANTS.items():
-        for size, (blocks, settings) in variants.items():
-            config = resolve(["atari100k", *blocks], flags=settings)
+        for size, (presets, settings) in variants.items():
+            config = resolve(["atari100k", *presets], flags=settings)
             results = {
                 "size": config.dreamer.rssm.deter,
                 "batch": config.dreamer.batch_size,
@@ -151,7 +161,7 @@ def test_parallel_jobs_keep_the_order_of_configs(monkeypatch, tmp_path):
     options = BenchConfig(1, 0.0, 300, "batch", jobs=2, output=output)
     flags = {**FLAGS, "agent": "random"}
     results = bench_scaling(
-        lambda blocks, _: resolve(["debug", *blocks], flags=flags), options
+        lambda presets, _: resolve(["debug", *presets], flags=flags), options
     )
     assert [row["batch"] for row in results["scaling"]] == [4, 2]
     assert all(row["update_ms"] > 0 for row in results["scaling"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ import yaml
 
 from reverie.cli.data import data_commands
 from reverie.cli.main import COMMANDS, main
+from reverie.cli.train import garbage_collection_disabled
 
 INVALID = r"""
 tarin | 'tarin'.*Did you mean 'train'
@@ -76,7 +78,7 @@ def test_error_names_a_logdir_that_cannot_be_written(tmp_path, capsys):
     assert "--logdir" in error
 
 
-def test_help_lists_every_command_and_block(capsys):
+def test_help_lists_every_command_and_preset(capsys):
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(name in text for name in ("train", "eval", "check-env", "config"))
@@ -91,7 +93,7 @@ def resolved(capsys, words: str) -> dict:
     return yaml.safe_load(capsys.readouterr().out)
 
 
-def test_blocks_apply_from_left_to_right_and_flags_last(capsys):
+def test_presets_apply_from_left_to_right_and_flags_last(capsys):
     config = resolved(capsys, "--configs crafter size50m --run.train-ratio 64")
     assert config["task"] == "crafter_reward"
     assert config["run"]["train_ratio"] == 64
@@ -101,13 +103,13 @@ def test_blocks_apply_from_left_to_right_and_flags_last(capsys):
     assert swapped["dreamer"]["rssm"]["deter"] == 512
 
 
-def test_block_and_task_atari100k_give_the_same_settings(capsys):
-    by_block = resolved(capsys, "--configs atari100k --task atari_pong")
+def test_preset_and_task_atari100k_give_the_same_settings(capsys):
+    by_preset = resolved(capsys, "--configs atari100k --task atari_pong")
     by_task = resolved(capsys, "--task atari100k_pong")
-    assert by_block["env"]["atari"] == by_task["env"]["atari"]
-    assert by_block["run"] == by_task["run"]
-    assert by_block["env"]["atari"]["size"] == [64, 64]
-    assert by_block["run"]["steps"] == 110_000
+    assert by_preset["env"]["atari"] == by_task["env"]["atari"]
+    assert by_preset["run"] == by_task["run"]
+    assert by_preset["env"]["atari"]["size"] == [64, 64]
+    assert by_preset["run"]["steps"] == 110_000
     plain = resolved(capsys, "--task atari_pong")
     assert plain["env"]["atari"]["size"] == [96, 96]
 
@@ -126,17 +128,17 @@ loconav      1e10   256  16
 """
 
 
-def test_task_blocks_have_the_steps_and_ratios_of_the_original(capsys):
+def test_task_presets_have_the_steps_and_ratios_of_the_original(capsys):
     for line in STEPS_RATIO_ENVS.strip().splitlines():
-        block, *numbers = line.split()
-        run = resolved(capsys, f"--configs {block}")["run"]
+        preset, *numbers = line.split()
+        run = resolved(capsys, f"--configs {preset}")["run"]
         found = run["steps"], run["train_ratio"], run["envs"]
-        assert found == tuple(map(float, numbers)), block
-    for block in ("memorymaze", "pinpad", "catch", "debug"):
-        resolved(capsys, f"--configs {block}")
+        assert found == tuple(map(float, numbers)), preset
+    for preset in ("memorymaze", "pinpad", "catch", "debug"):
+        resolved(capsys, f"--configs {preset}")
 
 
-def test_config_file_overrides_blocks_and_flags_override_it(capsys, tmp_path):
+def test_config_file_overrides_presets_and_flags_override_it(capsys, tmp_path):
     path = tmp_path / "mine.json"
     path.write_text('{"run": {"steps": 1000, "envs": 3}, ".*\\\\.units": 7}')
     config = resolved(capsys, f"--configs size1m --config {path} --run.envs 5")
@@ -255,3 +257,9 @@ def test_a_checkpoint_to_evaluate_is_not_an_option(tmp_path, capsys):
 def test_the_command_is_parsed_without_importing_pytorch():
     code = "import sys, reverie.cli.main; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_garbage_collection_is_enabled_after_the_imports():
+    with pytest.raises(KeyError, match="False"), garbage_collection_disabled():
+        raise KeyError(gc.isenabled())
+    assert gc.isenabled()

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from reverie.agents.bc.agent import BC, BCConfig
-from reverie.agents.bc.head import CloneHeadConfig
+from reverie.agents.bc.head import BCHeadConfig
 from reverie.agents.options import BuildOptions
 from reverie.api import UserError
 from reverie.capabilities import Moments
@@ -123,7 +123,7 @@ def test_default_sizes_match_the_original(side, image, both):
 
 def test_a_policy_uses_the_frozen_encoder(tmp_path):
     weights = read_encoder(save(tmp_path / "latest.pt"))
-    head = CloneHeadConfig(layers=1, units=8)
+    head = BCHeadConfig(layers=1, units=8)
     config = BCConfig(**FROZEN, enc=SIZES, head=head)
     agent = BC(SPACES, ACTION, config, BuildOptions(CPU))
     agent.load_base({"encoder": weights})

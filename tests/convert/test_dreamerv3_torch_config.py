@@ -6,10 +6,10 @@ import pytest
 
 from reverie.api import UserError
 from reverie.convert.dreamerv3_torch.config import (
-    BLOCK,
+    PRESET,
     convert_options,
     is_config,
-    merge_blocks,
+    merge_presets,
 )
 from reverie.run.config import resolve
 
@@ -52,7 +52,7 @@ def test_options_become_a_config():
     converted = convert_options(OPTIONS)
     assert converted.unknown == []
     flags = [("task", "dummy_cont"), *converted.settings.items()]
-    config = resolve([BLOCK], flags=flags)
+    config = resolve([PRESET], flags=flags)
     assert (config.seed, config.precision, config.run.steps) == (3, "float16", 20_000)
     dreamer = config.dreamer
     assert dreamer.dreamerv3_torch.deter == 24
@@ -63,7 +63,7 @@ def test_options_become_a_config():
     for head in (dreamer.rewhead, dreamer.conhead, dreamer.policy, dreamer.value):
         assert (head.units, head.act, head.norm) == (12, "silu", "layer1em3")
     assert (dreamer.enc.act, dreamer.enc.norm) == ("elu", "none")
-    assert (dreamer.dec.act, dreamer.dec.norm) == ("silu", "layer1em3")  # its block
+    assert (dreamer.dec.act, dreamer.dec.norm) == ("silu", "layer1em3")  # its preset
     assert (dreamer.enc.mults, dreamer.dec.mults) == ((1, 2, 4, 8), (1, 2))
     assert dreamer.dreamerv3_torch.image_output == "shifted"
     assert dreamer.dec.symlog
@@ -138,19 +138,19 @@ def test_unsupported_values_are_refused(options, message):
         convert_options(options)
 
 
-def test_blocks_are_merged_over_the_defaults():
+def test_presets_are_merged_over_the_defaults():
     data = {
         "defaults": {"dyn_deter": 512, "actor": {"layers": 2, "std": "learned"}},
         "small": {"dyn_deter": 8, "actor": {"layers": 1}},
-        "comment": "not a block",
+        "comment": "not a preset",
     }
     assert is_config(data)
-    merged = merge_blocks(data, ["small"], "configs.yaml")
+    merged = merge_presets(data, ["small"], "configs.yaml")
     assert merged == {"dyn_deter": 8, "actor.layers": 1, "actor.std": "learned"}
-    assert merge_blocks({"dyn_deter": 4}, [], "config.json") == {"dyn_deter": 4}
-    for block in ("smal", "comment"):
+    assert merge_presets({"dyn_deter": 4}, [], "config.json") == {"dyn_deter": 4}
+    for preset in ("smal", "comment"):
         with pytest.raises(
-            UserError, match=f"no block '{block}'.*\n.*choose from small\\."
+            UserError, match=f"no preset '{preset}'.*\n.*choose from small\\."
         ):
-            merge_blocks(data, [block], "configs.yaml")
+            merge_presets(data, [preset], "configs.yaml")
     assert not is_config({"dreamer": {"deter": 5}})

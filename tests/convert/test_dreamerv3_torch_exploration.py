@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from dreamerv3_torch_reference import make_optimizers, make_state, with_copies
+from dreamerv3_torch_networks import make_options, make_state, with_copies
+from dreamerv3_torch_reference import make_optimizers
 
 from reverie.agents.dreamer.agent import Dreamer
 from reverie.agents.options import BuildOptions
@@ -39,10 +40,13 @@ def explorer(inputs=FEAT, outputs=STOCH, seed=2):
     }
 
 
+def task_state(seed=0):
+    return make_state(make_options(), {"image": (12, 12, 3)}, ACTIONS, seed)
+
+
 def whole_state(**sizes):
     """The state of an agent with Plan2Explore, without copies."""
-    task = make_state(actions=ACTIONS, discrete=True, vector=0, channels=3)
-    other = make_state(actions=ACTIONS, discrete=True, vector=0, channels=3, seed=1)
+    task, other = task_state(), task_state(seed=1)
     behavior = {
         name.replace("_task_behavior.", BEHAVIOR): value
         for name, value in other.items()
@@ -178,7 +182,7 @@ def test_an_ensemble_of_another_world_model_is_refused(tmp_path):
 
 
 def test_exploration_starts_with_new_weights_if_the_file_has_none(tmp_path):
-    state = make_state(actions=ACTIONS, discrete=True, vector=0, channels=3)
+    state = task_state()
     path = tmp_path / "latest.pt"
     content = {"agent_state_dict": with_copies(state)}
     torch.save(content | {"optims_state_dict": make_optimizers(state, LRS)}, path)
@@ -230,7 +234,7 @@ def test_options_become_settings():
     }
 
 
-def test_the_default_of_the_original_leaves_the_policy_to_blocks():
+def test_the_default_of_the_original_leaves_the_policy_to_presets():
     assert "explore.policy" not in convert_options({"expl_behavior": "greedy"}).settings
     with pytest.raises(UserError, match="expl_behavior"):
         convert_options({"expl_behavior": "curious"})

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from dreamerv3_torch_reference import make_optimizers, make_state, with_copies
+from dreamerv3_torch_networks import make_options, make_state, with_copies
+from dreamerv3_torch_reference import make_optimizers
 
 import reverie
 from reverie.api import UserError
 from reverie.cli import main as cli
+from reverie.convert.dreamerv3_torch.sizes import infer_settings
 from reverie.run import checkpoint
 from reverie.run.config import resolve
 from reverie.run.load import open_run
@@ -29,7 +31,7 @@ QUICK |= {"dreamer.report_length": 4, "dreamer.imag_length": 3}
 @pytest.fixture(scope="module")
 def state():
     """An agent for `catch` with its 12 x 12 images of three channels."""
-    return make_state(actions=3, discrete=True, vector=0, channels=3)
+    return make_state(make_options(), {"image": (12, 12, 3)}, actions=3)
 
 
 @pytest.fixture(scope="module", params=["plain", "compiled"])
@@ -60,10 +62,25 @@ def test_sizes_are_inferred(latest):
         assert (head.layers, head.units, head.norm) == (2, 8, "layer1em3")
 
 
+@pytest.mark.parametrize("order", [["b", "c"], ["c", "b"]])
+def test_an_order_of_keys_that_is_not_sorted_is_inferred(order):
+    shapes = {"a": (2,), "b": (3,), "c": (4,)}
+    options = make_options(decoder={"mlp_keys": "b|c"})
+    state = make_state(options, shapes, actions=2)
+    layer = "_wm.heads.decoder._mlp.mean_layer"
+    outputs = {k: v for k, v in state.items() if k.startswith(layer)}
+    rest = {k: v for k, v in state.items() if k not in outputs}
+    for key in order:
+        rest |= {k: v for k, v in outputs.items() if k.startswith(f"{layer}.{key}.")}
+    inferred = infer_settings(rest, stoch=4).get("dreamer.dreamerv3_torch.key_order")
+    assert inferred == (None if order == ["b", "c"] else order)
+
+
 def test_what_cannot_be_inferred_is_asked_for(latest, capsys):
     assert cli.main(["eval", str(latest), "--task", "catch"]) == 2
     message = capsys.readouterr().err
     assert "12 entries" in message
+    assert "dyn_stoch and dyn_discrete" in message
     words = message.partition("for example ")[2].split()
     assert cli.main(["eval", str(latest), *SIZES, "--episodes", "1"]) == 2
     assert "--task" in capsys.readouterr().err
@@ -89,10 +106,10 @@ def test_its_config_gives_the_other_sizes(latest, tmp_path, form):
         Path(name).write_text(json.dumps({"dyn_deter": 512, **options}))
     else:
         path = tmp_path / "configs.yaml"
-        blocks = {"defaults": {"dyn_deter": 512, "dyn_stoch": 32}, "small": options}
-        path.write_text(yaml.safe_dump(blocks))
+        presets = {"defaults": {"dyn_deter": 512, "dyn_stoch": 32}, "small": options}
+        path.write_text(yaml.safe_dump(presets))
         name = f"{path}:small"
-        with pytest.raises(UserError, match="no block 'large'"):
+        with pytest.raises(UserError, match="no preset 'large'"):
             resolve(files=[f"{path}:large"])
     flags = [("run.from_checkpoint", str(latest)), ("task", "catch")]
     world = resolve(files=[name], flags=flags).dreamer.dreamerv3_torch

@@ -53,6 +53,7 @@ def make_wrong_files(folder: Path) -> dict[str, str]:
     save_pickle({"agent": {}, "_timestamp": 1.0}, folder / "checkpoint.ckpt")
     torch.save({"steps": 3, "model": {"a": torch.zeros(2)}}, folder / "other.pt")
     torch.save({"tokenizer.embedding.weight": torch.zeros(2)}, folder / "iris.pt")
+    torch.save({"action_mlp_state_dict": {}, "config": {}}, folder / "clone.pt")
     torch.save(torch.nn.Linear(1, 1), folder / "module.pt")
     old = folder / "old.pt"
     torch.save({"a": torch.zeros(2)}, old, _use_new_zipfile_serialization=False)
@@ -78,6 +79,7 @@ def make_wrong_files(folder: Path) -> dict[str, str]:
         "checkpoint.ckpt": "is a checkpoint of danijar/dreamerv3 before 2024",
         "other.pt": "is a file of torch.save with the entries steps, model",
         "iris.pt": "is a checkpoint of IRIS, the predecessor",
+        "clone.pt": "is a behavior-cloning head of the robomimic fork of dreamerv3",
         "module.pt": "is a file of torch.save that contains torch.nn.*state_dict",
         "old.pt": "PyTorch before version 1.6.*save it again",
         "half.pt": "incomplete or damaged.*copy it again",
@@ -227,13 +229,13 @@ def test_the_task_is_asked_for(name, contents, fix, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "task", "block"),
+    ("name", "task", "preset"),
     [
         ("CrafterReward-v1", "crafter_reward", "iris_crafter"),
         ("MsPacmanNoFrameskip-v4", "atari_ms_pacman", "iris_atari"),
     ],
 )
-def test_the_task_of_a_delta_iris_run_is_read(name, task, block, tmp_path):
+def test_the_task_of_a_delta_iris_run_is_read(name, task, preset, tmp_path):
     for folder in ("checkpoints", "config"):
         (tmp_path / folder).mkdir()
     path = tmp_path / "checkpoints" / "last.pt"
@@ -242,7 +244,7 @@ def test_the_task_of_a_delta_iris_run_is_read(name, task, block, tmp_path):
     (tmp_path / "config" / "trainer.yaml").write_text(config)
     importer = open_file(path, Config).importer
     assert importer.find_task(path) == task
-    assert importer.presets(task, IRIS) == (block,)
+    assert importer.presets(task, IRIS) == (preset,)
     (tmp_path / "config" / "trainer.yaml").write_text("env: {train: {id: Other}}")
     assert importer.find_task(path) == ""
 

@@ -14,6 +14,9 @@ from fuzz_files import fuzz_reader
 from reverie.api import UserError
 from reverie.datasets.episode_format import BadEpisode
 from reverie.datasets.episodes import open_episodes
+from reverie.datasets.readers import hdf5_file
+from reverie.datasets.readers.hdf5_file import Hdf5File
+from reverie.storage import limits
 
 h5py = pytest.importorskip("h5py")
 
@@ -168,11 +171,13 @@ def test_many_arrays_that_are_larger_than_the_file_are_refused(path):
     assert_refused(path, "more than 256 MiB of arrays")
 
 
-def test_many_episodes_that_are_larger_than_the_file_are_refused(path):
+def test_many_episodes_that_are_larger_than_the_file_are_refused(path, monkeypatch):
+    monkeypatch.setattr(limits, "ALWAYS_ALLOWED_BYTES", 8 << 20)
     with h5py.File(path, "a") as file:
         copy_of_first_episode(file)
         del file["data/demo_2/actions"]
-        file.create_dataset("data/demo_2/actions", (1 << 24, 1), "u1", chunks=(99, 1))
+        shape = (1 << 19, 1)
+        file.create_dataset("data/demo_2/actions", shape, "u1", chunks=(9999, 1))
         for i in range(3, 60):
             file[f"data/demo_{i}"] = file["data/demo_2"]
     reader, unpacked = open_episodes(path), 0
@@ -180,13 +185,22 @@ def test_many_episodes_that_are_larger_than_the_file_are_refused(path):
         try:
             unpacked += reader.read_states(name, ["actions"])[0].size
         except BadEpisode as error:
-            assert "more than 256 MiB of arrays" in str(error)  # noqa: PT017
-    assert 0 < unpacked < 300 << 20
+            assert "more than 8 MiB of arrays" in str(error)  # noqa: PT017
+    assert 0 < unpacked < 9 << 20
     assert len(reader.read("demo_1")["action"]) == 4
     reader.close()
 
 
-def write_packed(file, data, filters, mask=0):
+def test_arrays_of_many_chunks_without_data_are_refused(path):
+    """HDF5 takes microseconds for each chunk, which are hours for 256 MiB."""
+    with h5py.File(path, "a") as file:
+        copy_of_first_episode(file)
+        del file["data/demo_2/actions"]
+        file.create_dataset("data/demo_2/actions", (1 << 24, 1), "u1", chunks=(9, 1))
+    assert_refused(path, "MiB of chunks")
+
+
+def write_compressed(file, data, filters, mask=0):
     """Store packed data as the actions of an episode, in one part."""
     copy_of_first_episode(file)
     del file["data/demo_2/actions"]
@@ -202,7 +216,7 @@ def write_packed(file, data, filters, mask=0):
 
 GZIP, SHUFFLE, LZF = (1, (9,)), (2, (4,)), (32000, (4, 261, 24))
 LITERALS = bytes([23]) + bytes(24)
-PACKED = {
+COMPRESSED = {
     "gzip": (zlib.compress(bytes(24)), [GZIP], True),
     "shuffled gzip": (zlib.compress(bytes(24)), [SHUFFLE, GZIP], True),
     "LZF": (LITERALS, [LZF], True),
@@ -217,28 +231,60 @@ PACKED = {
 }
 
 
-@pytest.mark.parametrize("case", PACKED)
-def test_parts_unpack_to_at_most_their_size(path, case):
-    data, filters, is_accepted = PACKED[case]
+@pytest.mark.parametrize("case", COMPRESSED)
+def test_chunks_decompress_to_at_most_their_size(path, case):
+    data, filters, is_accepted = COMPRESSED[case]
     with h5py.File(path, "a") as file:
-        write_packed(file, data, filters)
+        write_compressed(file, data, filters)
     reader = open_episodes(path)
     if is_accepted:
         assert reader.read("demo_2")["action"].shape == (4, 2)
     else:
-        with pytest.raises(BadEpisode, match=r"unpacks to more|compress"):
+        with pytest.raises(BadEpisode, match=r"decompresses to more|compress"):
             reader.read("demo_2")
     reader.close()
 
 
-def test_parts_that_are_not_packed_are_read(path):
+def test_chunks_that_are_not_compressed_are_read(path):
     with h5py.File(path, "a") as file:
-        write_packed(file, bytes(24), [GZIP], mask=1)
+        write_compressed(file, bytes(24), [GZIP], mask=1)
         copied = file.create_dataset(
             "data/demo_1/obs/sum", (3, 1), "f4", compression=9, fletcher32=True
         )
         copied[:] = 1
     assert read_everything(path) == 3
+
+
+STORED = {
+    "gzip": {"compression": 9},
+    "shuffled": {"compression": 4, "shuffle": True},
+    "with checksum": {"compression": 1, "shuffle": True, "fletcher32": True},
+    "LZF": {"compression": "lzf"},
+    "not packed": {},
+}
+
+
+@pytest.mark.parametrize("kind", ["u1", "?", ">i4", "<f2", "f8"])
+@pytest.mark.parametrize("how", STORED)
+def test_packed_arrays_have_the_values_that_were_written(tmp_path, how, kind):
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 2 if kind == "?" else 100, (11, 5, 7)).astype(kind)
+    path = tmp_path / "file.hdf5"
+    with h5py.File(path, "w") as file:
+        options = {"chunks": (4, 5, 3), "fillvalue": 1, **STORED[how]}
+        file.create_dataset("x", data=values, **options)
+        empty = file.create_dataset("empty", (11, 5, 7), kind, **options)
+        empty[5:] = values[5:]  # the first parts are not stored
+    file = Hdf5File(path)
+    read = file.group("/")["x"]
+    assert np.asarray(read).dtype == values.dtype
+    np.testing.assert_array_equal(read, values)
+    for rows in (slice(3, 9), slice(4, 5), slice(9, 2), slice(0, 11, 3)):
+        np.testing.assert_array_equal(read[rows], values[rows])
+    first = np.asarray(file.group("/")["empty"])
+    assert (first[:4] == 1).all()
+    np.testing.assert_array_equal(first[5:], values[5:])
+    file.close()
 
 
 def set_bounds(path, bounds):
@@ -342,6 +388,34 @@ def test_arrays_with_many_signatures_of_lists_are_read_in_time(path):
     start = time.perf_counter()
     read_everything(path)
     assert time.perf_counter() - start < 5
+
+
+def test_many_names_of_one_group_are_refused(path, monkeypatch):
+    """The time to read them is the product of both numbers of names."""
+    monkeypatch.setattr(hdf5_file, "EXTRA_NAME_BYTES", 1 << 12)
+    with h5py.File(path, "a") as file:
+        copy_of_first_episode(file)
+        for i in range(40):
+            file[f"data/demo_2/obs/{i}"] = file["data/demo_2/obs/position"]
+        for i in range(3, 100):
+            file[f"data/demo_{i}"] = file["data/demo_2"]
+    reader = open_episodes(path)
+    assert reader.rows("demo_2") == 4
+    with pytest.raises(BadEpisode, match="names of members"):
+        [reader.rows(name) for name in reader.names()]
+    assert reader.rows("demo_2") == 4
+    reader.close()
+
+
+def test_many_names_of_one_list_of_strings_are_refused(path):
+    with h5py.File(path, "a") as file:
+        names = np.zeros(300_000, "S1")
+        file.create_dataset("mask/0", data=names, compression="gzip")
+        for i in range(1, 10_000):
+            file[f"mask/{i}"] = file["mask/0"]
+    assert path.stat().st_size < 2_000_000
+    with pytest.raises(UserError, match="MiB of strings"):
+        open_episodes(path)
 
 
 def test_damaged_files_do_not_crash(path):

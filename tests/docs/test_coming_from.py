@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import reverie.run.train  # noqa: F401  # otherwise `main` may print "importing PyTorch"
 from reverie.api import UserError
 from reverie.cli.main import COMMANDS, main
 from reverie.cli.originals import explain
@@ -59,22 +60,22 @@ def words_of_originals() -> list[str]:
     return sorted(each.replace(".*", ".size") for each in flags | keys)
 
 
-BLOCKS_TO_TRY = ("atari100k", "vta_balls", "atari100k vta", "crafter")
+PRESETS_TO_TRY = ("atari100k", "vta_balls", "atari100k vta", "crafter")
 
 
 @pytest.mark.parametrize("line", words_of_originals())
 def test_word_of_an_original_is_answered_or_valid(line):
     for value in ("", " True", " bouncing_balls", " bce", " vta", " random"):
-        for block in BLOCKS_TO_TRY:
+        for preset in PRESETS_TO_TRY:
             text = line.removesuffix(" 1") + value if value else line
-            words = ["train", "--configs", *block.split(), *text.split()]
+            words = ["train", "--configs", *preset.split(), *text.split()]
             if explain(words, UserError("invalid"), COMMANDS) is not None:
                 return
     names = [word[2:] for word in line.split() if word.startswith("--")]
     assert set(names) <= {*settings_of(Config), "configs"}, line
 
 
-SMALL_BLOCK = ("--configs", "size1m")
+SMALL_PRESET = ("--configs", "size1m")
 """Sets a size, so that none has to be chosen for this machine."""
 
 
@@ -90,7 +91,7 @@ def commands_to_run() -> list[str]:
                     continue
                 if {"LOGDIR", "balls.json"} & set(words) or "from_checkpoint" in span:
                     continue
-                config = command_config(words[1], [*words[2:], *SMALL_BLOCK])
+                config = command_config(words[1], [*words[2:], *SMALL_PRESET])
                 suite = SUITES.get(config.task.partition("_")[0])
                 name = suite.name if suite else config.task
                 if suite is None or suite.is_installed:

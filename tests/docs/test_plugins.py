@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from reverie.cli.main import main
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 SHORT = "--configs catch debug --logdir run --run.steps 80"
@@ -57,14 +59,25 @@ def reverie(folder: Path, command: str, package: Path = ROOT) -> str:
         ),
     ],
 )
-def test_plugin_trains_resumes_and_is_evaluated(tmp_path, page, file, flags, metric):
+def test_plugin_trains_resumes_and_is_evaluated(
+    tmp_path, monkeypatch, capsys, page, file, flags, metric
+):
     (tmp_path / file).write_text(code_block(page))
     if "my_loss.yaml" in flags:
         (tmp_path / "my_loss.yaml").write_text(code_block(page, "yaml"))
+    resume, evaluate = "train --logdir run --run.steps 100", "eval run --episodes 2"
     reverie(tmp_path, f"train {SHORT} {flags}")
     assert f'"{metric}"' in (tmp_path / "run" / "metrics.jsonl").read_text()
-    assert "Resumed" in reverie(tmp_path, "train --logdir run --run.steps 100")
-    assert "score" in reverie(tmp_path, "eval run --episodes 2")
+    if page == "add-an-agent.md":  # in other processes, as users do
+        assert "Resumed" in reverie(tmp_path, resume)
+        assert "score" in reverie(tmp_path, evaluate)
+    else:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(tmp_path)
+        assert main(resume.split()) == 0
+        assert "Resumed" in capsys.readouterr().err
+        assert main(evaluate.split()) == 0
+        assert "score" in capsys.readouterr().out
 
 
 def test_edits_for_a_loss_in_the_package_work(tmp_path):

@@ -46,6 +46,7 @@ from reverie.spaces import FLAGS, agent_obs_space
 
 BUILT_IN = [
     "catch",
+    "noisycatch",
     "memory",
     "reach",
     "dummy_disc",

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,17 @@ from failing_env import SOURCE
 
 from reverie import envs
 from reverie.api import Obs, StateDict, UserError
+from reverie.cli.main import main
 from reverie.envs import EnvFailure, VecEnvConfig, make_vec_env
 from reverie.envs.checker import check_env
 from reverie.envs.suites.catch import Catch, CatchConfig
 from reverie.plugins import MAX_MESSAGE, error_message, import_object
 from reverie.run.signals import Stopper
-from reverie.spaces import flag_spaces
+from reverie.spaces import Space, flag_spaces
 
 CONFIGS = [
     pytest.param(VecEnvConfig(workers=0, failures=3), id="local"),
-    pytest.param(VecEnvConfig(workers=1, timeout=20, failures=3), id="workers"),
+    pytest.param(VecEnvConfig(workers=1, timeout=120, failures=3), id="workers"),
 ]
 LENGTH = 10_000_000
 OVERFLOW = "ignore:overflow encountered"
@@ -298,6 +300,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def modules(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Make the modules in the folder importable in this process."""
+    monkeypatch.syspath_prepend(folder)
+    yield
+    for name in ("unusual", "exits_at_import"):
+        sys.modules.pop(name, None)
+
+
 def run_process(line: str) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", "reverie", *line.split()]
     return subprocess.run(words, capture_output=True, text=True, timeout=300)
@@ -310,19 +321,27 @@ def test_sys_exit_stops_a_run_with_a_checkpoint(folder: Path) -> None:
     assert "SystemExit: 0" in done.stderr
     assert "Saved at agent step" in done.stderr
     assert list((folder / "run" / "ckpt").glob("0*"))
-    done = run_process(f"check-env unusual:Exits {FLAGS}")
-    assert done.returncode == 2
-    assert "`step` raised SystemExit: 0" in done.stdout
 
 
+@pytest.mark.usefixtures("modules")
+def test_sys_exit_in_a_checked_environment_is_reported(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(f"check-env unusual:Exits {FLAGS}".split()) == 2
+    assert "`step` raised SystemExit: 0" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("modules")
 @pytest.mark.parametrize("task", ["unusual:exit_at_once", "exits_at_import:Env"])
-def test_sys_exit_while_building_is_an_error(folder: Path, task: str) -> None:
+def test_sys_exit_while_building_is_an_error(
+    capsys: pytest.CaptureFixture[str], task: str
+) -> None:
     for command in (f"train {FLAGS} --task {task}", f"check-env {task} {FLAGS}"):
-        done = run_process(command)
-        assert done.returncode == 2, done.stderr
-        assert "SystemExit: 0" in done.stderr
-        assert "\n  Fix: " in done.stderr
-        assert "Traceback" not in done.stderr
+        assert main(command.split()) == 2
+        error = capsys.readouterr().err
+        assert "SystemExit: 0" in error
+        assert "\n  Fix: " in error
+        assert "Traceback" not in error
 
 
 def test_a_run_ends_normally_after_its_streams_were_closed(folder: Path) -> None:
@@ -378,3 +397,10 @@ def test_rewards_that_overflow_when_they_are_added_are_refused() -> None:
     env.reset(0)
     with pytest.raises(UserError, match="'reward' has infinite entries"):
         env.step({"action": np.int32(1)})
+
+
+def test_spaces_without_values_are_refused() -> None:
+    env: Any = Catch()
+    env.obs_space = {**env.obs_space, "vector": Space(np.dtype(np.float32), (0,))}
+    with pytest.raises(UserError, match=r"obs_space\['vector'\] has the shape \(0,\)"):
+        envs.make(env, envs.EnvConfig())

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 from reverie.envs.vector.vec_env import VecEnvConfig, make_vec_env
-from reverie.run.config import resolve
-from reverie.run.online_run import OnlineRun
 from reverie.spaces import FLAGS, Space
 
 
@@ -104,6 +102,10 @@ def test_without_lockstep_no_environment_waits():
 
 
 def test_rows_of_waiting_environments_are_not_stored_or_counted(tmp_path):
+    # Workers import this file for `make_env`; torch would take them seconds.
+    from reverie.run.config import resolve
+    from reverie.run.online_run import OnlineRun
+
     flags = {
         "task": "catch",
         "device": "cpu",

@@ -98,7 +98,7 @@ def test_incompatible_packages_are_a_user_error(
 def test_all_suites_are_found_and_listed() -> None:
     expected = """atari atari100k crafter dmc dmlab minecraft procgen bsuite loconav
         pinpad memorymaze minigrid mujoco metaworld robosuite craftax gym dummy
-        catch memory reach"""
+        catch noisycatch memory reach"""
     assert set(expected.split()) <= envs.SUITES.keys()
     for name in envs.SUITES:
         assert f"\n{name} " in "\n" + envs.describe_suites()

@@ -24,7 +24,7 @@ from reverie.envs import EnvFailure, TaskFactory, VecEnvConfig, make_vec_env
 from reverie.envs.suites.catch import Catch, CatchConfig
 
 LOCAL = VecEnvConfig(workers=0, failures=3)
-WORKERS = VecEnvConfig(workers=2, timeout=20, failures=3)
+WORKERS = VecEnvConfig(workers=2, timeout=120, failures=3)
 CONFIGS = [pytest.param(LOCAL, id="local"), pytest.param(WORKERS, id="workers")]
 
 
@@ -282,7 +282,7 @@ def test_a_worker_killed_before_a_reset_returns_a_first_row() -> None:
 
 def test_a_stopped_worker_is_restarted_after_the_timeout() -> None:
     vec_env = make_vec_env(
-        partial(fragile, "fine"), 2, VecEnvConfig(workers=2, timeout=1)
+        partial(fragile, "fine"), 2, VecEnvConfig(workers=2, timeout=3)
     )
     try:
         vec_env.reset()
@@ -299,7 +299,7 @@ def test_a_stopped_worker_is_restarted_after_the_timeout() -> None:
 
 @pytest.mark.parametrize("how", ["hang", "exit"])
 def test_a_step_that_hangs_or_exits_restarts_the_worker(how: str) -> None:
-    vec_env = make_vec_env(partial(fragile, how), 2, VecEnvConfig(workers=2, timeout=1))
+    vec_env = make_vec_env(partial(fragile, how), 2, VecEnvConfig(workers=2, timeout=3))
     try:
         vec_env.reset()
         row = vec_env.step(actions(vec_env, 0))
@@ -336,18 +336,20 @@ def test_a_restarted_environment_has_a_new_seed() -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("steps", [3, 7, 8])
-def test_resuming_is_exact(config: VecEnvConfig, steps: int) -> None:
+def test_resuming_is_exact(config: VecEnvConfig) -> None:
     factory = TaskFactory("catch", envs.EnvConfig(), seed=5)
     vec_env = make_vec_env(factory, 3, config)
     other = make_vec_env(factory, 3, config)
     try:
-        vec_env.reset()
-        last = random_rows(vec_env, steps)[-1]
-        state = vec_env.state_dict()
-        expected = random_rows(vec_env, 60, seed=2)
-        assert same([last], [other.load_state_dict(state)])  # type: ignore[list-item]
-        assert same(expected, random_rows(other, 60, seed=2))
+        for steps in (3, 7, 8):  # `other` is new, then within other episodes
+            vec_env.reset()
+            last = random_rows(vec_env, steps)[-1]
+            state = vec_env.state_dict()
+            expected = random_rows(vec_env, 60, seed=2)
+            loaded = other.load_state_dict(state)
+            assert loaded is not None
+            assert same([last], [loaded])
+            assert same(expected, random_rows(other, 60, seed=2))
     finally:
         vec_env.close()
         other.close()
@@ -444,7 +446,7 @@ def test_workers_exit_with_a_killed_parent_even_if_stopped() -> None:
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         os.kill(pids[0], signal.SIGSTOP)
         parent.kill()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while any(map(is_alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert len(pids) == 2

@@ -18,13 +18,13 @@ from reverie.evaluation.episodes import play_episodes
 from reverie.run.config import resolve
 from reverie.spaces import Space, flag_spaces, flags
 
-BLOCKS = {"iris": "iris_tiny", "dreamer": "debug"}
+PRESETS = {"iris": "iris_tiny", "dreamer": "debug"}
 SIZES = {"iris": 4, "dreamer": 12}
 
 
-@pytest.fixture(scope="module", params=BLOCKS)
+@pytest.fixture(scope="module", params=PRESETS)
 def agent(request):
-    config = resolve([BLOCKS[request.param]], flags={"task": "catch"})
+    config = resolve([PRESETS[request.param]], flags={"task": "catch"})
     env = catch(SIZES[request.param])
     return agents.make(
         request.param,

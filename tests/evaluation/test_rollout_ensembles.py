@@ -7,7 +7,7 @@ import pytest
 
 from reverie.api import UserError
 from reverie.evaluation.rollout_ensembles import (
-    EnsembleConfig,
+    RolloutEnsembleConfig,
     RolloutEnsembles,
     calibrated_coverage,
     ensemble_metrics,
@@ -63,7 +63,7 @@ def episode(seed=0, rows=ROWS, noise=0.0):
     }
 
 
-CONFIG = EnsembleConfig(samples=3, every=5, horizon=6, episodes=2)
+CONFIG = RolloutEnsembleConfig(samples=3, every=5, horizon=6, episodes=2)
 
 
 def test_ensembles_start_every_few_rows_and_end_with_the_episode():
@@ -92,7 +92,7 @@ def test_rollouts_start_with_the_action_of_the_last_observed_row(late):
 
 
 def test_a_calibrated_model_has_the_calibrated_coverage():
-    config = EnsembleConfig(samples=9, every=3, horizon=5, episodes=200)
+    config = RolloutEnsembleConfig(samples=9, every=3, horizon=5, episodes=200)
     episodes = [episode(seed, noise=0.3) for seed in range(200)]
     ensembles, _ = sample_ensembles(PointModel(noise=0.3), episodes, config, context=4)
     statistics = ensemble_statistics(ensembles["place"])
@@ -121,7 +121,7 @@ def test_statistics_match_a_computation_by_hand():
 
 
 def test_horizons_that_no_episode_reaches_are_nan():
-    config = EnsembleConfig(samples=2, every=1, horizon=9)
+    config = RolloutEnsembleConfig(samples=2, every=1, horizon=9)
     ensembles, _ = sample_ensembles(PointModel(), [episode(rows=5)], config, context=8)
     table = ensemble_table(ensembles)["place"]
     assert (table["ensembles"], table["samples"]) == (1, 2)
@@ -136,9 +136,9 @@ def test_only_predicted_vectors_have_ensembles():
     model.predicted_keys = ["image"]
     assert sample_ensembles(model, [episode()], CONFIG, context=4) == ({}, {})
     with pytest.raises(ValueError, match="at least 2, or 0"):
-        EnsembleConfig(samples=1)
+        RolloutEnsembleConfig(samples=1)
     with pytest.raises(UserError, match=r"ensemble\.every must be at least 1, not 0"):
-        EnsembleConfig(every=0)
+        RolloutEnsembleConfig(every=0)
 
 
 def test_a_figure_has_a_panel_per_entry():

@@ -20,6 +20,7 @@ from reverie.envs.wrappers import resize as resize_array
 from reverie.export import export, verify
 from reverie.export.env_step import resize
 from reverie.export.export import export_policy, format_report
+from reverie.export.load_torch import load_torch
 from reverie.export.runner import Policy
 from reverie.export.steps import FlatStep, GivenNoise, RecordedNoise
 from reverie.run.player import Player
@@ -83,7 +84,7 @@ def run_in_torch(monkeypatch: Any) -> None:
         return run
 
     monkeypatch.setattr(export, "write_step", write_step)
-    monkeypatch.setattr("reverie.export.runner.load", load)
+    monkeypatch.setattr("reverie.export.runner.load_onnx", load)
     monkeypatch.setattr(verify, "STEPS", 8)
     monkeypatch.setattr(verify, "REPEATS", 2)
     monkeypatch.setattr(verify, "RESET_RATE", 0.3)
@@ -122,9 +123,12 @@ def test_onnx_and_torch_files_act_as_the_agent(tmp_path, monkeypatch):
         exported = export_policy(player, tmp_path / format, format)
         assert exported.comparisons["policy"].error < verify.TOLERANCE
         names = {f"policy.{suffix}", "policy.json", "run_policy.py"}
+        names |= {"load_torch.py"} if format == "torch" else set()
         assert {path.name for path in (tmp_path / format).iterdir()} == names
         assert "20 recurrent steps, largest difference" in format_report(exported)
-        single, batch = Policy(tmp_path / format), Policy(tmp_path / format, batch=7)
+        load = load_torch if format == "torch" else None
+        single = Policy(tmp_path / format, load=load)
+        batch = Policy(tmp_path / format, batch=7, load=load)
         obs = np.zeros(3, np.float32)
         assert single.act(obs) in (0, 1, 2)
         assert batch.act(np.stack([obs] * 7)).shape == (7,)
@@ -135,7 +139,7 @@ def test_onnx_and_torch_files_act_as_the_agent(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", AGENTS)
 def test_onnx_files_of_all_agents(tmp_path, name, greedy):
     player = player_of(tmp_path, name)
-    world = name in ("dreamer", "dreamerv3_torch", "vta")
+    world = name in ("dreamer", "dreamerv3_torch", "vta", "iris")
     exported = export_policy(player, tmp_path / "out", "onnx", greedy, world)
     assert all(x.error < verify.TOLERANCE for x in exported.comparisons.values())
 
@@ -154,8 +158,9 @@ def test_runner_resets_episodes_and_samples_its_own_noise(tmp_path, monkeypatch)
         states.append(np.concatenate([first, second]))
     np.testing.assert_array_equal(*states)
     policy.reset()
-    assert all(not value.any() for value in policy.state.values())
-    assert policy.is_first.all()
+    again, new = policy, Policy(tmp_path / "out", batch=2)
+    noise = {x["name"]: policy.sample(x) for x in policy.info["noise"]}
+    np.testing.assert_array_equal(again.act(obs, noise), new.act(obs, noise))
 
 
 def test_wrong_weights_are_found(tmp_path, monkeypatch):
@@ -172,13 +177,13 @@ def test_wrong_weights_are_found(tmp_path, monkeypatch):
         export_policy(player, tmp_path / "out")
 
 
-def test_another_policy_step_is_found(tmp_path, monkeypatch):
+def test_another_exported_policy_is_found(tmp_path, monkeypatch):
     run_in_torch(monkeypatch)
     player = player_of(tmp_path, "dreamer, continuous")
     agent: Any = player.agent
-    sampled = agent.policy_step(False)
-    monkeypatch.setattr(agent, "policy_step", lambda greedy: sampled)
-    with pytest.raises(RuntimeError, match="another action"):
+    sampled = agent.export_policy(False)
+    monkeypatch.setattr(agent, "export_policy", lambda greedy: sampled)
+    with pytest.raises(RuntimeError, match="differ in action"):
         export_policy(player, tmp_path / "out")
 
 

@@ -106,21 +106,21 @@ def test_kernels_are_not_available_on_a_cpu():
 def test_without_kernels_everything_is_plain(compile):
     fast, net = Accelerator(compile, CPU, overlap=True), make_modules()
     classes = [type(part) for part in net.modules()]
-    fast.modules(net)
+    fast.use_fast_modules(net)
     replaced = [type(part) for part in net.modules()] != classes
     assert replaced == (compile == "step")  # `Conv` has a fast CPU version
-    fast.low_precision([net], torch.bfloat16)
+    fast.use_low_precision([net], torch.bfloat16)
     assert all(getattr(x, "low_precision", None) is None for x in net.modules())
-    opt = fast.optimizer(dict(net.named_parameters()), AdamConfig())
+    opt = fast.make_optimizer(dict(net.named_parameters()), AdamConfig())
     assert type(opt) is Optimizer
 
     def function(x):
         return x
 
-    assert fast.graph(function, "update", Rng(0, "train", CPU)) is function
+    assert fast.capture(function, "update", Rng(0, "train", CPU)) is function
     fast.before_update()
     fast.weights_changed()
-    fast.refresh_frozen()
+    fast.refresh_slow_copies()
 
 
 def test_a_policy_returns_arrays_and_keeps_the_carry_on_the_device():
@@ -133,7 +133,7 @@ def test_a_policy_returns_arrays_and_keeps_the_carry_on_the_device():
         return carry + 1, {"action": net(obs["x"])}, {"noise": noise}
 
     with torch.no_grad():
-        policy = fast.policy(act, [net], rng, trains=True)
+        policy = fast.make_policy(act, [net], rng, trains=True)
         carry, action, extras = policy(torch.zeros(4), {"x": torch.ones(4, 2)})
     assert torch.equal(carry, torch.ones(4))
     assert action["action"].shape == (4, 3)
@@ -145,11 +145,11 @@ def test_with_kernels_optimizer_and_weights_are_fast(monkeypatch):
 
     monkeypatch.setattr(accelerate, "available", lambda device: True)
     fast, net = Accelerator("step", CPU), make_modules()
-    fast.modules(net)
+    fast.use_fast_modules(net)
     assert type(net["rew"]) is pkgutil.resolve_name(Head.fast_version)
-    fast.low_precision([net], torch.bfloat16)
+    fast.use_low_precision([net], torch.bfloat16)
     layer = net["rew"].mlp.linear0
-    opt = fast.optimizer(dict(net.named_parameters()), AdamConfig())
+    opt = fast.make_optimizer(dict(net.named_parameters()), AdamConfig())
     assert type(opt) is FusedOptimizer
     assert any(leaf is layer.low_precision[0] for leaf in opt.leaves)
     with torch.no_grad():
@@ -174,13 +174,13 @@ def test_with_overlap_the_training_policy_acts_one_update_behind(overlap):
     net = MLP(4, MLPConfig(1, 8))
     initialize(net, torch.Generator().manual_seed(0))
     net.to(device)
-    fast.modules(net)
+    fast.use_fast_modules(net)
 
     def act(net, carry, obs):
         return carry, {"y": net(obs["x"].to(device))}, {}
 
     policies = {
-        key: fast.policy(act, [net], Rng(0, key, device), trains=key == "policy")
+        key: fast.make_policy(act, [net], Rng(0, key, device), trains=key == "policy")
         for key in ("policy", "eval")
     }
     obs = {"x": torch.rand(3, 4)}

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from reverie.nets import encoder as plain_encoder
+from reverie.nets.conv import max_pool_2x2
 from reverie.nets.encoder import Encoder, EncoderConfig
 from reverie.spaces import Space
 
@@ -42,7 +46,8 @@ def results(
     net: Encoder, obs: dict[str, Tensor], dtype: torch.dtype = torch.float32
 ) -> list[Tensor]:
     y = net(obs, dtype)
-    total = (y.float() * image_nets.ramp(y).sin()).sum()
+    exact = y if dtype == torch.float64 else y.float()
+    total = (exact * image_nets.ramp(y).sin()).sum()
     return [y.detach(), *torch.autograd.grad(total, list(net.parameters()))]
 
 
@@ -205,32 +210,74 @@ def test_layers_with_aligned_channels_stay_at_full_resolution(depth, layers):
     assert "".join("fd"[net._uses_depth(i)] for i in range(4)) == layers
 
 
+def smallest_gaps(net: Encoder, obs: dict[str, Tensor]) -> Tensor:
+    """Return how far the largest pixel of a pool is above the second, at least.
+
+    One value per image: the minimum over its pools, in standard deviations of the map.
+    """
+    gaps = []
+
+    def pool(x: Tensor) -> Tensor:
+        b, h, w, c = x.shape
+        pixels = x.reshape(b, h // 2, 2, w // 2, 2, c).permute(0, 1, 3, 5, 2, 4)
+        first, second = pixels.reshape(b, -1, 4).topk(2).values.unbind(-1)
+        gaps.append((first - second).amin(1) / x.std())
+        return max_pool_2x2(x)
+
+    with mock.patch.object(plain_encoder, "max_pool_2x2", pool), torch.no_grad():
+        net(obs, torch.float64)
+    return torch.stack(gaps).amin(0)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("depth", [16, 32, 48, 64])
 def test_a_fast_encoder_at_full_size(depth, monkeypatch):
     """In half precision the fast version is as close to float64 as the plain one.
 
-    Where two pixels differ only by rounding, another one may be the maximum of its
-    pool. That is rare, but a single one in a late layer changes the gradients of all
-    layers before it by a percent, in float32 too; so float64 is the reference.
+    Rounding can change which pixel is the maximum of its pool, and a single one in a
+    late layer changes the gradients of all layers before it by a percent. Float32
+    rounds these maps by about 1e-6 standard deviations, so images whose smallest gap is
+    below 5e-6 are left out there. In half precision every image has such pools: the
+    errors of both versions are averages over batches.
     """
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    spaces = {"image_nets.image": image_nets.image(64, 64, 3)}
+    spaces = {"image": image_nets.image(64, 64, 3)}
     plain, fast = make_encoders(spaces, EncoderConfig(depth=depth))
     reference = copy.deepcopy(plain).double()
-    for _ in range(3):
-        obs = image_nets.random_obs(spaces, 32)
-        exact = results(reference, obs, torch.float64)
-        tokens, *grads = image_nets.relative_errors(exact, results(fast, obs))
+    errors: dict[str, list[list[float]]] = defaultdict(list)
+    for _ in range(4):
+        obs = image_nets.random_obs(spaces, 512)
+        clear = obs["image"][smallest_gaps(reference, obs) > 5e-6][:32]
+        assert len(clear) >= 2
+        exact = results(reference, {"image": clear}, torch.float64)
+        same = results(fast, {"image": clear})
+        tokens, *grads = image_nets.relative_errors(exact, same)
         assert tokens < 1e-5
-        assert max(grads) < 1e-2
+        assert max(grads) < 1e-3  # of biases, whose gradients nearly cancel out
+        some = {"image": obs["image"][:32]}
+        exact = results(reference, some, torch.float64)
+        for dtype in (torch.bfloat16, torch.float16):
+            for name, net in (("plain", plain), ("fast", fast)):
+                values = results(net, some, dtype)
+                errors[f"{name} {dtype}"].append(
+                    image_nets.relative_errors(exact, values)
+                )
     for dtype in (torch.bfloat16, torch.float16):
-        plain_errors, fast_errors = (
-            image_nets.relative_errors(exact, results(net, obs, dtype))
-            for net in (plain, fast)
+        mine, theirs = (
+            torch.tensor(errors[f"{name} {dtype}"]).mean(0)
+            for name in ("fast", "plain")
         )
-        for mine, theirs in zip(fast_errors, plain_errors, strict=True):
-            assert mine < 1.3 * theirs + 1e-3
+        assert (mine < 1.3 * theirs + 1e-3).all()
+
+
+@pytest.mark.parametrize("gap", [0.0, 1e-7, 1e-3])
+def test_smallest_gaps_of_pools_are_found(gap):
+    net = mock.Mock(side_effect=lambda obs, dtype: plain_encoder.max_pool_2x2(obs["x"]))
+    x = torch.arange(64, dtype=torch.float64).reshape(2, 4, 4, 2).square()
+    x[1, 2, 2, 0] = x[1, 3, 3, 0] - gap * x.std()
+    actual = smallest_gaps(net, {"x": x})
+    assert actual[0] > 1e-2
+    assert actual[1].item() == pytest.approx(gap, rel=0.05, abs=1e-12)
 
 
 @pytest.mark.gpu

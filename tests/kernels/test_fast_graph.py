@@ -148,3 +148,37 @@ def test_the_policy_is_one_update_behind_and_returns_arrays():
             np.testing.assert_allclose(action["y"], first["y"], rtol=1e-5)
         else:
             assert (action["y"] > first["y"]).all()
+
+
+@pytest.mark.gpu
+def test_a_carry_of_an_earlier_step_can_be_continued():
+    device = torch.device("cuda")
+
+    def act(carry, obs):
+        total = carry[0] + obs["x"]
+        return (total, carry[1] + 1), {"y": total.clone()}, {}
+
+    policy = GraphedPolicy(act, device, [])
+    carry = torch.zeros(2, 3, device=device), torch.zeros(2, 1, device=device).long()
+    carries, ones = [carry], {"x": torch.ones(2, 3)}
+    for _ in range(WARM_UP + 3):
+        carry, action, _ = policy(carries[-1], ones)
+        carries.append(carry)
+        np.testing.assert_array_equal(action["y"], len(carries) - 1.0)
+    for count, carry in enumerate(carries):  # later steps have not overwritten them
+        assert carry[0].tolist() == [[count] * 3] * 2
+        assert carry[1].tolist() == [[count]] * 2
+        _, action, _ = policy(carry, {"x": torch.full((2, 3), 0.5)})
+        np.testing.assert_array_equal(action["y"], count + 0.5)
+
+
+@pytest.mark.gpu
+def test_inputs_that_stay_in_place_are_not_copied():
+    device = torch.device("cuda")
+    runner = CudaGraphRunner(lambda x: x + 1, "sum", device, static_inputs=True)
+    x = torch.zeros(2, device=device)
+    for n in range(WARM_UP + 3):
+        x.fill_(n)
+        assert runner(x).tolist() == [n + 1] * 2
+    assert runner.find_graph(x).inputs[0] is x
+    assert runner(torch.full((2,), 7.0, device=device)).tolist() == [8, 8]

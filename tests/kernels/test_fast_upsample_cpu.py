@@ -24,11 +24,11 @@ def test_output_and_gradients_equal_the_plain_ones(monkeypatch, size, kernel, st
     conv.bias.data.normal_()
     x = torch.randn(2, *size, 3, dtype=torch.float64, requires_grad=True)
     inputs = (x, conv.weight, conv.bias)
-    plain = conv.after_upsampling(x)
+    plain = conv.upsample_and_conv(x)
     grad = torch.randn_like(plain)
     expected = torch.autograd.grad(plain, inputs, grad)
     conv.__class__ = FusedUpsampleConv
-    fused = conv.after_upsampling(x)
+    fused = conv.upsample_and_conv(x)
     torch.testing.assert_close(fused, plain, rtol=1e-12, atol=1e-12)
     for a, b in zip(torch.autograd.grad(fused, inputs, grad), expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
@@ -52,8 +52,8 @@ def test_small_maps_use_the_plain_code(monkeypatch):
     conv = SameConv(3, 4, 5)
     initialize(conv, torch.Generator().manual_seed(0))
     x = torch.randn(2, 4, 4, 3)
-    plain = conv.after_upsampling(x)
+    plain = conv.upsample_and_conv(x)
     conv.__class__ = FusedUpsampleConv
-    assert torch.equal(conv.after_upsampling(x), plain)
+    assert torch.equal(conv.upsample_and_conv(x), plain)
     monkeypatch.setattr(upsample_cpu, "MIN_PIXELS", 32)
-    assert not torch.equal(conv.after_upsampling(x), plain)
+    assert not torch.equal(conv.upsample_and_conv(x), plain)

@@ -199,7 +199,7 @@ def read_wandb(path):
         log = read_leveldb_log(path.read_bytes())
         return [wandb_internal_pb2.Record.FromString(data) for data in log]
 
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     records = read_records()
     while not any(x.WhichOneof("record_type") == "exit" for x in records):
         assert time.monotonic() < deadline, "W&B did not write the end of the run"

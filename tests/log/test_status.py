@@ -14,7 +14,7 @@ from reverie.log.status import StatusLine
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):
     monkeypatch.setattr(status, "FIRST_SECONDS", 0.1)
-    monkeypatch.setattr(status, "SECONDS", 0.3)
+    monkeypatch.setattr(status, "NEXT_SECONDS", 0.3)
     monkeypatch.setattr(status, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(status, "MIN_SECONDS", 0.2)
 

@@ -147,10 +147,12 @@ def test_an_invalid_filter_raises():
         TerminalSink("score|(")
 
 
-def test_a_standard_output_that_is_none_is_no_error(monkeypatch):
-    """An environment in the process may have replaced it."""
-    sink = TerminalSink("score")
-    monkeypatch.setattr("sys.stdout", None)
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_standard_output_that_is_closed_or_none_is_no_error(monkeypatch, closes):
+    """An environment in the process may have closed or replaced it."""
+    sink, stream = TerminalSink("score"), io.StringIO()
+    stream.close()
+    monkeypatch.setattr("sys.stdout", stream if closes else None)
     sink.write(Record(5, scalars={"score": 1.0}))
     sink.progress(6)
     sink.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -46,6 +47,36 @@ def test_a_timer_can_be_disabled():
     with timer("policy"):
         pass
     assert timer.metrics() == {}
+
+
+def test_breakdown_counts_nested_sections_once_and_adds_up(clock):
+    timer = Timer()
+    clock[0] += 1
+    with timer("train"):
+        clock[0] += 2
+        with timer("sample"):
+            clock[0] += 4
+        clock[0] += 8
+        with timer("sample"):
+            clock[0] += 16
+    timer.metrics()  # the breakdown is that of the whole time
+    clock[0] += 32
+    assert timer.breakdown() == {"sample": 20.0, "train": 10.0, "other": 33.0}
+
+
+def test_breakdown_has_only_the_thread_of_the_timer(clock):
+    timer = Timer()
+
+    def work():
+        with timer("policy"):
+            clock[0] += 1
+
+    with timer("train"):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert timer.breakdown() == {"train": 1.0, "other": 0.0}
+    assert timer.metrics()["timer/policy/avg_ms"] == 1000.0
 
 
 def test_rates_are_per_second_and_zero_without_events(clock):

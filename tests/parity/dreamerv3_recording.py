@@ -18,6 +18,7 @@ from reverie.agents.dreamer.agent import Dreamer
 from reverie.agents.options import BuildOptions
 from reverie.convert.dreamerv3.config import config_from_original
 from reverie.convert.dreamerv3.weights import from_original
+from reverie.distributed.collective import local_sequences, set_batch
 from reverie.nets.rng import Rng
 from reverie.spaces import FLAGS, RESERVED, Space
 
@@ -42,20 +43,30 @@ def under(data: dict, prefix: str) -> dict:
 
 
 class RecordedSamples(Rng):
-    """Hands out recorded draws in the order in which they are asked for."""
+    """Hands out recorded draws in the order in which they are asked for.
+
+    A rank of a data-parallel update gets the rows of its own sequences.
+    """
 
     def __init__(self) -> None:
         self.draws: list[torch.Tensor] = []
 
     def categorical(self, probs):
-        draw = self.draws.pop(0)
+        draw = self._next(len(probs))
         assert draw.shape == probs.shape[:-1], (draw.shape, probs.shape)
         return draw.long()
 
     def normal(self, mean, std):
-        draw = self.draws.pop(0)
+        draw = self._next(len(mean))
         assert draw.shape == mean.shape, (draw.shape, mean.shape)
         return draw
+
+    def _next(self, rows: int) -> torch.Tensor:
+        draw, own = self.draws.pop(0), local_sequences()
+        if own is None:
+            return draw
+        start = rows // own.size * own.start
+        return draw[start : start + rows]
 
     def state_dict(self):
         return {}
@@ -136,7 +147,10 @@ def index_of(onehot: np.ndarray) -> torch.Tensor:
 
 
 class Feed:
-    """Serves one recorded batch and keeps what is written back."""
+    """Serves one recorded batch and keeps what is written back.
+
+    A rank of a data-parallel update gets its own sequences.
+    """
 
     def __init__(self, batch: dict[str, torch.Tensor]):
         self.batch = batch
@@ -144,7 +158,8 @@ class Feed:
         self.priorities: list[tuple] = []
 
     def __call__(self, name: str):
-        return self.batch
+        own = set_batch(len(self.batch["is_first"]))
+        return {key: x[own.start : own.stop] for key, x in self.batch.items()}
 
     def ready(self, name: str) -> bool:
         return True

@@ -15,7 +15,6 @@ import torch
 
 from reverie.agents.dreamer.agent import Dreamer
 from reverie.agents.options import BuildOptions
-from reverie.convert.dreamerv3_torch.config import BLOCK, convert_options
 from reverie.convert.dreamerv3_torch.weights import import_state
 from reverie.nets.rng import Rng
 from reverie.run.config import resolve
@@ -53,15 +52,18 @@ class Modes(Rng):
 class Recording:
     """Inputs and outputs of the original, and an agent with its weights."""
 
-    def __init__(self, name: str):
-        self.options = json.loads((FOLDER / f"{name}_config.json").read_text())
-        with np.load(FOLDER / f"{name}.npz") as data:
+    def __init__(self, folder: Path, name: str):
+        config, latest = folder / f"{name}_config.json", folder / f"{name}_latest.pt"
+        self.options = json.loads(config.read_text())
+        with np.load(folder / f"{name}.npz") as data:
             self.data = {key: data[key] for key in data.files}
         self.inputs = self.under("in/")
         self.obs_space = {
             key: self._space(value)
             for key, value in sorted(self.inputs.items())
-            if key not in NOT_OBSERVED and not key.startswith("log_")
+            if key not in NOT_OBSERVED
+            and not key.startswith("log_")
+            and value.ndim > 2  # the original uses no scalars
         }
         self.obs_space |= FLAGS
         count = self.inputs["action"].shape[-1]
@@ -69,7 +71,7 @@ class Recording:
         self.act_space = {"action": Space(np.float32, (count,), -1, 1)}
         if self.is_discrete:
             self.act_space = {"action": Space(np.int32, (), 0, count)}
-        self.agent = self._agent(FOLDER / f"{name}_latest.pt")
+        self.agent = self._agent(latest, config)
         self.world, self.behaviour = self.agent.world, self.agent.actor_critic
         self.batch = {key: torch.tensor(value) for key, value in self.inputs.items()}
         self.batch["prevact"] = {"action": torch.tensor(self.inputs["action"])}
@@ -83,11 +85,11 @@ class Recording:
             return Space(np.uint8, value.shape[2:])
         return Space(np.float32, value.shape[2:])
 
-    def _agent(self, path: Path) -> Dreamer:
-        settings = convert_options(self.options).settings
-        settings["task"] = "dummy_disc"
-        config = resolve([BLOCK], flags=list(settings.items())).dreamer
+    def _agent(self, path: Path, config: Path) -> Dreamer:
+        """Build the agent as `--run.from_checkpoint PATH --config CONFIG` does."""
+        flags = {"run.from_checkpoint": str(path), "task": "dummy_disc"}
+        dreamer = resolve(files=[str(config)], flags=flags).dreamer
         options = BuildOptions(torch.device("cpu"))
-        agent = Dreamer(self.obs_space, self.act_space, config, options)
+        agent = Dreamer(self.obs_space, self.act_space, dreamer, options)
         agent.load_state_dict(import_state(path, agent.state_dict()))
         return agent

@@ -1,7 +1,8 @@
 """The networks of dreamerv3-torch give the outputs that its own code recorded.
 
-The tests read all recordings in `REVERIE_PARITY_DIR/dreamerv3_torch`, and are skipped
-without them. `tests/agents/test_dreamerv3_torch_update.py` needs no recordings.
+The tests read all recordings in `REVERIE_PARITY_DIR/dreamerv3_torch`, and recordings of
+other sizes, spaces and options that `dreamerv3_torch_recorder.py` computes from the
+specification. `tests/agents/test_dreamerv3_torch_update.py` compares an update.
 """
 
 from __future__ import annotations
@@ -11,24 +12,34 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from dreamerv3_torch_recording import NAMES, Modes, Recording
+from dreamerv3_torch_networks import Networks
+from dreamerv3_torch_recorder import RECORDINGS, record, write_recording
+from dreamerv3_torch_recording import FOLDER, NAMES, Modes, Recording
 
+from reverie.convert.dreamerv3_torch.checkpoint import read_weights
+from reverie.convert.dreamerv3_torch.config import convert_options
+from reverie.convert.dreamerv3_torch.sizes import infer_settings
 from reverie.worlds.rssm.dynamics import RSSMState
 
 TOLERANCE = 2e-5
 """Relative L2 error allowed for each tensor."""
 
-pytestmark = pytest.mark.skipif(not NAMES, reason="no recordings")
+open_recording = cache(Recording)
 
 
-@cache
-def open_recording(name: str) -> Recording:
-    return Recording(name)
+@pytest.fixture(scope="module")
+def computed(tmp_path_factory):
+    """The folder of the recordings that are computed from the specification."""
+    folder = tmp_path_factory.mktemp("recordings")
+    for name in RECORDINGS:
+        write_recording(folder, name)
+    return folder
 
 
-@pytest.fixture(params=NAMES)
-def recording(request) -> Recording:
-    return open_recording(request.param)
+@pytest.fixture(params=[*NAMES, *(f"computed-{name}" for name in RECORDINGS)])
+def recording(request, computed) -> Recording:
+    name = request.param.removeprefix("computed-")
+    return open_recording(FOLDER if request.param in NAMES else computed, name)
 
 
 def check(actual, expected, name: str) -> None:
@@ -190,3 +201,30 @@ def test_greedy_actions_of_the_policy(recording):
             np.testing.assert_array_equal(action["action"], expected.argmax(-1))
         else:
             check(action["action"], expected, "policy")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_computed_recordings_follow_the_original(name):
+    """The computation from the specification gives what the original recorded."""
+    recording = open_recording(FOLDER, name)
+    state = read_weights(FOLDER / f"{name}_latest.pt")
+    shapes = {k: x.shape for k, x in recording.obs_space.items() if x.shape}
+    networks = Networks(state, recording.options, shapes)
+    actions = recording.data["imagine/action"]
+    found = record(networks, recording.inputs, actions)
+    assert {*found, "imagine/action"} >= {k for k in recording.data if k[:3] != "in/"}
+    for key in found.keys() & recording.data.keys():
+        check(found[key], recording.data[key], key)
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_inferred_settings_are_those_of_the_config(computed, name):
+    options = open_recording(computed, name).options
+    weights = read_weights(computed / f"{name}_latest.pt")
+    sizes = {"stoch": options["dyn_stoch"], "classes": options["dyn_discrete"]}
+    inferred = infer_settings(weights, **sizes)
+    converted = convert_options(options).settings
+    assert len(inferred.keys() & converted.keys()) > 20
+    for key in inferred.keys() & converted.keys():
+        as_list = list if key.endswith("mults") else lambda x: x
+        assert as_list(inferred[key]) == as_list(converted[key]), key

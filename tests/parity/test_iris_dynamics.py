@@ -25,7 +25,7 @@ from iris_world_recording import (
 )
 
 from reverie.nets.blocks import symlog
-from reverie.nets.distributions import SymlogTwoHot, symlog_bins
+from reverie.nets.distributions import DeltaIrisTwoHot, symlog_bins
 from reverie.nets.optim.adam import AdamConfig
 from reverie.nets.optim.optimizer import dense_weights
 
@@ -101,7 +101,7 @@ def test_reward_targets(world):
 
 def two_hot(x):
     bins = symlog_bins(255)
-    below, share = SymlogTwoHot(torch.zeros(*x.shape, 255), bins).split(x)
+    below, share = DeltaIrisTwoHot(torch.zeros(*x.shape, 255), bins).two_hot(x)
     target = torch.zeros(*x.shape, 255)
     target.scatter_(-1, below[..., None], 1 - share[..., None])
     return target.scatter_(-1, below[..., None] + 1, share[..., None])
@@ -113,7 +113,7 @@ def test_two_hot_functions():
     close(symlog(x), c["symlog"], 1e-6)
     close(two_hot(x), c["target"], 1e-5)
     logits = torch.tensor(c["logits"])
-    out = SymlogTwoHot(logits, symlog_bins(255))
+    out = DeltaIrisTwoHot(logits, symlog_bins(255))
     np.testing.assert_allclose(out.pred(), c["expectation"], rtol=1e-4, atol=1e-5)
     probs = logits.softmax(-1)
     close(symlog(out.pred()), c["expectation_symlog"], 1e-5)

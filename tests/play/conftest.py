@@ -24,8 +24,8 @@ def run_folder(tmp_path_factory):
     def make(name: str) -> Path:
         if name not in _folders:
             logdir = tmp_path_factory.mktemp("runs") / name
-            blocks, flags = RUNS[name]
-            config = resolve(blocks, flags={**COMMON, **flags, "logdir": str(logdir)})
+            presets, flags = RUNS[name]
+            config = resolve(presets, flags={**COMMON, **flags, "logdir": str(logdir)})
             _folders[name] = train(config)
         return _folders[name]
 

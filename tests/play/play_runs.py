@@ -1,4 +1,4 @@
-"""Blocks and settings of the small runs that tests play."""
+"""Presets and settings of the small runs that tests play."""
 
 from __future__ import annotations
 

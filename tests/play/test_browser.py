@@ -64,7 +64,7 @@ class Server:
 
     def close(self):
         self.server.should_exit = True
-        self.thread.join(timeout=20)
+        self.thread.join(timeout=60)
 
 
 @pytest.fixture

@@ -41,9 +41,9 @@ def test_a_session_starts_in_the_mode_of_the_flag(run_folder, served, capsys):
     assert "Open http://127.0.0.1:9000/?token=x" in capsys.readouterr().out
     ((sessions, host, port, open_page, runs),) = served
     assert (host, port, open_page, runs) == ("127.0.0.1", 9000, False, None)
-    hub = asyncio.run(sessions().get(""))
-    hub.session.close()
-    assert hub.session.simulation.mode == "human-model"
+    group = asyncio.run(sessions().get(""))
+    group.session.close()
+    assert group.session.simulation.mode == "human-model"
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_view_lists_runs_and_opens_sessions(run_folder, served):
     ((sessions, host, _, open_page, runs),) = served
     assert (host, open_page) == ("0.0.0.0", True)
     names = {run["name"]: run["id"] for run in runs.summaries()}
-    hub = asyncio.run(sessions().get(names[folder.name]))
-    hub.session.close()
+    group = asyncio.run(sessions().get(names[folder.name]))
+    group.session.close()
 
 
 def test_view_exports_a_page(run_folder, tmp_path, capsys):

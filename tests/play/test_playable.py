@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from original_checkpoints import write_dreamerv3, write_iris
 
+from reverie.api import UserError
 from reverie.capabilities import HasWorldModelEnv
 from reverie.cli.main import main
 from reverie.play import load, server
@@ -45,11 +46,11 @@ def play(loaded, mode: str, steps: int = 2) -> Simulation:
     return simulation
 
 
-def train_offline(run_folder, logdir, *blocks: str, **flags):
+def train_offline(run_folder, logdir, *presets: str, **flags):
     """Train on the replay of the small run of DreamerV3."""
     data = {"offline.data": str(run_folder("dreamer")), "logdir": str(logdir)}
     return offline(
-        resolve(["debug", "offline", *blocks], flags={**SMALL, **data, **flags})
+        resolve(["debug", "offline", *presets], flags={**SMALL, **data, **flags})
     )
 
 
@@ -112,6 +113,8 @@ def test_dreams_of_an_offline_world_start_from_recordings(run_folder, tmp_path):
     snapshot = simulation.snapshot()
     assert snapshot.imagined["image"].shape == (1, *loaded.obs_space["image"].shape)
     assert snapshot.real is None
+    with pytest.raises(UserError, match="Agent in the world model is not possible"):
+        simulation.set_human(False)
     starts = []
     for seed in (1, 1, 2, 3):
         simulation.start(load.HUMAN_MODEL, seed)

@@ -20,11 +20,13 @@ from starlette.testclient import TestClient
 
 from reverie.agents.dreamer.agent import Dreamer
 from reverie.api import UserError
+from reverie.campaign.queue import Queue, QueuedRun
 from reverie.play.export import SCRIPTS, make_page, record_session
 from reverie.play.load import AGENT_MODEL
 from reverie.play.runs import MetricsFile, RunIndex
 from reverie.play.server import AccessCheck, Sessions, make_app, page_files
 from reverie.run.config import resolve
+from reverie.run.folder import write_config
 from reverie.run.signals import Interrupted
 from reverie.run.train import train
 
@@ -75,12 +77,12 @@ def test_the_error_that_ended_a_run_is_shown_until_it_is_resumed(
     run_folder, tmp_path, monkeypatch
 ):
     run = shutil.copytree(run_folder("dreamer"), tmp_path / "run")
-    blocks, flags = RUNS["dreamer"]
+    presets, flags = RUNS["dreamer"]
     flags = {**COMMON, **flags, "logdir": str(run)}
     index = RunIndex(tmp_path)
 
     def resume(steps: int) -> None:
-        train(resolve(blocks, flags={**flags, "run.steps": steps}))
+        train(resolve(presets, flags={**flags, "run.steps": steps}))
 
     def shown() -> tuple[str, str]:
         (summary,) = index.summaries()
@@ -175,10 +177,10 @@ def _run_named_one(folder: Path) -> dict:
 def test_configs_are_compared(folder):
     index = RunIndex(folder)
     ids = {run["name"]: run["id"] for run in index.summaries()}
-    different = index.difference(ids["one"], ids["group/two"])
+    different = index.config_diff(ids["one"], ids["group/two"])
     assert different["agent"] == ["dreamer", "iris"]
     assert "task" not in different
-    assert index.difference(ids["one"], ids["one"]) == {}
+    assert index.config_diff(ids["one"], ids["one"]) == {}
 
 
 def test_a_folder_that_does_not_exist_is_an_error(tmp_path):
@@ -237,3 +239,28 @@ def test_lines_with_numbers_that_are_too_large_are_skipped(tmp_path):
     file = MetricsFile(path)
     file.update()
     assert file.columns == {"a": [(2, 0.0, 3.0)]}
+
+
+def test_runs_of_a_campaign_have_its_state_before_and_after_they_start(tmp_path):
+    queue = Queue(tmp_path / "campaign")
+    queue.folder.mkdir()
+    (queue.folder / "campaign.yaml").write_text("tasks: [catch]\n")
+    queue.add([QueuedRun(name, "catch", "", 0, []) for name in ("a", "b", "c")])
+    queue.open_worker()
+    first, second, _ = queue.statuses()
+    queue.finish(queue.claim(first), "failed", "No simulator.")
+    queue.claim(second)
+    index = RunIndex(tmp_path)
+    runs = {run["name"]: run for run in index.summaries()}
+    states = {name.rpartition("/")[2]: run["status"] for name, run in runs.items()}
+    assert states == {"a": "failed", "b": "running", "c": "waiting"}
+    assert runs["campaign/runs/c"]["task"] == "catch"
+    failed = runs["campaign/runs/a"]["id"]
+    assert index.details(failed)["error"] == "No simulator."
+    folder = queue.run_folder("c")
+    folder.mkdir()
+    write_config(folder, resolve(flags={"task": "catch"}, names=["debug"]))
+    (started,) = (run for run in index.summaries() if run["name"].endswith("/c"))
+    assert started["id"] == runs["campaign/runs/c"]["id"]
+    assert started["agent"] == "dreamer"  # its config has been read
+    queue.close_worker()

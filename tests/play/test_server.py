@@ -38,6 +38,7 @@ from reverie.play.server import (
     bind,
     is_loopback,
     make_app,
+    num_model_threads,
     page_files,
 )
 from reverie.play.session import Session, View
@@ -309,3 +310,7 @@ def test_a_used_port_is_an_error_with_a_fix():
     assert is_loopback("127.0.0.1")
     assert is_loopback("::1")
     assert not is_loopback("0.0.0.0")
+
+
+def test_half_of_the_threads_step_the_world_model():
+    assert [num_model_threads(n) for n in (1, 2, 4, 16)] == [1, 1, 2, 4]

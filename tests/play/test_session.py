@@ -30,7 +30,7 @@ class Views:
         session.fps = 200.0
         session.start()
 
-    def wait(self, condition=lambda header: True, timeout: float = 20):
+    def wait(self, condition=lambda header: True, timeout: float = 120):
         """Return the first view whose header meets a condition."""
         while True:
             view = self._queue.get(timeout=timeout)

@@ -162,7 +162,7 @@ def test_the_carry_contains_the_actions_of_the_person(loaded):
     simulation.start(loading.HUMAN_ENV)
     simulation.step(lambda: LEFT)
     before = simulation.policy.carry
-    simulation.policy._follow(simulation.rows[0])
+    simulation.policy._replace_action(simulation.rows[0])
     assert simulation.policy.carry.prevact["action"].tolist() == [0]
     assert before.prevact["action"].shape == (1,)
 
@@ -195,16 +195,45 @@ def test_a_transformer_with_full_context_is_flushed(run_folder):
     loaded.close()
 
 
-def test_memory_does_not_grow_without_limit(loaded, monkeypatch):
-    monkeypatch.setattr(simulations, "MAX_HISTORY", 4)
+def step_bytes(loaded) -> int:
+    """Return the size of the images of a real and an imagined row."""
+    return 2 * int(np.prod(loaded.obs_space["image"].shape))
+
+
+@pytest.mark.parametrize(
+    ("name", "save"),
+    [("MAX_HISTORY", False), ("MAX_BYTES", False), ("MAX_SAVED_BYTES", True)],
+)
+def test_memory_does_not_grow_without_limit(loaded, monkeypatch, name, save):
+    max_bytes = 4.5 * step_bytes(loaded)
+    limit = 4 if name == "MAX_HISTORY" else max_bytes
+    monkeypatch.setattr(simulations, name, limit)
     simulation = Simulation(loaded, seed=2)
+    simulation.keep_all = save
     simulation.start(loading.HUMAN_MODEL)
     for _ in range(8):
         simulation.imagined[simulation.cursor]["is_terminal"][:] = False
         simulation.step(lambda: STAY)
-    assert simulation.imagined.stop - simulation.imagined.start == 4
+    assert simulation.imagined.stop - simulation.imagined.start in (4, 5)
+    assert simulation.rows.num_bytes + simulation.imagined.num_bytes <= max_bytes
+    assert simulation.rows.start == simulation.imagined.start
     simulation.seek(0)
     assert simulation.cursor == simulation.imagined.start
+
+
+def test_all_rows_of_a_long_recording_are_kept(loaded, monkeypatch):
+    monkeypatch.setattr(simulations, "MAX_HISTORY", 3)
+    monkeypatch.setattr(simulations, "MAX_BYTES", 3 * step_bytes(loaded))
+    simulation = Simulation(loaded, seed=2)
+    simulation.fork_every = 0
+    simulation.start(loading.RECORDED)
+    steps = simulation.rows.stop - 1
+    assert steps > 4
+    play(simulation, steps)
+    assert simulation.ended == "end of the recording"
+    assert simulation.imagined.stop - simulation.imagined.start <= 3
+    simulation.seek(0)
+    assert simulation.cursor == 0
 
 
 def test_a_world_starts_from_recordings_without_a_simulator(loaded):
@@ -225,7 +254,7 @@ def test_a_world_starts_from_recordings_without_a_simulator(loaded):
         simulation.start(mode)
         simulation.step(lambda: STAY)
         assert simulation.snapshot().imagined["image"].shape[0] == 1
-    with pytest.raises(UserError, match="there is no simulator"):
+    with pytest.raises(UserError, match="Agent in the environment is not possible"):
         simulation.start(loading.AGENT_ENV)
 
 
@@ -252,7 +281,7 @@ def test_history_keeps_the_newest_entries():
     for entry in "abcd":
         history.append(entry)
     assert (history.start, history.stop, history[3], history[-1]) == (3, 7, "a", "d")
-    history.drop_oldest(2)
+    history.drop_before(5)
     assert (history.start, history.get(4), history.get(5)) == (5, None, "c")
     history.truncate(6)
     assert history.stop == 6

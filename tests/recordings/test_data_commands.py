@@ -19,7 +19,7 @@ from reverie.recordings import commands
 from reverie.recordings.commands import (
     DATA_COMMANDS,
     ConvertOptions,
-    Progress,
+    ProgressBar,
     SplitOptions,
 )
 from reverie.recordings.demonstrate import successful_episodes
@@ -256,9 +256,7 @@ def test_demonstrations_use_environment_settings(here, capsys):
     assert reader.obs_space["image"].shape == (16, 16, 3)
     recorded = json.loads(reader.attributes()["env_args"])["env_kwargs"]
     assert recorded == {"reach.size": [16, 16]}
-    assert "does not use preset blocks" in error_of(
-        "inspect a.hdf5 --configs lift", capsys
-    )
+    assert "does not use presets" in error_of("inspect a.hdf5 --configs lift", capsys)
 
 
 def test_an_expert_that_always_fails_is_an_error():
@@ -271,7 +269,7 @@ def test_an_expert_that_always_fails_is_an_error():
 
 
 def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(capsys, monkeypatch):
-    bar = Progress("done")
+    bar = ProgressBar("done")
     for n in range(101):
         bar(n, 100)
     bar.end()

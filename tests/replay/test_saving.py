@@ -357,13 +357,19 @@ while True:
     assert len(leftovers) < 100
 
 
-def test_a_file_lost_while_in_use_is_skipped(tmp_path):
+@pytest.mark.parametrize("how", ["deleted", "shortened"])
+def test_a_file_lost_while_in_use_is_skipped(tmp_path, how):
     rng = np.random.default_rng(0)
     replay = make_replay(300, 3, config("disk"), tmp_path, **WINDOWS)
     fill(replay, rng, 90)
     replay.sample("train")
-    replay.store.close()  # unmap all files
-    (tmp_path / replay.files.segments[4].rows.record.name).unlink()
+    path = tmp_path / replay.files.segments[4].rows.record.name
+    if how == "deleted":
+        replay.store.close()  # unmap all files
+        path.unlink()
+    else:
+        train(replay, rng, 15)  # maps all files
+        os.truncate(path, 0)
     with pytest.warns(RuntimeWarning, match="without steps 64 to 79"):
         batches = train(replay, rng, 15)
     used = set(np.concatenate([b["stepid"].reshape(-1) for b in batches]).tolist())

@@ -29,7 +29,7 @@ def gate(monkeypatch):
     write = array_file.write_arrays
 
     def late(*arguments):
-        assert opened.wait(30)
+        assert opened.wait(120)
         return write(*arguments)
 
     monkeypatch.setattr(array_file, "write_arrays", late)

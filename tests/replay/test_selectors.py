@@ -17,6 +17,7 @@ from reverie.replay.selectors import (
 )
 from reverie.replay.step_index import StepIndex
 from reverie.rows import Window
+from reverie.run.config import resolve
 
 SPAN = 3
 
@@ -152,7 +153,7 @@ def test_sampled_steps_lose_their_priority():
     drawn = selector.sample(1, rng)
     ids = index.window_ids(drawn, SPAN)[0]
     assert start in ids
-    assert (selector.step_priority[ids % index.capacity] == 0).all()
+    assert (selector.raw_priority[ids % index.capacity] == 0).all()
 
 
 def test_without_any_priority_sampling_is_uniform():
@@ -199,3 +200,66 @@ def test_a_sum_tree_samples_in_proportion(size):
     share = np.bincount(drawn, minlength=size) / 40000
     error = np.abs(share - leaves / leaves.sum()).max()
     assert error < 4 * np.sqrt(0.25 / 40000)
+
+
+CURIOUS = resolve(["curious_replay"]).replay.prio
+
+
+def curious_selector(index, context=0):
+    return PrioritizedSelector(index, SPAN, CURIOUS, context)
+
+
+def window_weights(selector):
+    """Weight of every complete window, by the id of its first step."""
+    starts = selector.index.window_starts(SPAN)
+    selector.sample(1, np.random.default_rng(0))
+    leaves = selector._priority_tree.levels[0].reshape(-1)
+    return dict(
+        zip(starts.tolist(), leaves[starts % selector.index.capacity], strict=True)
+    )
+
+
+def test_curious_replay_weighs_visits_and_losses():
+    index = StepIndex(50, 1)
+    for _ in range(5):
+        index.add()
+    selector = curious_selector(index)
+    assert window_weights(selector) == {0: 1e5, 1: 1e5, 2: 1e5}
+    # one batch with step 3 in two sequences: one visit, and the last loss counts
+    selector.prioritize(np.array([2, 3, 3]), np.array([0.99, 5.0, 2.0]))
+    selector.prioritize(np.array([2]), np.array([0.99]))
+    twice, once = 1e4 * 0.49 + 1.0, 1e4 * 0.7 + 2.01**0.7
+    expected = {
+        0: (1e5 + 1e5 + twice) / 3,
+        1: (1e5 + twice + once) / 3,
+        2: (twice + once + 1e5) / 3,
+    }
+    assert window_weights(selector) == pytest.approx(expected)
+    assert_distribution(selector, expected)
+
+
+def test_context_steps_do_not_count_for_curious_replay():
+    index = StepIndex(50, 1)
+    for _ in range(5):
+        index.add()
+    selector = curious_selector(index, context=1)
+    selector.prioritize(np.arange(1, 5), np.full(4, 0.99))  # step 0 is never trained on
+    assert window_weights(selector) == pytest.approx(dict.fromkeys(range(3), 7001.0))
+
+
+def test_visits_are_saved_and_evicted_with_their_steps():
+    index = make_index()
+    selector = curious_selector(index)
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        live = rng.integers(index.first, index.total, 12)
+        selector.prioritize(live, rng.random(12))
+        index.add()
+    copy = curious_selector(index)
+    copy.load_state_dict(selector.state_dict())
+    assert window_weights(copy) == window_weights(selector)
+    one, other = np.random.default_rng(1), np.random.default_rng(1)
+    assert (copy.sample(99, one) == selector.sample(99, other)).all()
+    for _ in range(index.capacity):
+        index.add()
+    assert set(window_weights(selector).values()) == {1e5}

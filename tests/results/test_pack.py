@@ -156,7 +156,7 @@ def manifest(**changes) -> bytes:
         ({"manifest.json": manifest(step="3")}, "without files or step"),
         ({"manifest.json": manifest(files={"agent.json": {}})}, "without sizes"),
         ({"manifest.json": manifest(files={"../x.json": {"bytes": 1}})}, "not a file"),
-        ({"manifest.json": manifest(files={"a.pkl": {"bytes": 1}})}, "not one of its"),
+        ({"manifest.json": manifest(files={"a.pkl": {"bytes": 1}})}, "not JSON or"),
         ({"manifest.json": manifest()}, "is damaged"),
         ({"config.json": b'"text"'}, "is not a mapping"),
         ({"config.json": b"[" * 100_000}, "cannot be read"),

@@ -11,7 +11,7 @@ from PIL import Image
 from score_files import write_run
 
 from reverie.cli.main import main
-from reverie.results.benchmarks import find_baseline, normalize
+from reverie.results.benchmarks import find_baseline, human_normalized_score
 from reverie.results.curves import aggregate_curve, bin_edges, bin_run, make_curve
 from reverie.results.plot import draw_curves, read_points
 from reverie.results.runs import find_runs, group_runs
@@ -107,7 +107,7 @@ def test_panels_of_tasks_and_aggregate(tmp_path):
     assert list(figure.axes[0].lines[0].get_xdata())[-1] == 95
     assert list(figure.axes[0].lines[0].get_ydata())[-1] == pytest.approx(10)
     published = find_baseline("dreamerv3", tasks).scores
-    normalized = [normalize(task, published[task]) for task in tasks]
+    normalized = [human_normalized_score(task, published[task]) for task in tasks]
     line = figure.axes[2].lines[1].get_ydata()
     assert line[0] == pytest.approx(np.mean(normalized))
     assert "bins of 10 agent steps; band: 95 %" in figure.texts[0].get_text()
@@ -116,7 +116,7 @@ def test_panels_of_tasks_and_aggregate(tmp_path):
 def test_tasks_without_a_normalization_are_scaled_to_their_range(tmp_path):
     write_runs(tmp_path, ("catch", "reach"), seeds=1)
     figure = make_figure(tmp_path)
-    assert "range of each task" in figure.axes[2].get_ylabel()
+    assert "min-max normalized per task" in figure.axes[2].get_ylabel()
     scaled = list(figure.axes[2].lines[0].get_ydata())
     assert scaled == pytest.approx([i / 9 for i in range(10)])
     assert "no band" in figure.texts[0].get_text()
@@ -187,7 +187,7 @@ def test_profiles_and_aggregates_of_atari(tmp_path, capsys):
         (["."], "contains no run"),
         (["RUNS", "--out", "plot.jpg"], "ends with .png, .svg, .pdf"),
         (["RUNS", "--kind", "curve"], "Did you mean 'curves'"),
-        (["RUNS", "--kind", "profile", "--baseline", "dreamerv3"], "no single runs"),
+        (["RUNS", "--kind", "profile", "--baseline", "dreamerv3"], "needs single runs"),
         (["RUNS", "--kind", "profile"], "have no common scale"),
         (["RUNS", "--kind", "aggregates"], "no normalized scores"),
         (["RUNS", "--x", "updates"], "choose from frames, step, hours"),

@@ -15,6 +15,7 @@ from score_files import PACKAGE_FILES
 import reverie
 from reverie.api import UserError
 from reverie.cli.main import main
+from reverie.render.video import can_write_mp4
 from reverie.results import push as pushing
 from reverie.results.model_card import model_card
 from reverie.run import hub as hubs
@@ -65,6 +66,8 @@ def test_a_video_is_written_if_mp4_can_be(trained, tmp_path, monkeypatch, capsys
     files = pushing.write_repository(trained, "user/name", tmp_path / "b")
     assert "replay.mp4" in files
     assert "`replay.mp4`" in (tmp_path / "b" / "README.md").read_text()
+    content = (tmp_path / "b" / "replay.mp4").read_bytes()
+    assert content[4:8] == b"ftyp" if can_write_mp4() else content[:3] == b"GIF"
 
 
 def test_model_card_of_an_evaluated_agent():

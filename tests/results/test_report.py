@@ -84,6 +84,17 @@ def test_tasks_without_a_normalization_have_no_aggregates(tmp_path, capsys):
     assert "| catch | dreamer | 9 | 1 |" in text
 
 
+def test_task_without_an_episode_is_left_out(tmp_path, capsys):
+    write_run(tmp_path / "a", task="catch")
+    empty = write_run(tmp_path / "b", task="reach")
+    (empty / "scores.jsonl").write_text("")
+    assert main(["report", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "| catch | dreamer | 9 | 1 |" in text
+    assert "reach" not in text
+    assert "no episode there" not in text
+
+
 def test_windows_of_tasks_and_runs_of_other_lengths(tmp_path, capsys):
     write_run(tmp_path / "a", task="catch")
     short = write_run(tmp_path / "b", task="catch", seed=1)
@@ -96,7 +107,9 @@ def test_windows_of_tasks_and_runs_of_other_lengths(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "episodes in the last 5 % of the training of each task" in text
     assert "ends at 360 to 400 frames." in text
-    assert "1 run has no episode there, so the last one before it counts." in text
+    assert (
+        "1 run has no episode there; the last earlier episode counts instead." in text
+    )
     assert "| catch | dreamer | 6.5 [4, 9] | 2 |" in text
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reverie.results.benchmarks import find_baseline, normalize
+from reverie.results.benchmarks import find_baseline, human_normalized_score
 from reverie.results.statistics import (
     AGGREGATES,
     aggregate,
@@ -42,7 +42,9 @@ def test_tasks_have_the_same_weight_with_other_numbers_of_runs():
 
 def test_published_aggregates_of_atari100k():
     baseline = find_baseline("dreamerv3/atari100k", ["atari100k_pong"])
-    scores = {task: [normalize(task, x)] for task, x in baseline.scores.items()}
+    scores = {
+        task: [human_normalized_score(task, x)] for task, x in baseline.scores.items()
+    }
     values = {name: function(arrays(scores)) for name, function in AGGREGATES.items()}
     assert len(scores) == 26
     assert values["mean"] == pytest.approx(1.205, abs=5e-4)
@@ -102,6 +104,6 @@ def test_bands_stay_in_the_range_of_the_runs():
 
 
 def test_normalized_scores():
-    assert normalize("atari100k_boxing", 12.1) == pytest.approx(1)
-    assert normalize("atari_pong", -20.7) == pytest.approx(0)
-    assert normalize("catch", 1.0) is None
+    assert human_normalized_score("atari100k_boxing", 12.1) == pytest.approx(1)
+    assert human_normalized_score("atari_pong", -20.7) == pytest.approx(0)
+    assert human_normalized_score("catch", 1.0) is None

@@ -241,7 +241,7 @@ INVALID_MANIFESTS = {
     "empty": (lambda m: outside_file(m, ""), "not a file name"),
     "null byte": (lambda m: outside_file(m, "a\0"), "not a file name"),
     "part": (lambda m: m["parts"].append("../x"), "not a file name"),
-    "number": (lambda m: m["parts"].append(3), "not a text"),
+    "number": (lambda m: m["parts"].append(3), "not a string"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The block `debug` makes the networks of every agent small."""
+"""The preset `debug` makes the networks of every agent small."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FEW = 500_000
 COMMANDS = {
     "dreamer": "--task dummy_disc",
     "dreamer with vta": "--configs vta --task dummy_disc",
-    "iris": "--agent iris --task pinpad_three",
+    "iris": "--agent iris --task catch",
     "vta": "--configs vta_balls",
     "random": "--agent random --task dummy_disc",
 }

@@ -17,7 +17,7 @@ from reverie.run.train import train
 ENVS = 4
 
 
-def settings(logdir: Path, steps: int, *blocks: str, **flags):
+def settings(logdir: Path, steps: int, *presets: str, **flags):
     flags = {
         "logdir": str(logdir),
         "task": "catch",
@@ -27,7 +27,7 @@ def settings(logdir: Path, steps: int, *blocks: str, **flags):
         "logger.outputs": "jsonl",
         **flags,
     }
-    return resolve(["debug", "deterministic", *blocks], flags=flags)
+    return resolve(["debug", "deterministic", *presets], flags=flags)
 
 
 def read_state(path: Path) -> dict:
@@ -67,20 +67,20 @@ def test_the_policy_that_acts(tmp_path, modes, flags, expected):
 
 
 @pytest.mark.parametrize(
-    "block", ["rssm", pytest.param("dreamerv3_torch", marks=pytest.mark.slow)]
+    "preset", ["rssm", pytest.param("dreamerv3_torch", marks=pytest.mark.slow)]
 )
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, block):
-    blocks = ["plan2explore"] if block == "rssm" else ["dreamerv3_torch"]
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, preset):
+    presets = ["plan2explore"] if preset == "rssm" else ["dreamerv3_torch"]
     flags = {"explore.until": 120, "explore.policy": "plan2explore"}
-    if block != "rssm":  # the block has the sizes of the original
+    if preset != "rssm":  # the preset has the sizes of the original
         flags |= {
             "dreamer.dreamerv3_torch.deter": 8,
             "dreamer.dreamerv3_torch.stoch": 2,
         }
         flags |= {r"dreamer\..*\.units": 8, r"dreamer\..*\.depth": 2}
-    train(settings(tmp_path / "whole", 140, *blocks, **flags))
-    train(settings(tmp_path / "split", 100, *blocks, **flags))
-    train(settings(tmp_path / "split", 140, *blocks, **flags))
+    train(settings(tmp_path / "whole", 140, *presets, **flags))
+    train(settings(tmp_path / "split", 100, *presets, **flags))
+    train(settings(tmp_path / "split", 140, *presets, **flags))
     whole, split = (read_state(tmp_path / name) for name in ("whole", "split"))
     assert whole["agent"]["explore_opt"]["ensemble"]["step"] > 1
     assert_same(whole, split)
@@ -97,10 +97,10 @@ def test_a_resumed_run_of_iris_equals_an_uninterrupted_one(tmp_path):
         r"iris.training\..*\.(steps|first_steps)": 1,
         r"iris.training\..*\.batch": 2,
     }
-    blocks = ("iris_tiny", "plan2explore")
-    train(settings(tmp_path / "whole", 140, *blocks, **flags))
-    train(settings(tmp_path / "split", 80, *blocks, **flags))
-    train(settings(tmp_path / "split", 140, *blocks, **flags))
+    presets = ("iris_tiny", "plan2explore")
+    train(settings(tmp_path / "whole", 140, *presets, **flags))
+    train(settings(tmp_path / "split", 80, *presets, **flags))
+    train(settings(tmp_path / "split", 140, *presets, **flags))
     whole, split = (read_state(tmp_path / name) for name in ("whole", "split"))
     for component in ("ensemble", "explore_actor_critic"):
         assert whole["agent"]["opt"][component]["step"] > 1

@@ -186,12 +186,27 @@ def test_context_starts_with_the_episode(tmp_path):
     )
 
 
+def test_actions_outside_of_the_space_are_refused(tmp_path):
+    act = spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 2, (), np.float32)])
+    env = Toy(spaces.Box(-1, 1, (2,), np.float32), act)
+    player = make_player(tmp_path, env, "debug")
+    player.act(env.reset(seed=0)[0])
+    player.imagine([(2, 2.0), (0, -1.0)])
+    for action in [(3, 0.0), (-1, 0.0), (0.5, 0.0), (0, 2.1)]:
+        with pytest.raises(UserError, match="outside of the action space"):
+            player.imagine([action])
+
+
 def test_what_cannot_be_imagined_is_refused(setup, tmp_path):
     player, env = copy.deepcopy(setup[0]), setup[1]
     with pytest.raises(UserError, match="a horizon of 5 and 2 actions"):
         player.imagine(plan(env, 2), horizon=5)
     with pytest.raises(UserError, match="is a NoneType"):
         player.imagine([None])
+    with pytest.raises(UserError, match="a horizon of 0"):
+        player.imagine(horizon=0)
+    with pytest.raises(UserError, match="horizon=N"):
+        player.imagine(3)
     player.reset()
     with pytest.raises(UserError, match=r"Fix: call act\(obs\) first"):
         player.latent()

@@ -8,8 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from reverie.run import checkpoint
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.config import resolve
 from reverie.run.offline.train import offline
+from reverie.run.repeatable import train_or_abort
 from reverie.run.signals import Interrupted
 from reverie.run.train import train
 
@@ -78,12 +79,12 @@ CASES = {
 
 
 def run_case(name: str, logdir: Path, data: Path) -> None:
-    blocks, flags = CASES[name]
+    presets, flags = CASES[name]
     where = {"logdir": str(logdir)}
-    if "offline" in blocks:
+    if "offline" in presets:
         where["offline.data"] = str(data)
-    config = resolve(blocks, flags={**COMMON, **flags, **where})
-    (offline if "offline" in blocks else train)(config)
+    config = resolve(presets, flags={**COMMON, **flags, **where})
+    (offline if "offline" in presets else train)(config)
 
 
 def read_run(path: Path) -> dict:
@@ -190,7 +191,7 @@ def test_hooks_are_added_only_to_slow_updates():
         with AbortWindow() as window:
             window.open()
             AbortWindow.last_seconds = seconds
-            abort.add_hooks(loss)
+            abort.add_abort_hooks(loss)
             window.is_requested = True
             if expected:
                 with pytest.raises(UpdateAborted):
@@ -229,7 +230,9 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_signal_in_an_update_of_minutes_is_obeyed_in_seconds(tmp_path, number):
     flags = {**COMMON, **ONLINE, "run.train_ratio": 8, "logdir": str(tmp_path / "run")}
     words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
@@ -243,11 +246,17 @@ def test_a_signal_in_an_update_of_minutes_is_obeyed_in_seconds(tmp_path, number)
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "backward\n"
-    start = time.monotonic()
     process.send_signal(number)
-    _, error = process.communicate(timeout=100)
+    output, error = process.communicate(timeout=300)
     assert process.returncode == 128 + number, error
-    assert time.monotonic() - start < 10
+    assert output.count("backward") < 10  # of 300 that take a second each
     newest = Checkpoints(tmp_path / "run" / "ckpt").newest()
     assert newest
     assert checkpoint.read_part(newest, "loop")["clock"]["updates"] == 0
+
+
+def test_an_update_has_gradients_if_an_environment_has_disabled_them():
+    agent = MagicMock()
+    agent.train.side_effect = lambda feed: {"grad": float(torch.is_grad_enabled())}
+    with torch.no_grad():
+        assert train_or_abort(agent, None, torch.device("cuda")) == {"grad": 1.0}

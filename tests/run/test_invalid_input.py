@@ -192,7 +192,7 @@ def copy(trained, tmp_path):
     return Path(shutil.copytree(trained, tmp_path / "copy"))
 
 
-def test_weights_of_another_size_are_an_error_with_the_matching_block(
+def test_weights_of_another_size_are_an_error_with_the_matching_preset(
     run_command, tmp_path
 ):
     small = "--device cpu --logger.outputs jsonl --run.envs 1 --replay.capacity 200"
@@ -275,4 +275,4 @@ def test_videos_that_cannot_be_written_are_warned_about(
 def test_an_evaluation_with_other_spaces_is_refused(run_command, trained):
     code, error = run_command(f"eval {trained} --episodes 1 --task dummy_disc")
     assert code == 2
-    assert "is missing in the checkpoint" in error
+    assert "was trained with (12, 12, 3)" in error

@@ -26,8 +26,7 @@ from reverie.envs.vector.vec_env import make_vec_env
 from reverie.evaluation import episodes as evaluations
 from reverie.evaluation.episodes import evaluate
 from reverie.evaluation.result import EvalResult
-from reverie.run import checkpoint
-from reverie.run import online_run as parts
+from reverie.run import checkpoint, parts
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.config import resolve
 from reverie.run.online_run import OnlineRun
@@ -167,9 +166,9 @@ def test_train_eval_logs_evaluation_scores_separately(tmp_path, storage):
     assert {"episode/score", "eval/episode/score"} <= keys
 
 
-def test_evaluations_use_the_blocks_of_eval_configs(tmp_path, monkeypatch):
-    blocks = {**configs.blocks(), "low": {"env.catch.rows": 4}}
-    monkeypatch.setattr(configs, "blocks", lambda: blocks)
+def test_evaluations_use_the_presets_of_eval_configs(tmp_path, monkeypatch):
+    presets = {**configs.presets(), "low": {"env.catch.rows": 4}}
+    monkeypatch.setattr(configs, "presets", lambda: presets)
     asked = []
     for module in (evaluations, parts):
 
@@ -326,6 +325,6 @@ def test_replay_files_of_deleted_checkpoints_are_deleted(tmp_path):
         for _ in range(5):
             run.collect()
             run.save()
-        kept = list(run.replay_indices)
+        kept = list(run.replay_states)
         assert kept == run.checkpoints.paths()
         assert len(kept) == 2

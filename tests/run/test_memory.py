@@ -35,7 +35,7 @@ HUGE = [
 ]
 
 
-def settings(path, *blocks: str, **flags):
+def settings(path, *presets: str, **flags):
     flags = {
         "logdir": str(path),
         "task": "catch",
@@ -48,7 +48,7 @@ def settings(path, *blocks: str, **flags):
         "logger.outputs": "jsonl",
         **flags,
     }
-    return resolve(["debug", *blocks], flags=flags)
+    return resolve(["debug", *presets], flags=flags)
 
 
 @pytest.mark.parametrize(("agent", "setting"), HUGE)
@@ -71,6 +71,29 @@ def test_refused_runs_build_nothing(tmp_path, monkeypatch, capsys, setting):
     assert main(words.split()) == 2
     assert f"  Fix: --{setting} 16" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("agent", "setting", "value"),
+    [
+        ("dreamer", "dreamer.policy.layers", 10_000_000),
+        ("dreamer", "dreamer.rssm.dynlayers", 1001),
+        ("dreamer", "explore.ensemble.models", 1e6),
+        ("dreamer", "dreamer.value.units", 200_000),
+        ("iris", "iris.world_model.transformer.layers", 1e6),
+        ("iris", "iris.world_model.transformer.width", 1 << 20),
+        ("vta", "vta.world.layers", 1e6),
+        ("bc", "bc.head.layers", 1e6),
+    ],
+)
+def test_networks_that_are_too_large_are_not_built(tmp_path, agent, setting, value):
+    more = {"dreamer.value.layers": 3, "iris.world_model.transformer.layers": 2}
+    flags = {"agent": agent, **more, setting: value}
+    with pytest.raises(UserError, match=f"--{setting} {int(value)}") as error:
+        check_memory(settings(tmp_path, **flags))
+    name, fix = str(error.value).partition("\n  Fix: --")[2].split()
+    assert name == setting
+    check_memory(settings(tmp_path, **{**flags, setting: fix}))
 
 
 def test_processes_and_estimates_are_checked(tmp_path, monkeypatch):
@@ -138,7 +161,7 @@ def limit_memory() -> None:
 
 
 def test_running_out_of_memory_while_building_is_explained(tmp_path):
-    sizes = "--dreamer.policy.units 400000 --dreamer.policy.layers 2"
+    sizes = "--dreamer.policy.units 4000000000 --dreamer.policy.layers 1"
     words = f"train --configs debug --device cpu --run.steps 10 {sizes}"
     done = subprocess.run(
         [sys.executable, "-m", "reverie", *words.split(), "--logdir", tmp_path / "run"],
@@ -149,4 +172,4 @@ def test_running_out_of_memory_while_building_is_explained(tmp_path):
     )
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
-    assert "ran out of memory while building the agent: 640 GB could" in done.stderr
+    assert "ran out of memory while building the agent: 256 GB could" in done.stderr

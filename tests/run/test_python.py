@@ -123,6 +123,10 @@ def test_an_agent_is_evaluated_in_an_environment_from_python(tmp_path):
     assert reverie.evaluate(path, env=Valve, episodes=2).summary["count"] == 2
     with pytest.raises(UserError, match="remove one"):
         reverie.evaluate(path, env=Valve, task="catch")
+    with pytest.raises(UserError, match="an evaluation does not train"):
+        reverie.evaluate(path, env=Valve, run__steps=3)
+    with pytest.raises(UserError, match="episodes=1"):
+        reverie.evaluate(path, env=Valve, episodes=0)
 
 
 class Goal(Valve):

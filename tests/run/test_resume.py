@@ -16,6 +16,8 @@ from reverie.run.config import resolve
 from reverie.run.online_run import OnlineRun
 from reverie.run.train import train
 
+SMALL_IMAGES = {"env.dummy.size": (16, 16), r"dreamer\.(enc|dec)\.mults": (4, 4)}
+
 
 def settings(logdir: Path, steps: int, task: str, storage: str, **more):
     flags = {
@@ -58,6 +60,22 @@ def contents(config) -> dict:
         return {"len": len(replay), "served": served, "counts": counts}
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """Return a function that trains once per settings and returns the config."""
+    configs = {}
+
+    def run(steps: int, task: str, storage: str, evaluate: bool = False, **flags):
+        key = (steps, task, storage, evaluate, *flags.items())
+        if key not in configs:
+            path = tmp_path_factory.mktemp("uninterrupted")
+            configs[key] = settings(path, steps, task, storage, **flags)
+            train(configs[key], evaluate=evaluate)
+        return configs[key]
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("task", "storage"),
     [
@@ -67,33 +85,34 @@ def contents(config) -> dict:
         pytest.param("dummy_disc", "ram", marks=pytest.mark.slow),
     ],
 )
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, task, storage):
-    uninterrupted = settings(tmp_path / "uninterrupted", 220, task, storage)
-    train(uninterrupted)
-    split = settings(tmp_path / "split", 220, task, storage)
-    train(settings(tmp_path / "split", 130, task, storage))
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    tmp_path, uninterrupted, task, storage
+):
+    flags = SMALL_IMAGES if task == "dummy_disc" else {}
+    whole = uninterrupted(220, task, storage, **flags)
+    split = settings(tmp_path / "split", 220, task, storage, **flags)
+    train(settings(tmp_path / "split", 130, task, storage, **flags))
     # Killed after that save: what was written later must have no effect.
     with (tmp_path / "split" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 9999, "torn')
     (tmp_path / "split" / "ckpt" / ".partial-000000000999-000099").mkdir()
     train(split)
 
-    assert_same(
-        strip(read_state(tmp_path / "uninterrupted")),
-        strip(read_state(tmp_path / "split")),
-    )
+    assert_same(*(strip(read_state(Path(c.logdir))) for c in (whole, split)))
     for name in ("metrics.jsonl", "scores.jsonl"):
-        old, new = (lines(tmp_path / run / name) for run in ("uninterrupted", "split"))
+        old, new = (lines(Path(c.logdir) / name) for c in (whole, split))
         # the last line of the first part is kept
         new = [line for line in new if name == "scores.jsonl" or line["step"] != 130]
         assert_same(old, new, name)
-    assert_same(contents(uninterrupted), contents(split))
+    assert_same(contents(whole), contents(split))
 
 
 @pytest.mark.parametrize("end", [100, 120])  # of the first part; one is due for a log
-def test_extending_a_finished_run_loses_no_line(tmp_path, monkeypatch, end):
+def test_extending_a_finished_run_loses_no_line(
+    tmp_path, monkeypatch, uninterrupted, end
+):
     once = {"run.save_every": 100}
-    train(settings(tmp_path / "whole", 160, "catch", "ram", **once))
+    whole_path = Path(uninterrupted(160, "catch", "ram", **once).logdir)
     path = tmp_path / "split"
     train(settings(path, end, "catch", "ram", **once))
     first = lines(path / "metrics.jsonl")
@@ -109,7 +128,7 @@ def test_extending_a_finished_run_loses_no_line(tmp_path, monkeypatch, end):
             train(settings(path, 160, "catch", "ram", **once, **logs))
     assert len(lines(path / "metrics.jsonl")) > len(first)
     train(settings(path, 160, "catch", "ram", **once))
-    whole, split = (lines(tmp_path / x / "metrics.jsonl") for x in ("whole", "split"))
+    whole, split = (lines(x / "metrics.jsonl") for x in (whole_path, path))
     assert split[: len(first)] == first
     last = {k: v for k, v in first[-1].items() if not k.startswith("report/")}
     assert_same(
@@ -118,7 +137,7 @@ def test_extending_a_finished_run_loses_no_line(tmp_path, monkeypatch, end):
     )
     for line in whole:
         assert line["step"] != end or last.items() <= line.items()
-    assert_same(lines(tmp_path / "whole/scores.jsonl"), lines(path / "scores.jsonl"))
+    assert_same(lines(whole_path / "scores.jsonl"), lines(path / "scores.jsonl"))
 
 
 def stops_after(calls: int):
@@ -139,10 +158,9 @@ def strip(state: dict) -> dict:
     return state
 
 
-def test_a_kill_after_a_save_resumes_from_the_save(tmp_path):
+def test_a_kill_after_a_save_resumes_from_the_save(tmp_path, uninterrupted):
     """The folder is copied after the run has continued beyond the checkpoint."""
-    uninterrupted = settings(tmp_path / "uninterrupted", 220, "catch", "disk")
-    train(uninterrupted)
+    whole = uninterrupted(220, "catch", "disk")
     killed = tmp_path / "killed"
     config = settings(killed, 220, "catch", "disk", **{"run.keep_last": 2})
     with OnlineRun(config) as run:
@@ -161,13 +179,13 @@ def test_a_kill_after_a_save_resumes_from_the_save(tmp_path):
     shutil.copytree(killed, copy)
     resumed = settings(copy, 220, "catch", "disk")
     train(resumed)
-    assert_same(strip(read_state(tmp_path / "uninterrupted")), strip(read_state(copy)))
-    assert_same(contents(uninterrupted), contents(resumed))
+    assert_same(strip(read_state(Path(whole.logdir))), strip(read_state(copy)))
+    assert_same(contents(whole), contents(resumed))
 
 
 def test_other_seeds_give_other_runs(tmp_path):
-    a = train(settings(tmp_path / "a", 160, "catch", "ram"))
-    b = train(settings(tmp_path / "b", 160, "catch", "ram", seed=1))
+    a = train(settings(tmp_path / "a", 100, "catch", "ram"))
+    b = train(settings(tmp_path / "b", 100, "catch", "ram", seed=1))
     with pytest.raises(AssertionError):
         assert_same(read_state(a)["agent"]["pol"], read_state(b)["agent"]["pol"])
 
@@ -188,9 +206,11 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("kill_at", [50, 130])
-def test_a_killed_run_evaluates_as_an_uninterrupted_one(tmp_path, monkeypatch, kill_at):
+def test_a_killed_run_evaluates_as_an_uninterrupted_one(
+    tmp_path, monkeypatch, uninterrupted, kill_at
+):
     flags = {"run.eval_every": 50, "run.eval_envs": 2, "run.eval_eps": 3}
-    whole = settings(tmp_path / "whole", 220, "catch", "ram", **flags)
+    whole = uninterrupted(220, "catch", "ram", evaluate=True, **flags)
     killed = settings(tmp_path / "killed", 220, "catch", "ram", **flags)
     collect = OnlineRun.collect
 
@@ -204,7 +224,6 @@ def test_a_killed_run_evaluates_as_an_uninterrupted_one(tmp_path, monkeypatch, k
         with pytest.raises(Killed):
             train(killed, evaluate=True)
     train(killed, evaluate=True)
-    train(whole, evaluate=True)
 
     assert_same(*(strip(read_state(Path(c.logdir))) for c in (whole, killed)))
     for name in ("metrics.jsonl", "scores.jsonl"):

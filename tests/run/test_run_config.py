@@ -1,4 +1,4 @@
-"""Blocks that a task applies, and invalid settings."""
+"""Presets that a task applies, and invalid settings."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import torch
 
 from reverie.api import UserError
 from reverie.run.config import for_evaluation, resolve
-from reverie.run.device import pick_compile
+from reverie.run.device import pick_compile, pick_precision
 
 
-def test_a_task_in_a_file_applies_the_block_of_its_suite(tmp_path):
+def test_a_task_in_a_file_applies_the_preset_of_its_suite(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("task: crafter_reward\nrun.envs: 3\n")
     config = resolve(files=[path])
@@ -18,7 +18,7 @@ def test_a_task_in_a_file_applies_the_block_of_its_suite(tmp_path):
     assert config.run.envs == 3
 
 
-def test_a_named_block_applies_also_if_a_flag_changes_its_task():
+def test_a_named_preset_applies_also_if_a_flag_changes_its_task():
     config = resolve(["atari100k"], flags={"task": "atari_pong"})
     same = resolve(flags={"task": "atari100k_pong"})
     assert config.env == same.env
@@ -26,7 +26,7 @@ def test_a_named_block_applies_also_if_a_flag_changes_its_task():
     assert not config.env.atari.gray
 
 
-def test_the_last_task_selects_the_block_of_its_suite(tmp_path):
+def test_the_last_task_selects_the_preset_of_its_suite(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("task: crafter_reward\n")
     config = resolve(files=[path], flags={"task": "atari100k_pong"})
@@ -82,3 +82,20 @@ def test_cuda_graphs_are_used_on_cuda_and_refused_elsewhere():
     assert pick_compile(resolve(flags={"compile": "none"}).compile, cpu) == "none"
     with pytest.raises(UserError, match="--compile auto"):
         pick_compile("graph", cpu)
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "precision"),
+    [
+        ("cpu", None, "float32"),
+        ("cuda", (7, 5), "float16"),
+        ("cuda", (8, 0), "bfloat16"),
+        ("cuda", (9, 0), "bfloat16"),
+    ],
+)
+def test_the_default_precision_depends_on_the_device(
+    monkeypatch, device, capability, precision
+):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert pick_precision("auto", torch.device(device)) == precision
+    assert pick_precision("float32", torch.device(device)) == "float32"

@@ -28,7 +28,7 @@ from reverie.worlds.vta.dynamics import RecurrentVTADynamics
 
 GB = 10**9
 ANY_TASK = {"task": "gym_X-v1"}
-"""A task whose suite has no preset block."""
+"""A task whose suite has no preset."""
 SHORT = {
     "run.steps": 80,
     "run.envs": 1,
@@ -129,12 +129,12 @@ def test_the_memory_estimate_is_that_of_the_configured_world(world):
         (["size12m"], {}),
         (["tiny"], {}),
         (["debug"], {}),
-        ([], {"task": "catch"}),  # the block of the suite sets sizes
+        ([], {"task": "catch"}),  # the preset of the suite sets sizes
         ([], {"dreamer.rssm.deter": 64}),
         ([], {r"dreamer\..*\.units": 64}),
     ],
 )
-def test_a_block_or_flag_that_gives_a_size_is_used(names, flags):
+def test_a_preset_or_flag_that_gives_a_size_is_used(names, flags):
     assert resolve(names, flags=ANY_TASK | flags).size == ""
 
 
@@ -151,7 +151,7 @@ def test_agents_without_sizes_choose_none(agent):
     assert resolve(flags={"agent": agent, "task": "gym_X-v1"}).size == ""
 
 
-def test_a_size_as_a_flag_is_refused_with_the_block():
+def test_a_size_as_a_flag_is_refused_with_the_preset():
     with pytest.raises(UserError, match=r"Fix: --configs size50m"):
         resolve(flags={"size": "size50m"})
 
@@ -190,7 +190,7 @@ def test_all_trials_of_a_sweep_have_the_same_size(tmp_path):
         "ranges: {dreamer.opt.lr: {low: 1.0e-5, high: 1.0e-3}}\n"
     )
     spec = parse_sweep_arguments([str(path), "train"])
-    words = spec.words({"dreamer.opt.lr": 1e-4})
+    words = spec.arguments({"dreamer.opt.lr": 1e-4})
     assert words[words.index("--configs") + 1] == "size1m"
 
 
@@ -206,7 +206,7 @@ def test_a_capacity_that_the_user_did_not_give_is_fitted(tmp_path, monkeypatch, 
     fitted = read_config(run).replay
     assert fitted.fit
     assert fitted.capacity < 300
-    # resumed by the same command, also with blocks
+    # resumed by the same command, also with presets
     assert main(["train", *words, "--logdir", str(run), "--run.steps", "310"]) == 0
     assert read_config(run).replay == fitted
 

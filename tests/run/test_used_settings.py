@@ -10,13 +10,14 @@ import pytest
 import reverie
 from reverie.api import UserError
 from reverie.capabilities import AgentConfig
-from reverie.cli.train import BASE_BLOCKS, command_config
+from reverie.cli.train import BASE_PRESETS, command_config
 from reverie.config import settings_of
 from reverie.run.clock import INTERVALS
 from reverie.run.config import Config, resolve
 from reverie.run.used_settings import (
     IN_ENVIRONMENT,
     check_used,
+    unused_in_environment,
     unused_settings,
     used_names,
     with_used_flags,
@@ -76,11 +77,15 @@ train --configs vta_balls --env.resize 8 8 | remove --env\.resize
 train --configs iris_tiny --run.pretrain 9 | alternates between acting and training
 train --run.from_checkpoint x --run.pretrain 9 | starts from a checkpoint
 offline --run.pretrain 9 | without environments
-bc --bc.finetune True | encoder is a new one.*--bc\.run PATH
-bc --bc.dreamerv3_torch.images shift | encoder is a new one
+train --actors.count 2 --run.envs 8 | actors step the env.*--actors\.envs 8
+train --actors.count 2 --run.overlap on | actors collect while the agent trains
+train --actors.lockstep True | it has no actors.*--actors\.count 8
+offline --actors.count 2 | without environments
+bc --bc.finetune True | new encoder is trained.*--bc\.run PATH
+bc --bc.dreamerv3_torch.images shift | new encoder is trained
 bc --bc.run x --bc.enc.units 9 | features are those of --bc\.run
-bc --bc.head.modes 3 | policy head is 'mlp'.*--bc\.head\.kind mixture
-bc --bc.head.kind mixture --bc.head.loss l1 | policy head is 'mixture'
+bc --bc.head.modes 3 | head\.kind is 'mlp'.*--bc\.head\.kind mixture
+bc --bc.head.kind mixture --bc.head.loss l1 | head\.kind is 'mixture'
 bc --offline.eval.horizon 3 | not a world model
 bc --bc.run_agent iris | set automatically
 """
@@ -125,7 +130,7 @@ def test_setting_with_effect_is_accepted(line):
     command_config(command, arguments)
 
 
-@pytest.mark.parametrize("command", BASE_BLOCKS)
+@pytest.mark.parametrize("command", BASE_PRESETS)
 def test_every_declaration_names_settings_that_exist(command):
     names = settings_of(Config)
     agents = [
@@ -215,8 +220,8 @@ def test_a_flag_for_the_clock_brings_intervals_in_its_unit():
     task = ("task", "gym_CartPole-v1")
     assert intervals(resolve(flags=[task]).run) == INTERVALS["seconds"]
     steps = [("run.clock", "steps")]
-    for blocks in ((), ("debug",), ("catch",)):
-        assert intervals(resolve(blocks, flags=steps).run) == INTERVALS["steps"]
+    for presets in ((), ("debug",), ("catch",)):
+        assert intervals(resolve(presets, flags=steps).run) == INTERVALS["steps"]
     run = resolve(flags=[("run.log_every", "7"), *steps]).run
     assert intervals(run) == {**INTERVALS["steps"], "log": 7}
     run = resolve(["deterministic"], flags=steps).run  # the unit does not change
@@ -234,6 +239,10 @@ def test_suggestions_for_a_saved_run_are_settings_that_its_command_uses():
         assert "bc.batch_size" not in str(error.value)
     with pytest.raises(UserError, match=r"Did you mean 'run\.eval_envs'"):
         with_used_flags(config, "eval", [("run.eval_env", "4")])
+    for options in ((), ("episodes",)):  # never `offline.eval.episodes`
+        suggestion = " Did you mean 'episodes'" if options else "\n"
+        with pytest.raises(UserError, match=rf"\)\.{suggestion}"):
+            with_used_flags(config, "eval", [("episode", "4")], IN_ENVIRONMENT, options)
 
 
 def test_an_evaluation_in_an_environment_reads_no_recordings():
@@ -242,6 +251,10 @@ def test_an_evaluation_in_an_environment_reads_no_recordings():
         with_used_flags(config, "eval", [(name, "random")])
         with pytest.raises(UserError, match="evaluated in an environment"):
             with_used_flags(config, "eval", [(name, "random")], IN_ENVIRONMENT)
+    unused = unused_in_environment(config)
+    for name in ("dreamer.opt.lr", "dreamer.batch_size"):
+        with pytest.raises(UserError, match="an evaluation does not train"):
+            with_used_flags(config, "eval", [(name, "3")], unused)
 
 
 RUNS = """

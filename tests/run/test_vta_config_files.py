@@ -79,7 +79,7 @@ def test_missing_settings_have_the_defaults_of_the_port(tmp_path):
     assert (vta.loss, vta.levels, vta.bits) == ("gaussian", "floor", 5)
 
 
-def test_blocks_override_defaults_of_the_port_but_not_its_config_file(tmp_path):
+def test_presets_override_defaults_of_the_port_but_not_its_config_file(tmp_path):
     path = write_json(tmp_path / "a.json", env_type="bouncing_balls", seg_num=7)
     vta = resolve(["vta_static"], files=[path]).vta.world
     assert (vta.static_lower_belief, vta.anneal, vta.max_segment) == (True, 5, 20)

@@ -290,6 +290,14 @@ def test_small_files_do_not_fill_the_memory(data):
     assert time.perf_counter() - start < 30
 
 
+def test_bytes_that_are_referred_to_repeatedly_are_copied_once():
+    """100,000 copies of 1 MB would be 100 GB."""
+    big = b"B" + struct.pack("<I", 1 << 20) + bytes(1 << 20)
+    found = parse_arrays(op(big, b"\x940](", b"h\x00" * 100_000, b"e"))
+    assert len(found) == 100_000
+    assert len({id(value) for value in found}) == 1
+
+
 def test_damaged_pickles_do_not_crash(tmp_path):
     paths = [tmp_path / f"{protocol}.pkl" for protocol in range(6)]
     for protocol, path in enumerate(paths):

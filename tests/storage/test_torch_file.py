@@ -139,6 +139,12 @@ def test_tensors_that_share_a_storage_are_limited(path):
         read_torch_file(path)
 
 
+def test_only_the_entries_of_a_bool_tensor_are_checked(path):
+    """Thousands of tensors may share a large storage, so it is not read for each."""
+    write(path, tensor("big", 2, 0, (), (), "Bool"), big=b"\x01\x02")
+    assert read_torch_file(path) == torch.tensor(True)
+
+
 def test_compressed_tensors_are_refused(path):
     count = 1 << 24
     content = tensor("big", count, 0, (count,), (1,))

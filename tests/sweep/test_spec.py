@@ -49,7 +49,7 @@ VALID = {
         ({"ranges": {"seed": [1, 2]}, "seeds": 2}, "range of seeds"),
         ({"settings": {"run": {"train_ratio": 3}}}, "both a range and a fixed"),
         ({"settings": {"run.stps": 3}}, "Did you mean 'run.steps'?"),
-        ({"settings": {"configs": ["nosuch"]}}, "no config block 'nosuch'"),
+        ({"settings": {"configs": ["nosuch"]}}, "no preset 'nosuch'"),
         ({"metric": ""}, "has no metric"),
         ({"goal": None}, "has no goal"),
         ({"goal": "minimise"}, "goal must be one of"),

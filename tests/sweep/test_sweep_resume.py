@@ -74,7 +74,7 @@ def test_killed_sweep_kills_its_runs_and_keeps_results(tmp_path, program):
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     # the first, third and fifth trials are quick; the others would take minutes
     slow = [folder / "trials" / f"000{k}-seed0" for k in (1, 3)]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not all((run / "metrics.jsonl").exists() for run in slow):
         assert time.monotonic() < deadline
         assert process.poll() is None

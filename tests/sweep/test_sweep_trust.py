@@ -8,9 +8,9 @@ from sweep_helpers import choices, make_spec
 
 from reverie.api import UserError
 from reverie.cli.main import main
+from reverie.run.spec_file import code_in_spec
 from reverie.run.trust import allow, check_trusted
 from reverie.sweep import search as sweep
-from reverie.sweep.spec import code_in_spec
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from chaos.campaign import Section
 from chaos.files import trained_run
 from chaos.hostile import STRINGS
 from chaos.processes import TIMEOUT, Running
+from chaos.sections import Section
 
 NUMBERS = ("0", "-1", "1", "2", "3", "0.5", "-1.5", "nan", "inf", "-inf", "1e-12")
 HUGE = ("1e9", "9223372036854775808", "1e300", "99999999999999999999", "1e999")

@@ -1,4 +1,4 @@
-"""Hostile datasets: HDF5 files and chunks of a replay of DreamerV3."""
+"""Hostile datasets: HDF5 files and replay chunks of the original DreamerV3."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ def _write_episode(group: Any, steps: int = 5) -> None:
 
 
 def _change(file: Any, kind: str, rng: random.Random) -> None:
+    """Change the second episode of a file, or its attributes, in one way."""
     import h5py
     import numpy as np
 
@@ -99,7 +100,7 @@ def _change(file: Any, kind: str, rng: random.Random) -> None:
 
 
 def _write_packed(group: Any, key: str, kind: str, data: bytes) -> None:
-    """Replace an array by one whose compressed part has this data."""
+    """Replace an array by one whose compressed chunk contains this data."""
     import h5py
 
     old = group[key]
@@ -115,7 +116,7 @@ def _write_packed(group: Any, key: str, kind: str, data: bytes) -> None:
 
 
 def write_chunks(folder: Path, rng: random.Random) -> None:
-    """Write chunks of a replay of DreamerV3 with wrong names and arrays."""
+    """Write replay chunks of the original DreamerV3 with wrong names and arrays."""
     import numpy as np
 
     next_chunks = rng.choice([(1, 2, 3), (1, 2, 1), (0, 0, 0), (2, 2, 0)])

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from chaos import shim
-from chaos.campaign import Section
 from chaos.processes import run
 from chaos.runs import reference, resume, train_arguments
+from chaos.sections import Section
 
 KILLS = {
     "at fsync": "fsync",

@@ -7,9 +7,9 @@ import subprocess
 from pathlib import Path
 
 from chaos.bad_env import FAULTS, HAPPENED
-from chaos.campaign import Section
 from chaos.processes import describe_code, run
-from chaos.runs import left_in_memory, shared_memory
+from chaos.runs import leaked_shared_memory, shared_memory
+from chaos.sections import Section
 
 IN_PROCESS = ("exceptions", "values", "side effects")
 """Classes of faults for environments in the process of the run. Crashes and hangs are
@@ -27,7 +27,7 @@ FLAGS = (
 
 
 def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
-    """Train with a fault: the run must succeed or print a fix. Train without it."""
+    """Train with a fault, then without: the first run must succeed or print a fix."""
     kind, _, place = name.partition(", ")
     fault, step = rng.choice(FAULTS[kind]), rng.choice([1, 2, 9, 10, 11, 25, 33])
     workers = rng.choice([1, 2]) if place == "in workers" else 0
@@ -45,7 +45,7 @@ def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
     (folder / HAPPENED).touch()
     again = run(arguments, folder, variables={"CHAOS_FAULT": "", "CHAOS_STEP": "1"})
     problems += again.problems([0])
-    if left := left_in_memory(before):
+    if left := leaked_shared_memory(before):
         problems.append(f"shared memory is left: {', '.join(left)}")
     end = describe_code(outcome.code)
     return [f"({fault} at step {step}, {end}) {text}" for text in problems]

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from chaos.campaign import Section
 from chaos.datasets import write_chunks, write_hdf5
 from chaos.hostile import (
     STRINGS,
@@ -29,6 +28,7 @@ from chaos.hostile import (
     mutate,
 )
 from chaos.processes import run
+from chaos.sections import Section
 
 DREAMER = (
     "train --configs debug --task catch --run.clock steps --run.steps 60 "
@@ -110,6 +110,7 @@ def missing_files(rng: random.Random, folder: Path) -> tuple[list[str], str]:
 
 
 def wrong_kinds(rng: random.Random, folder: Path) -> tuple[list[str], str]:
+    """Replace a file or folder of a run by a folder, pipe, socket or link."""
     logdir = _copy_run(folder)
     extra = [logdir / name for name in (".lock", "ckpt/.partial-1", "media", "run_id")]
     path = rng.choice([*sorted(logdir.rglob("*")), *extra])

@@ -1,4 +1,4 @@
-"""Hostile contents of files: values, pickles, archives and YAML."""
+"""Malicious or damaged contents of files: values, pickles, archives and YAML."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Call:
 
 
 def hostile_pickle(rng: random.Random, marker: Path) -> bytes:
-    """A pickle that executes code, builds wrong arrays, is huge, or is random."""
+    """Return a pickle that runs code, builds wrong arrays, is huge, or is random."""
     import numpy as np
 
     kind = rng.randrange(9)
@@ -88,7 +88,7 @@ def hostile_pickle(rng: random.Random, marker: Path) -> bytes:
 
 
 def unexpected_weights(rng: random.Random) -> dict[str, Any]:
-    """Names of a known program with other shapes and values."""
+    """Return weights with names of a known program and unexpected shapes or values."""
     import numpy as np
 
     shape = rng.choice([(), (0,), (2,), (0, 0, 0, 0), (3, 3, 3, 3), (1,) * 30])
@@ -105,7 +105,7 @@ def unexpected_weights(rng: random.Random) -> dict[str, Any]:
 
 
 def hostile_torch_file(rng: random.Random, marker: Path) -> bytes:
-    """A file in the format of `torch.save` that is damaged or has a hostile pickle."""
+    """Return a `torch.save` file that is damaged or contains a hostile pickle."""
     import torch
 
     buffer = io.BytesIO()
@@ -134,7 +134,7 @@ def hostile_torch_file(rng: random.Random, marker: Path) -> bytes:
 
 
 def hostile_npz(rng: random.Random, marker: Path) -> bytes:
-    """An archive of arrays with objects, wrong sizes, or other names."""
+    """Return an NPZ file with objects, wrong sizes, or unsafe names."""
     import numpy as np
 
     buffer, kind = io.BytesIO(), rng.randrange(4)
@@ -159,7 +159,7 @@ def hostile_npz(rng: random.Random, marker: Path) -> bytes:
 
 
 def hostile_yaml(text: str, rng: random.Random) -> tuple[str, str]:
-    """The config of a run with a change, and a description of it."""
+    """Return the config of a run with a change, and a description of the change."""
     import yaml
 
     kind = rng.randrange(7)

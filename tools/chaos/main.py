@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chaos import shim
-from chaos.campaign import Result, Section, format_table, run_section
+from chaos.sections import Result, Section, format_table, run_section
 
 TRIALS = 100
 """Trials of a section if neither `--trials` nor `--minutes` is given."""
 PRELOADED = "REVERIE_CHAOS_PRELOADED"
-"""Environment variable that is set in the process with the shim."""
+"""Environment variable that marks the process that was started with the shim."""
 MODULES = (
     "torch._inductor",  # imported by deterministic runs
     "reverie.cli.main",
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         if sys.platform.startswith("linux") and PRELOADED not in os.environ:
             return start_with_shim(argv, scratch)
-        results = run_campaign(arguments, scratch, load_sections())
+        results = run_sections(arguments, scratch, load_sections())
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     print(format_table(results), flush=True)
@@ -68,7 +68,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def load_sections() -> list[Section]:
-    """All sections, without importing torch."""
+    """Return all sections, without importing torch."""
     from chaos import commands, disks, environments, files, signals, soak
 
     modules = (disks, environments, signals, files, commands, soak)
@@ -99,7 +99,7 @@ def _program(argv: Sequence[str]) -> list[str]:
 
 
 def memory_folder() -> str | None:
-    """A folder in memory, where fsync takes no time; None for the default one."""
+    """Return a folder in memory, where fsync takes no time; None if there is none."""
     folder = "/dev/shm"
     if not os.access(folder, os.W_OK) or shutil.disk_usage(folder).free < 2 << 30:
         return None
@@ -115,7 +115,7 @@ def import_for_trials() -> None:
     torch.set_num_threads(1)
 
 
-def run_campaign(
+def run_sections(
     arguments: argparse.Namespace, scratch: Path, sections: Sequence[Section]
 ) -> list[Result]:
     """Run one or all sections; each gets an equal part of the remaining time."""

@@ -21,7 +21,7 @@ from pathlib import Path
 TIMEOUT = 120.0
 """Seconds after which a command counts as hanging."""
 EXTRA_MEMORY = 6 << 30
-"""Bytes of address space that a command may use in addition to this process."""
+"""Address space that a command may use in addition to that of this process."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Running:
             return ""
 
     def wait(self, limit: float = TIMEOUT) -> Outcome:
-        """Wait for the end of the command, and kill it and its children after that."""
+        """Wait until the command ends, at most `limit`; then kill its processes."""
         deadline = time.monotonic() + limit
         while (hung := self.is_running()) and time.monotonic() < deadline:
             time.sleep(0.003)

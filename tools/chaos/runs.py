@@ -23,13 +23,13 @@ FLAGS = (
 
 
 def train_arguments(storage: str = "disk", extra: Sequence[str] = ()) -> list[str]:
-    """A short run that saves several checkpoints and replay segments."""
+    """Return the command of a short run with several checkpoints and segments."""
     return ["train", *FLAGS.split(), "--replay.storage", storage, *extra]
 
 
 @functools.cache
 def reference(storage: str) -> tuple[list[dict], dict[str, int]]:
-    """Episodes of the run without faults, and its number of file calls."""
+    """Return the episodes of the run without faults, and its numbers of file calls."""
     scratch = Path(tempfile.mkdtemp())
     logdir, result = scratch / "run", scratch / "counts"
 
@@ -81,7 +81,7 @@ def resume(
 
 
 def newest_step(logdir: Path) -> int:
-    """Step of the newest complete checkpoint; 0 if there is none."""
+    """Return the step of the newest complete checkpoint; 0 if there is none."""
     steps = [
         int(json.loads(path.read_text())["step"])
         for path in logdir.glob("ckpt/[0-9]*/manifest.json")
@@ -90,7 +90,7 @@ def newest_step(logdir: Path) -> int:
 
 
 def episodes(logdir: Path) -> list[dict]:
-    """Lines of `scores.jsonl` without times."""
+    """Return the lines of `scores.jsonl` without times."""
     path = logdir / "scores.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     records = [json.loads(line) for line in lines]
@@ -98,14 +98,17 @@ def episodes(logdir: Path) -> list[dict]:
 
 
 def leftovers(logdir: Path) -> list[str]:
-    """Temporary files and incomplete checkpoints."""
+    """Return temporary files and incomplete checkpoints."""
     paths = [p for p in logdir.rglob("*") if p.name.endswith(".tmp")]
     paths += logdir.glob("ckpt/.partial-*")
     return [str(path.relative_to(logdir)) for path in paths]
 
 
-def left_in_memory(before: set[str]) -> set[str]:
-    """Names of shared memory that stays; other programs have some for a moment."""
+def leaked_shared_memory(before: set[str]) -> set[str]:
+    """Return the shared memory that is new since `before` and stays for two seconds.
+
+    Other programs may create some for a short time.
+    """
     left = shared_memory() - before
     for _ in range(10):
         if left:
@@ -115,7 +118,7 @@ def left_in_memory(before: set[str]) -> set[str]:
 
 
 def shared_memory() -> set[str]:
-    """Names of shared memory that no process uses; others may run in parallel."""
+    """Return the names of shared memory that no running process has mapped."""
     found = {path.name for path in Path("/dev/shm").glob("*") if path.is_file()}
     if not found:
         return found

@@ -1,8 +1,8 @@
 """Build and control `shim.c`, which injects faults into file calls.
 
 The library must be loaded before Python starts (`LD_PRELOAD`), so `tools/chaos.py`
-starts itself again with it. Trials are forked from that process and arm the faults for
-themselves.
+starts itself again with it. Trials are forked from that process, and each trial selects
+its own faults (`arm`).
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def skip_reason() -> str:
 def arm(
     folder: Path, kind: str = "", at: int = 0, error: int = 0, persistent: bool = False
 ):
-    """Count the file calls below a folder; fail or kill at the `at`-th of a kind.
+    """Count the file calls below a folder; inject a fault at the `at`-th of a kind.
 
-    Without `error` the process is killed. With `persistent`, all later calls of the
-    kind fail with the error, too.
+    The call fails with the error number `error`; 0 kills the process instead. With
+    `persistent`, all later calls of the kind fail with the error, too.
     """
     library = _library()
     assert library is not None, skip_reason()

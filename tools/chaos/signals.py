@@ -9,9 +9,15 @@ import signal
 import time
 from pathlib import Path
 
-from chaos.campaign import Section
 from chaos.processes import Running
-from chaos.runs import STEPS, left_in_memory, resume, shared_memory, train_arguments
+from chaos.runs import (
+    STEPS,
+    leaked_shared_memory,
+    resume,
+    shared_memory,
+    train_arguments,
+)
+from chaos.sections import Section
 
 SIGNALS = {
     "SIGINT": [signal.SIGINT],
@@ -45,7 +51,7 @@ def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
     codes = {0, *(128 + number for number in sent), *(-number for number in sent)}
     problems = outcome.problems(codes - {-signal.SIGSTOP, -signal.SIGCONT})
     problems += resume(logdir, folder, arguments, "skip" if kills_worker else "equal")
-    if left := left_in_memory(before):
+    if left := leaked_shared_memory(before):
         problems.append(f"shared memory is left: {', '.join(left)}")
     return problems
 

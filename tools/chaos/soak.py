@@ -10,16 +10,16 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from chaos.campaign import Section
 from chaos.processes import Running
-from chaos.runs import left_in_memory, shared_memory
+from chaos.runs import leaked_shared_memory, shared_memory
+from chaos.sections import Section
 
 SECONDS = 20.0
 """Duration of a trial after its start; the first half is not compared."""
 GROWTH = 1.05
-"""Largest ratio of the memory of two halves of the compared time."""
+"""Largest allowed ratio of the memory in the last quarter to that in the third."""
 MARGIN = 24 << 20
-"""Bytes by which memory may grow in any case."""
+"""Bytes by which memory may grow in addition."""
 
 KINDS = {
     "dreamer": "train --agent dreamer --run.train_ratio 8 --replay.capacity 500",
@@ -37,7 +37,7 @@ FLAGS = (
 
 
 class Usage(NamedTuple):
-    """What a process uses at one time."""
+    """Resources that a process uses at one time."""
 
     memory: int
     files: int
@@ -60,13 +60,13 @@ def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
         time.sleep(0.1)
     running.send(signal.SIGTERM)
     problems = running.wait().problems([128 + signal.SIGTERM])
-    if left := left_in_memory(before):
+    if left := leaked_shared_memory(before):
         problems.append(f"shared memory is left: {', '.join(left)}")
     return problems + compare(usages)
 
 
 def compare(usages: list[Usage]) -> list[str]:
-    """What grows from the third to the fourth quarter of the measurements."""
+    """Return the resources that grow from the third to the last quarter."""
     quarter = len(usages) // 4
     if quarter < 3:
         return [f"only {len(usages)} measurements"]
@@ -90,7 +90,7 @@ def wait_for_checkpoint(running: Running, logdir: Path) -> None:
 
 
 def usage(pid: int) -> Usage:
-    """Memory in bytes, open files and threads of a process; zeros if it has ended."""
+    """Return memory, open files and threads of a process; zeros if it has ended."""
     folder = Path(f"/proc/{pid}")
     try:
         pages = int((folder / "statm").read_text().split()[1])

@@ -24,11 +24,11 @@ from reverie.agents.bc.feature_extractor import (
     check_keys,
     make_feature_extractor,
 )
-from reverie.agents.bc.head import ActionNormalizer, CloneHead, CloneHeadConfig
+from reverie.agents.bc.head import ActionNormalizer, BCHead, BCHeadConfig
 from reverie.agents.export_steps import IS_FIRST, StepModule
 from reverie.agents.options import BuildOptions
 from reverie.agents.trained import TrainedAgent
-from reverie.agents.weights import check_fit, matching_components
+from reverie.agents.weights import check_same_tensors, matching_components
 from reverie.capabilities import (
     AgentConfig,
     ExportStep,
@@ -38,6 +38,7 @@ from reverie.capabilities import (
     UnusedSetting,
 )
 from reverie.config import check_minimum
+from reverie.distributed.collective import all_reduce_with_grad
 from reverie.kernels.accelerate import Accelerator
 from reverie.nets.blocks import initialize
 from reverie.nets.encoder import NO_KEYS, EncoderConfig
@@ -53,12 +54,14 @@ from reverie.spaces import Spaces, agent_obs_space
 
 @dataclass(frozen=True)
 class DreamerV3TorchFileConfig:
-    """What a checkpoint of dreamerv3-torch does not contain."""
+    """Settings that are not saved in checkpoints of dreamerv3-torch."""
 
     images: Literal["", "shift", "standardize"] = ""
     """Preprocessing of the images that the checkpoint was trained on: `shift` to
-    [-0.5, 0.5] (`image_standardize: False`), or `standardize` by mean and standard
-    deviation of `offline.data` or `offline.stats`. Required if it has images."""
+    [-0.5, 0.5] (dreamerv3-torch, or its robomimic fork with `image_standardize:
+    False`), or `standardize` with mean and standard deviation of `offline.data` or
+    `offline.stats` (the fork). Required if its encoder has images.
+    """
 
 
 @dataclass(frozen=True)
@@ -77,9 +80,11 @@ class BCConfig(AgentConfig):
     """Run folder or checkpoint whose world model extracts the features, or `latest.pt`
     of dreamerv3-torch; empty for a new encoder."""
     run_agent: str = ""
-    """Agent of that run; set automatically. Empty for an encoder from a file."""
+    """Name of the agent of that run, such as `dreamer`; set automatically. Empty if
+    only the encoder of a dreamerv3-torch checkpoint is loaded."""
     features: Literal["encoder", "state"] = "encoder"
-    """Features of that world model: of its encoder, or its latent state."""
+    """Features from that world model: its embedding of an observation (`encoder`), or
+    its latent state (`state`)."""
     finetune: bool = False
     """Train that world model or encoder, too; a new encoder is always trained."""
     keys: tuple[str, ...] = ()
@@ -92,12 +97,13 @@ class BCConfig(AgentConfig):
     """Architecture of the new encoder; with a checkpoint of dreamerv3-torch, set
     automatically."""
     dreamerv3_torch: DreamerV3TorchFileConfig = DreamerV3TorchFileConfig()
-    """What a checkpoint of dreamerv3-torch does not contain."""
-    head: CloneHeadConfig = CloneHeadConfig()
+    """Settings that are not saved in checkpoints of dreamerv3-torch."""
+    head: BCHeadConfig = BCHeadConfig()
     """Policy head."""
     normalize: Literal["none", "bounds", "moments"] = "none"
-    """Normalization of continuous actions: none, to [-1, 1] by their bounds in the
-    dataset, or by mean and standard deviation."""
+    """Normalization of continuous actions: `none`, to [-1, 1] with the minimum and
+    maximum of the dataset (`bounds`), or with mean and standard deviation (`moments`).
+    """
     opt: AdamConfig = AdamConfig(lr=1e-4, clip=100.0, wd=0.0)
     """Optimizer."""
 
@@ -115,10 +121,10 @@ class BCConfig(AgentConfig):
             reason = "the features are those of --bc.run"
             names = [UnusedSetting("bc.enc.", reason)]
         else:
-            reason, fix = "the encoder is a new one", "add --bc.run PATH."
+            reason, fix = "a new encoder is trained", "add --bc.run PATH."
             options = ("features", "finetune", "dreamerv3_torch.")
             names = [UnusedSetting(f"bc.{name}", reason, fix) for name in options]
-        kind = f"the kind of the policy head is {self.head.kind!r}"
+        kind = f"bc.head.kind is {self.head.kind!r}"
         if self.head.kind == "mixture":
             names.append(UnusedSetting("bc.head.loss", kind))
         else:
@@ -157,9 +163,10 @@ class BCConfig(AgentConfig):
             raise api.UserError(
                 f"{self.run} does not contain the preprocessing of its images.\n"
                 "  Fix: --bc.dreamerv3_torch.images shift, if it was trained by "
-                "dreamerv3-torch or with `image_standardize: False`; else --bc."
-                "dreamerv3_torch.images standardize, and --offline.stats FILE (written "
-                "by `reverie data stats`) unless it was trained on the same data."
+                "dreamerv3-torch, or by its robomimic fork with `image_standardize: "
+                "False`; otherwise --bc.dreamerv3_torch.images standardize, and "
+                "--offline.stats FILE (written by `reverie data stats`) unless it was "
+                "trained on the same data."
             )
         if self.features == "state":
             if images == "standardize":
@@ -183,7 +190,7 @@ class BCCarry(NamedTuple):
 
 
 class BC(TrainedAgent):
-    """The behavior cloning agent; meets `api.Agent`.
+    """The behavior cloning agent; implements `api.Agent`.
 
     `options.base` is the agent of `bc.run`, whose world model extracts the features.
     """
@@ -216,7 +223,7 @@ class BC(TrainedAgent):
             if config.keys:
                 source = f"The world model of {config.run_agent}"
                 check_keys(list(config.keys), self.feature_extractor.keys, source)
-        self.head = CloneHead(self.feature_extractor.width, act_space, config.head)
+        self.head = BCHead(self.feature_extractor.width, act_space, config.head)
         initialize(self.head, generator)
         self.normalizer = ActionNormalizer(act_space)
         for module in self.components().values():
@@ -226,16 +233,18 @@ class BC(TrainedAgent):
         trained: list[tuple[str, nn.Module]] = [("head", self.head)]
         if self.trains_features:
             trained.append(("feature_extractor", self.feature_extractor))
-        self.fast = Accelerator(options.compile, device)
-        self.fast.modules(self.feature_extractor, self.head)
-        self.fast.low_precision([self.feature_extractor], dtype)
-        self.opt = self.fast.optimizer(
+        self.accelerator = Accelerator(options.compile, device)
+        self.accelerator.use_fast_modules(self.feature_extractor, self.head)
+        self.accelerator.use_low_precision([self.feature_extractor], dtype)
+        self.opt = self.accelerator.make_optimizer(
             {f"{k}.{n}": p for k, m in trained for n, p in m.named_parameters()},
             config.opt,
             [f"{k}.{n}" for k, m in trained for n in dense_weights(m)],
         )
         self.rng = {name: Rng(seed, name, device) for name in ("train", "eval")}
-        self._run_update = self.fast.graph(self._update, "update", self.rng["train"])
+        self._run_update = self.accelerator.capture(
+            self._update, "update", self.rng["train"]
+        )
         self.windows = {"train": Window(config.batch_size, config.length, online=False)}
         self.extras: Spaces = {}
         self.schedule = None
@@ -286,8 +295,8 @@ class BC(TrainedAgent):
             action[key] = value.to(carry.prevact[key].dtype)
         return BCCarry(extractor_carry, head_carry, action), action
 
-    def policy_step(self, greedy: bool) -> ExportStep:
-        """Return the step of the policy, which never samples actions."""
+    def export_policy(self, greedy: bool) -> ExportStep:
+        """Return a policy step; `greedy` has no effect, as actions are not sampled."""
 
         def step(inputs: api.Batch, carry: BCCarry, rng: Rng) -> Any:
             carry, action = self._act(carry, inputs, rng)
@@ -297,13 +306,14 @@ class BC(TrainedAgent):
         module = StepModule(step, *self.components().values())
         return ExportStep(module, inputs, self.initial)
 
-    def follow_action(self, carry: api.Carry, action: api.Action) -> api.Carry:
-        """Return the carry as if the policy had chosen these actions."""
+    def replace_action(self, carry: api.Carry, action: api.Action) -> api.Carry:
+        """Replace the previous actions in the carry by those that were executed."""
         return carry._replace(prevact=to_tensors(action, carry.prevact))
 
     # Training
 
     def load_base(self, state: api.StateDict) -> None:
+        """Load the world model of the base run, or an encoder of dreamerv3-torch."""
         if self.base is not None:
             self.base.load_weights(state)
         else:
@@ -312,31 +322,32 @@ class BC(TrainedAgent):
                 warnings.warn(
                     f"bc.keys has the vectors {', '.join(encoder.veckeys)}, but "
                     "dreamerv3-torch trains world models on them in alphabetical order "
-                    "(also if its `bc_mlp_keys_order` differs)",
+                    "(also if `bc_mlp_keys_order` of its robomimic fork differs)",
                     RuntimeWarning,
                     stacklevel=2,
                 )
             own = encoder.state_dict()  # the file does not contain image statistics
-            statistics = {k: v for k, v in own.items() if k[:12] == "standardizer"}
+            statistics = {k: v for k, v in own.items() if k.startswith("standardizer")}
             weights = {**statistics, **state["encoder"]}
-            check_fit("encoder", own, {"encoder": weights})
+            check_same_tensors("encoder", own, {"encoder": weights})
             encoder.load_state_dict(weights)
-        self.fast.weights_changed()
+        self.accelerator.weights_changed()
 
     @property
     def needs_statistics(self) -> bool:
         if self.config.normalize != "none":
             return True
-        is_new = self.base is None
-        return is_new and bool(standardizers(self.feature_extractor, "dataset"))
+        if self.base is not None:
+            return False
+        return bool(standardizers(self.feature_extractor, "dataset"))
 
     def set_statistics(self, statistics: Statistics) -> None:
         """Set the statistics that normalize actions and the images of a new encoder."""
         if self.base is None:
             set_statistics(self.feature_extractor, statistics)
         for key in self.normalizer.spaces:
-            moments = statistics[key][:4]
-            mean, std, low, high = (torch.as_tensor(x).float() for x in moments)
+            values = statistics[key][:4]
+            mean, std, low, high = (torch.as_tensor(x).float() for x in values)
             if self.config.normalize == "moments":
                 self.normalizer.set(key, mean, std)
             elif self.config.normalize == "bounds":
@@ -350,18 +361,19 @@ class BC(TrainedAgent):
         return self.last_metrics
 
     def _update(self, batch: api.Batch) -> api.Metrics:
-        """Run the device part of an update, in place; captured as a CUDA graph."""
+        """Run the computations of an update; may be captured as a CUDA graph."""
         loss, mask = self.loss(batch, "train")
-        total = torch.where(mask, loss, 0).sum() / mask.sum().clamp(min=1)
+        count = all_reduce_with_grad(mask.sum()).clamp(min=1)
+        total = torch.where(mask, loss, 0).sum() / count
         _, metrics = self.opt.update(total)
-        return {"loss/action": total.detach(), **metrics}
+        return {"loss/action": all_reduce_with_grad(total.detach()), **metrics}
 
-    def changed_by_losses(self) -> tuple[list[Tensor], list[Stateful]]:
+    def state_changed_by_loss(self) -> tuple[list[Tensor], list[Stateful]]:
         buffers = [*self.feature_extractor.buffers(), *self.head.buffers()]
         return buffers, [self.rng["train"]]
 
     def loss(self, batch: api.Batch, purpose: str) -> tuple[Tensor, Tensor]:
-        """Return the loss `(B, T)` and a mask of the rows that count.
+        """Return the loss `(B, T)` and a mask of the rows that have an action.
 
         `purpose` selects the random generator: `train` or `eval`.
         """
@@ -409,7 +421,7 @@ class BC(TrainedAgent):
 
 
 def _select_keys(obs_space: Spaces, keys: tuple[str, ...]) -> Spaces:
-    """Return the spaces of these keys, in this order; all spaces if there are none."""
+    """Return the spaces of `keys` in their order; all spaces if `keys` is empty."""
     missing = [key for key in keys if key not in obs_space]
     if missing:
         raise api.UserError(

@@ -1,9 +1,9 @@
-"""Feature extractors of a behavior clone.
+"""Feature extractors for behavior cloning.
 
-`EncoderFeatures` encode the current observation, with the encoder of a world model or a
-new one. `LatentStateFeatures` are the features of a world model's posterior state. Both
-have `keys`, the observation keys in the order in which they enter the network, which is
-stored in checkpoints.
+`EncoderFeatures` encodes the current observation with the encoder of a world model or a
+new encoder. `LatentStateFeatures` computes features of a world model's posterior state.
+Both have `keys`, the observation keys in the order in which they enter the network; it
+is stored in checkpoints.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Policy head of a behavior clone: predicts the demonstrated action from features."""
+"""Policy head of behavior cloning: predicts the demonstrated action from features."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from reverie.spaces import Space, Spaces
 
 
 @dataclass(frozen=True)
-class CloneHeadConfig(MLPConfig):
-    """Policy head of a behavior clone."""
+class BCHeadConfig(MLPConfig):
+    """Policy head of behavior cloning."""
 
     kind: Literal["mlp", "mixture"] = "mlp"
     """Output for continuous actions: a single prediction (`mlp`), or a mixture of
@@ -30,7 +30,7 @@ class CloneHeadConfig(MLPConfig):
     recurrent: int = 0
     """Units of a GRU before the hidden layers; 0 for none."""
     loss: Literal["mse", "l1"] = "mse"
-    """Loss of the single prediction."""
+    """Loss for `mlp`: squared or absolute error."""
     modes: int = 5
     """Number of Gaussians of the mixture."""
     minstd: float = 0.01
@@ -43,7 +43,7 @@ class CloneHeadConfig(MLPConfig):
 
 
 class PointPrediction:
-    """A single continuous action."""
+    """Prediction of a continuous action without a distribution."""
 
     def __init__(self, value: Float[Tensor, "*b A"], loss: str):
         self.value, self.loss_kind = value, loss
@@ -71,8 +71,8 @@ class GaussianMixture:
 
     def loss(self, target: Float[Tensor, "*b A"]) -> Float[Tensor, "*b"]:
         distance = ((target[..., None, :] - self.mean) / self.std).square()
-        density = -0.5 * distance - self.std.log() - 0.5 * math.log(2 * math.pi)
-        return -torch.logsumexp(self.logits.log_softmax(-1) + density.sum(-1), -1)
+        logp = -0.5 * distance - self.std.log() - 0.5 * math.log(2 * math.pi)
+        return -torch.logsumexp(self.logits.log_softmax(-1) + logp.sum(-1), -1)
 
 
 class DiscreteAction:
@@ -94,10 +94,10 @@ class DiscreteAction:
 ActionPrediction = PointPrediction | GaussianMixture | DiscreteAction
 
 
-class CloneHead(nn.Module):
+class BCHead(nn.Module):
     """Maps features of a sequence to a prediction for every action key."""
 
-    def __init__(self, inputs: int, spaces: Spaces, config: CloneHeadConfig):
+    def __init__(self, inputs: int, spaces: Spaces, config: BCHeadConfig):
         super().__init__()
         self.spaces, self.config = spaces, config
         self.gru = GRU(inputs, config.recurrent) if config.recurrent else None
@@ -174,7 +174,7 @@ class ActionNormalizer(nn.Module):
             self.register_buffer(f"scale{i}", torch.ones(size))
 
     def set(self, key: str, offset: Tensor, scale: Tensor) -> None:
-        """Set the statistics of a key; entries that are constant are not rescaled."""
+        """Set offset and scale of a key; entries with a scale of 0 are not rescaled."""
         i = list(self.spaces).index(key)
         scale = torch.where(scale > 1e-6, scale, torch.ones_like(scale))
         self.get_buffer(f"offset{i}").copy_(offset.reshape(-1))

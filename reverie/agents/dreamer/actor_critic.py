@@ -20,6 +20,7 @@ from reverie.agents.dreamer.config import DreamerConfig
 from reverie.agents.returns import lambda_return
 from reverie.api import Batch, Metrics, Rollout, State
 from reverie.capabilities import StateInspection
+from reverie.distributed.collective import all_gather
 from reverie.nets.distributions import ActionDistribution, Distribution
 from reverie.nets.heads import Head, PolicyHead
 from reverie.nets.normalize import Normalize
@@ -32,12 +33,16 @@ RETURN_KEYS = ("reward", "is_last", "is_terminal")
 """Batch keys that enter the lambda-returns."""
 
 RewardFn = Callable[[Tensor, dict[str, Tensor]], tuple[Tensor, Tensor]]
-"""Maps features and actions of imagined states to reward and continue probability of
-arriving in each state."""
+"""Maps features and actions of imagined states to the reward received on entering each
+state and the probability that the episode continues there."""
 
 
 class ImagLoss(NamedTuple):
-    """Losses on imagined trajectories, for every step but the last."""
+    """Losses on imagined trajectories, for every step but the last.
+
+    `N` trajectories, one for each state that imagination starts from, have `H` steps
+    (`imag_length`) and `H1` = H + 1 states each.
+    """
 
     losses: dict[str, Float[Tensor, "N H"]]
     ret: Float[Tensor, "N H"]
@@ -47,13 +52,17 @@ class ImagLoss(NamedTuple):
     entropy: dict[str, Float[Tensor, "N H"]]
     metrics: Metrics
 
-    def per_start(self, last: int) -> dict[str, Float[Tensor, "B T"]]:
+    def per_start(self, num_starts: int) -> dict[str, Float[Tensor, "B T"]]:
         """Return the mean loss of each rollout, by sequence and step it starts from."""
-        return {k: x.mean(1).reshape(-1, last) for k, x in self.losses.items()}
+        return {k: x.mean(1).reshape(-1, num_starts) for k, x in self.losses.items()}
 
 
 class BehaviourLoss(NamedTuple):
-    """Losses of actor and critic `(B, T)`, and the rollout they were computed on."""
+    """Losses of actor and critic, and the rollout they were computed on.
+
+    The losses are `(B, T)`, with T the number of start states of each sequence; the
+    loss `repval` has one step less.
+    """
 
     losses: dict[str, Tensor]
     rollout: Rollout
@@ -61,14 +70,14 @@ class BehaviourLoss(NamedTuple):
 
 
 class ReplLoss(NamedTuple):
-    """Critic loss and lambda-returns on replayed trajectories."""
+    """Critic loss and lambda-returns of replayed steps, except for the last step."""
 
-    loss: Float[Tensor, "B T"]
-    ret: Float[Tensor, "B T"]
+    loss: Float[Tensor, "B T-1"]
+    ret: Float[Tensor, "B T-1"]
 
 
 class ImaginedBatch(NamedTuple):
-    """Imagined trajectories; reward and continue probability of arriving in a state."""
+    """Imagined trajectories; the reward of a state is received on entering it."""
 
     actions: dict[str, Tensor]
     feat: Float[Tensor, "N H1 F"]
@@ -81,14 +90,9 @@ class ActorCritic(nn.Module):
 
     fast_version = "reverie.agents.dreamer.fast:FastActorCritic"
 
-    lambda_return = staticmethod(lambda_return)
+    lambda_return = staticmethod(lambda_return)  # the fast version has its own
 
-    def __init__(
-        self,
-        inputs: int,
-        act_space: Spaces,
-        config: DreamerConfig,
-    ):
+    def __init__(self, inputs: int, act_space: Spaces, config: DreamerConfig):
         super().__init__()
         self.act_space, self.config = act_space, config
         self.pol = self._make_policy(inputs)
@@ -113,8 +117,8 @@ class ActorCritic(nn.Module):
     ) -> dict[str, Tensor]:
         """Sample actions in the dtype and range of their spaces.
 
-        `pol` replaces the policy head, by a copy with older weights. With `greedy`,
-        return the most likely actions instead.
+        `pol` is used instead of the own policy head, e.g. a copy with older weights.
+        With `greedy`, return the most likely actions.
         """
         return {
             key: self._from_index(key, dist.pred() if greedy else dist.sample(rng))
@@ -149,34 +153,37 @@ class ActorCritic(nn.Module):
         `reward_fn` replaces the rewards of the world model, for exploration.
         """
         config = self.config
-        last, start_states, start = self.start_states(states)
+        num_starts, start_states, start = self.start_states(states)
         rollout = self.imagine(world, start, rng)
         feat = world.features(rollout.states)  # (N, H + 1, F)
         if config.ac_grads:
             first = world.features(start_states).flatten(0, 1)[:, None]
             feat = torch.cat([first, feat[:, 1:]], 1)
         reward_fn = reward_fn or (lambda feat, actions: world.reward_and_cont(feat))
-        reward, cont = self._predict(reward_fn, feat, rollout.actions)
+        reward, cont = self._reward_and_cont(reward_fn, feat, rollout.actions)
         imagined = ImaginedBatch(rollout.actions, feat, reward, cont)
         imag = self.imag_loss(imagined, training)
-        losses = imag.per_start(last)
+        losses = imag.per_start(num_starts)
         if config.repval_loss:
-            feat = world.features(start_states)  # (B, last, F)
+            feat = world.features(start_states)  # (B, num_starts, F)
             feat = feat if config.repval_grad else feat.detach()
-            losses["repval"] = self._repl_loss(feat, batch, imag, last, training).loss
+            losses["repval"] = self._repl_loss(
+                feat, batch, imag, num_starts, training
+            ).loss
         return BehaviourLoss(losses, rollout, imag.metrics)
 
     def start_states(self, states: State) -> tuple[int, State, State]:
         """Return the states that imagination starts from.
 
-        They are the `last` steps of each sequence `(B, last, ...)`, and the same
-        without gradients, flattened to one axis `(N, ...)`.
+        The result is their number per sequence (`num_starts`), the last `num_starts`
+        states of each sequence `(B, num_starts, ...)`, and the same without gradients,
+        flattened to one axis `(N, ...)`.
         """
         length = states[0].shape[1]
-        last = min(self.config.imag_last or length, length)
-        start_states = tree_map(lambda x: x[:, -last:], states)
+        num_starts = min(self.config.imag_last or length, length)
+        start_states = tree_map(lambda x: x[:, -num_starts:], states)
         start = tree_map(lambda x: x.detach().flatten(0, 1), start_states)
-        return last, start_states, start
+        return num_starts, start_states, start
 
     @torch.no_grad()
     def imagine(self, world: Any, start: State, rng: Rng) -> Rollout:
@@ -189,20 +196,25 @@ class ActorCritic(nn.Module):
         return rollout
 
     @torch.no_grad()
-    def _predict(
+    def _reward_and_cont(
         self, reward_fn: RewardFn, feat: Tensor, actions: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Return reward and continue probability of imagined states."""
         return reward_fn(feat, actions)
 
     def _repl_loss(
-        self, feat: Tensor, batch: Batch, imag: ImagLoss, last: int, training: bool
+        self,
+        feat: Tensor,
+        batch: Batch,
+        imag: ImagLoss,
+        num_starts: int,
+        training: bool,
     ) -> ReplLoss:
         """Return the critic loss on the replayed steps that imagination starts from."""
         reward, is_last, is_terminal = (
-            batch[key][:, -last:].float() for key in RETURN_KEYS
+            batch[key][:, -num_starts:].float() for key in RETURN_KEYS
         )
-        bootstrap = imag.ret[:, 0].reshape(-1, last)
+        bootstrap = imag.ret[:, 0].reshape(-1, num_starts)
         return self.repl_loss(feat, reward, is_last, is_terminal, bootstrap, training)
 
     def imag_loss(self, imagined: ImaginedBatch, update: bool) -> ImagLoss:
@@ -272,7 +284,7 @@ class ActorCritic(nn.Module):
         self, world: Any, states: State, batch: Batch, rng: Rng
     ) -> dict[str, Section]:
         """Return the sections of `losses`, for profiling."""
-        last, _, start = self.start_states(states)
+        num_starts, _, start = self.start_states(states)
         replay_feat = world.features(states).detach().clone().requires_grad_()
 
         rollout = self.imagine(world, start, rng)
@@ -283,7 +295,9 @@ class ActorCritic(nn.Module):
                 reward, cont = world.reward_and_cont(feat)
             imagined = ImaginedBatch(rollout.actions, feat, reward, cont)
             imag = self.imag_loss(imagined, False)
-            repl = self._repl_loss(replay_feat[:, -last:], batch, imag, last, False)
+            repl = self._repl_loss(
+                replay_feat[:, -num_starts:], batch, imag, num_starts, False
+            )
             return [x.mean() for x in (*imag.losses.values(), repl.loss)]
 
         def imagination() -> list[Tensor]:
@@ -296,13 +310,13 @@ class ActorCritic(nn.Module):
         }
 
     @torch.no_grad()
-    def update_slow(self, count: Float[Tensor, ""], ok: Bool[Tensor, ""]) -> None:
+    def update_slow(self, count: Float[Tensor, ""], stepped: Bool[Tensor, ""]) -> None:
         """Mix the critic into the slow critic, if it is due in update `count`.
 
-        Does nothing if the update was skipped (`ok` is False).
+        Does nothing if the update was skipped (`stepped` is False).
         """
         config = self.config.slowvalue
-        mix = torch.where(ok & (count % config.every == 0), config.rate, 0.0)
+        mix = torch.where(stepped & (count % config.every == 0), config.rate, 0.0)
         slow: list[Tensor] = list(self.slowval.parameters())
         fast: list[Tensor] = list(self.val.parameters())
         torch._foreach_mul_(slow, 1 - mix)
@@ -322,6 +336,7 @@ class ActorCritic(nn.Module):
         means: dict[str, Tensor],
     ) -> Metrics:
         """Return metrics of advantages, returns and policy, and the other `means`."""
+        adv, ret_normed = all_gather(adv), all_gather(ret_normed)
         metrics: Metrics = {
             "adv": adv.mean(),
             "adv_std": adv.std(correction=0),
@@ -359,11 +374,13 @@ class ActorCritic(nn.Module):
         return torch.stack(logps).sum(0)
 
     def _from_index(self, key: str, sample: Tensor) -> Tensor:
+        """Convert class indices (or continuous values) to actions of the space."""
         low = self.low_buffers.get(key)
         sample = sample if low is None else sample + self.get_buffer(low)
         return sample.to(getattr(torch, self.act_space[key].dtype.name))
 
     def _to_index(self, key: str, action: Tensor) -> Tensor:
+        """Convert actions to class indices, if they are discrete."""
         if not self.act_space[key].is_discrete:
             return action
         low = self.low_buffers.get(key)

@@ -6,8 +6,8 @@ on the lambda-returns of imagined and replayed trajectories, and the actor on th
 advantages of imagined actions.
 
 World model, actor-critic and update are parts that the config selects by name
-(`factory.py`): the same agent is the DreamerV3 of dreamerv3-torch with its world model,
-its actor-critic losses and separate optimizers.
+(`factory.py`). With the world model, the actor-critic losses and the separate
+optimizers of dreamerv3-torch, this class reproduces dreamerv3-torch.
 
 The replay stores the latent state of every step, so that a sequence from the middle of
 an episode starts from the state inferred there (`replay_context`). Training writes the
@@ -26,16 +26,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from reverie.agents.actions import previous_actions, to_tensors, zero_actions
-from reverie.agents.dreamer.config import DreamerConfig
+from reverie.agents.dreamer.carry import DreamerCarry, gather_carry, local_carry
+from reverie.agents.dreamer.config import REPRESENTATION_LOSSES, DreamerConfig
 from reverie.agents.dreamer.explorer import Explorer, ExplorerUpdate, join_metrics
 from reverie.agents.dreamer.factory import ACTOR_CRITICS, UPDATES, make_world
+from reverie.agents.dreamer.harmony import Harmony
+from reverie.agents.dreamer.loss_scales import scaled_means, step_priorities
 from reverie.agents.dreamer.updates import DreamerLoss, join_losses
-from reverie.agents.explore import check_mode
+from reverie.agents.explore import ENSEMBLE, EXPLORE_PREFIX, check_mode
 from reverie.agents.export_steps import IS_FIRST, StepModule, latent_world_steps
 from reverie.agents.open_loop import open_loop_videos
 from reverie.agents.options import BuildOptions
 from reverie.agents.trained import TrainedAgent
-from reverie.agents.weights import init_generator
+from reverie.agents.weights import init_generator, trainable_parameters
 from reverie.agents.world_model_env import LatentWorldModelEnv
 from reverie.api import (
     Action,
@@ -57,19 +60,13 @@ from reverie.kernels.accelerate import Accelerator
 from reverie.nets import standardize
 from reverie.nets.blocks import initialize
 from reverie.nets.heads import PolicyHead, check_actions
+from reverie.nets.optim.optimizer import Optimizer
 from reverie.nets.rng import Rng
 from reverie.nets.tree import tree_map, tree_where
 from reverie.rows import Window
 from reverie.spaces import FLAGS, Spaces, agent_obs_space
 
 __all__ = ["Dreamer", "DreamerConfig"]
-
-
-class DreamerCarry(NamedTuple):
-    """Latent state and previous actions, carried between steps or batches."""
-
-    state: Any
-    prevact: dict[str, Tensor]
 
 
 class UpdateOutput(NamedTuple):
@@ -80,8 +77,18 @@ class UpdateOutput(NamedTuple):
     priority: Tensor | None
 
 
+TRAINING_ONLY = ("val", "slowval", "retnorm", "valnorm", "advnorm")
+"""Components of the actor-critic that are used in training only."""
+
+
 class Dreamer(TrainedAgent):
-    """The DreamerV3 agent; meets `api.Agent`."""
+    """The DreamerV3 agent; implements `api.Agent`."""
+
+    not_in_policy = (
+        *("dec", "rew", "con", ENSEMBLE),
+        *TRAINING_ONLY,
+        *(f"{EXPLORE_PREFIX}{name}" for name in TRAINING_ONLY),
+    )
 
     def __init__(
         self,
@@ -109,21 +116,30 @@ class Dreamer(TrainedAgent):
             self.explorer = Explorer(
                 self.world, act_space, config, options.explore, make_actor_critic
             )
+        self.harmony: Harmony | None = None
+        if config.harmony:
+            losses = REPRESENTATION_LOSSES.get(config.representation, self.obs_space)
+            self.harmony = Harmony(losses).to(device)
         self._initialize(seed)
-
-        self.fast = Accelerator(options.compile, device, options.overlap)
+        accelerator = Accelerator(options.compile, device, options.overlap)
+        self.accelerator = accelerator
         modules = [self.world, self.actor_critic, *filter(None, [self.explorer])]
-        self.fast.modules(*modules)
-        self.fast.low_precision(modules, dtype)
-        make = partial(self.fast.optimizer, scaling=dtype == torch.float16)
-        self.update_step = UPDATES[config.optimizers](self, make)
+        accelerator.use_fast_modules(*modules)
+        accelerator.use_low_precision(modules, dtype)
+        is_half = dtype == torch.float16
+        make_optimizer = partial(accelerator.make_optimizer, scaling=is_half)
+        self.update_step = UPDATES[config.optimizers](self, make_optimizer)
         self.opt = self.update_step.opt
+        self.harmony_opt: Optimizer | None = None
+        if self.harmony:
+            sigma = trainable_parameters({"harmony": self.harmony})
+            self.harmony_opt = accelerator.make_optimizer(sigma, config.harmony_opt, ())
         self.explorer_update = self.explorer and ExplorerUpdate(
-            self, self.explorer, make
+            self, self.explorer, make_optimizer
         )
-        self.slow_updates = torch.zeros((), device=device)
-        purposes = ("policy", "eval", "train", "report")
-        self.rng = {purpose: Rng(seed, purpose, device) for purpose in purposes}
+        self.updates_taken = torch.zeros((), device=device)
+        generators = ("policy", "eval", "train", "report")
+        self.rng = {name: Rng(seed, name, device) for name in generators}
         self.carry: dict[str, DreamerCarry] = {
             name: self.initial(config.batch_size) for name in ("train", "report")
         }
@@ -135,18 +151,22 @@ class Dreamer(TrainedAgent):
         self.windows = {"train": train, "report": replace(report, online=False)}
         self.extras = self.world.extras if config.replay_context else {}
         self.schedule = None
-        self._run_update = self.fast.graph(self._update, "update", self.rng["train"])
-        policies = dict.fromkeys(("policy", "eval", "greedy"), self.actor_critic.pol)
+        # the last feed and batch: a CUDA graph needs the next batch in the same memory
+        self._batch: tuple[Feed | None, Batch | None] = None, None
+        self._run_update = self.accelerator.capture(
+            self._update, "update", self.rng["train"], static_inputs=True
+        )
+        policies = dict.fromkeys(("train", "eval", "greedy"), self.actor_critic.pol)
         if self.explorer:
             policies["explore"] = self.explorer.actor_critic.pol
         self._run_policy = {
-            purpose: self.fast.policy(
-                partial(self._policy_step, purpose),
+            mode: self.accelerator.make_policy(
+                partial(self._policy_step, mode),
                 (self.world, pol),
-                self._policy_rng(purpose),
-                trains=purpose in ("policy", "explore"),
+                self._policy_rng(mode),
+                trains=mode in ("train", "explore"),
             )
-            for purpose, pol in policies.items()
+            for mode, pol in policies.items()
         }
 
     # Acting
@@ -163,23 +183,23 @@ class Dreamer(TrainedAgent):
         """
         check_mode(mode, self.explorer is not None)
         inputs = {k: torch.as_tensor(obs[k]) for k in (*self.obs_space, "is_first")}
-        return self._run_policy["policy" if mode == "train" else mode](carry, inputs)
+        return self._run_policy[mode](carry, inputs)
 
-    def _policy_rng(self, purpose: str) -> Rng:
-        return self.rng["policy" if purpose in ("policy", "explore") else "eval"]
+    def _policy_rng(self, mode: str) -> Rng:
+        return self.rng["policy" if mode in ("train", "explore") else "eval"]
 
-    def _is_greedy(self, purpose: str) -> bool:
-        return purpose == "greedy" or (self.config.greedy_eval and purpose == "eval")
+    def _is_greedy(self, mode: str) -> bool:
+        return mode == "greedy" or (self.config.greedy_eval and mode == "eval")
 
     def _policy_step(
         self,
-        purpose: str,
+        mode: str,
         world: LatentWorld,
         pol: PolicyHead,
         carry: DreamerCarry,
         obs: Batch,
     ) -> tuple[DreamerCarry, dict[str, Tensor], Extras]:
-        rng, greedy = self._policy_rng(purpose), self._is_greedy(purpose)
+        rng, greedy = self._policy_rng(mode), self._is_greedy(mode)
         return self._act(rng, greedy, world, pol, carry, obs)
 
     def _act(
@@ -199,13 +219,13 @@ class Dreamer(TrainedAgent):
         extras = world.to_replay(state) if self.extras else {}
         return DreamerCarry(state, action), action, extras
 
-    def follow_action(self, carry: Carry, action: Action) -> Carry:
-        """Return the carry as if the policy had chosen these actions."""
+    def replace_action(self, carry: Carry, action: Action) -> Carry:
+        """Replace the previous actions in the carry by those that were executed."""
         return carry._replace(prevact=to_tensors(action, carry.prevact))
 
     # Export
 
-    def policy_step(self, greedy: bool) -> ExportStep:
+    def export_policy(self, greedy: bool) -> ExportStep:
         parts = (self.world, self.actor_critic.pol)
         greedy = self._is_greedy("greedy" if greedy else "eval")
 
@@ -225,9 +245,9 @@ class Dreamer(TrainedAgent):
 
     def train(self, feed: Feed) -> Metrics:
         """Run one update on one batch."""
-        data = feed("train")
-        self._fit_carry("train", len(data["is_first"]))
-        self.fast.before_update()
+        data = self._next_batch(feed)
+        self._reset_carry_if_resized("train", len(data["is_first"]))
+        self.accelerator.before_update()
         output: UpdateOutput = self._run_update(data)
         stepid = data["stepid"][:, self.config.replay_context :]
         if self.extras:
@@ -237,45 +257,58 @@ class Dreamer(TrainedAgent):
         self.last_metrics = output.metrics
         return output.metrics
 
+    def _next_batch(self, feed: Feed) -> Batch:
+        """Return the next batch; for a CUDA graph, in the memory of the last batch."""
+        if not self.accelerator.has_graphs:
+            return feed("train")
+        last_feed, batch = self._batch
+        batch = feed("train", batch if feed is last_feed else None)
+        self._batch = feed, batch
+        return batch
+
     def _update(self, data: Batch) -> UpdateOutput:
         """Run the device part of an update, in place; captured as a CUDA graph."""
         carry, state, batch = self.prepare_batch("train", data)
         running_stats = self._running_stats()
         old_stats = [buffer.clone() for buffer in running_stats]
-        loss, ok, metrics = self.update_step(self, state, batch, self.rng["train"])
+        loss, stepped, metrics = self.update_step(self, state, batch, self.rng["train"])
         metrics = {**loss.metrics, **metrics}
         if self.explorer_update:
             explore = self.explorer_update(
-                self, loss.states, batch, self.rng["train"], ok
+                self, loss.states, batch, self.rng["train"], stepped
             )
             metrics = join_metrics(metrics, explore)
 
-        # a skipped update (`ok` is False) must not change anything
-        self.slow_updates.add_(ok)
+        # a skipped update (`stepped` is False) must not change anything
+        self.updates_taken.add_(stepped)
         for buffer, old in zip(running_stats, old_stats, strict=True):
-            buffer.copy_(torch.where(ok, buffer, old))
+            buffer.copy_(torch.where(stepped, buffer, old))
         new_carry = DreamerCarry(
             tree_map(lambda x: x[:, -1].detach(), loss.states),
             {key: data[key][:, -1] for key in self.act_space},
         )
         tree_map(
-            lambda old, new: old.copy_(torch.where(ok, new, old)), carry, new_carry
+            lambda old, new: old.copy_(torch.where(stepped, new, old)), carry, new_carry
         )
         extras, context = {}, self.config.replay_context
         if self.extras:
             new = self.world.to_replay(loss.states)
-            extras = {k: torch.where(ok, new[k], data[k][:, context:]) for k in new}
-        priority = self._priority(loss.losses) if self.config.priosignal else None
+            stored = {key: data[key][:, context:] for key in new}
+            extras = {key: torch.where(stepped, new[key], stored[key]) for key in new}
+        priority = None
+        if signal := self.config.priosignal:
+            priority = step_priorities(loss.losses, signal, self.config.loss_scales)
         return UpdateOutput(metrics, extras, priority)
 
-    def changed_by_losses(self) -> tuple[list[Tensor], list[Stateful]]:
+    def state_changed_by_loss(self) -> tuple[list[Tensor], list[Stateful]]:
+        """Return buffers and generators that computing the loss modifies."""
         return self._running_stats(), [self.rng["train"]]
 
     def _running_stats(self) -> list[Tensor]:
         return [*self.actor_critic.normalizer_buffers(), *self.world.buffers()]
 
     def loss(self, state: Any, batch: Batch, rng: Rng, training: bool) -> DreamerLoss:
-        """Return all losses of a batch; `training` updates the normalizers."""
+        """Return all losses of a batch; update the normalizers if `training`."""
         world = self.world_loss(state, batch, rng, training)
         behaviour = None
         if self.config.behaviour:
@@ -294,33 +327,24 @@ class Dreamer(TrainedAgent):
         return loss
 
     def total_loss(self, losses: dict[str, Tensor]) -> Float[Tensor, ""]:
-        """Return the sum of the scaled means of all losses."""
-        scales = vars(self.config.loss_scales)
-        scaled = [scales.get(k, scales["rec"]) * x.mean() for k, x in losses.items()]
-        return torch.stack(scaled).sum()
+        """Return the sum of the scaled means of all losses (see `scaled_means`)."""
+        scaled = scaled_means(losses, self.config.loss_scales)
+        if self.harmony:
+            return self.harmony.scale_losses(scaled)
+        return torch.stack(list(scaled.values())).sum()
 
-    def _priority(self, losses: dict[str, Tensor]) -> Float[Tensor, "B T"]:
-        """Return the replay priority of every step."""
-        name, scales = self.config.priosignal, vars(self.config.loss_scales)
-        if name == "model":
-            others = ("policy", "value", "repval")
-            model_losses = {k: x for k, x in losses.items() if k not in others}
-            signal = sum(
-                scales.get(k, scales["rec"]) * x for k, x in model_losses.items()
-            )
-        elif name in losses and name != "repval":  # repval has one step less
-            signal = losses[name]
-        else:
-            names = ", ".join(["model", *(key for key in losses if key != "repval")])
-            raise UserError(
-                f"dreamer.priosignal is {name!r}, which is not a loss.\n"
-                f"  Fix: --dreamer.priosignal with one of {names}, or leave it out."
-            )
-        # the policy loss has both signs: use its magnitude
-        return torch.nan_to_num(signal.detach().abs(), posinf=0.0)
+    def update_harmony(self, losses: dict[str, Tensor], stepped: Tensor) -> Metrics:
+        """Update the learned scales of HarmonyDream, if used, and if `stepped`."""
+        if self.harmony is None or self.harmony_opt is None:
+            return {}
+        metrics = self.harmony.metrics()
+        total = self.harmony.loss(scaled_means(losses, self.config.loss_scales))
+        self.harmony_opt.update(torch.where(stepped, total, torch.nan))
+        return metrics
 
-    def _fit_carry(self, name: str, batch_size: int) -> None:
-        """Reset the carry of a window if its batch size has changed."""
+    def _reset_carry_if_resized(self, name: str, batch_size: int) -> None:
+        """Reset the carry of `train` or `report` if the batch size has changed."""
+        self.carry[name] = local_carry(self.carry[name])
         if len(self.carry[name].state[0]) != batch_size:
             self.carry[name] = self.initial(batch_size)
 
@@ -352,7 +376,7 @@ class Dreamer(TrainedAgent):
     def report(self, feed: Feed) -> Metrics:
         """Return the metrics of one batch without training, and open-loop videos."""
         data, rng = feed("report"), self.rng["report"]
-        self._fit_carry("report", len(data["is_first"]))
+        self._reset_carry_if_resized("report", len(data["is_first"]))
         _, state, batch = self.prepare_batch("report", data)
         with torch.set_grad_enabled(self.config.report_gradnorms):
             loss = self.loss(state, batch, rng, training=False)
@@ -385,19 +409,21 @@ class Dreamer(TrainedAgent):
         return bool(standardize.standardizers(self.world, "dataset"))
 
     def set_statistics(self, statistics: Statistics) -> None:
-        """Standardize images with the mean and deviation of the dataset."""
+        """Standardize images with mean and standard deviation of the dataset."""
         standardize.set_statistics(self.world, statistics)
 
     @torch.no_grad()
     def episode_losses(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """Return the world model losses of full episodes.
 
-        The random seed is fixed, so that results are comparable.
+        Losses that are one scalar per batch are left out. The random seed is fixed, so
+        that results are comparable.
         """
         rows = {**batch, "prevact": previous_actions(batch, self.act_space)}
         start = self.world.initial(len(batch["is_first"]))
         rng = Rng(0, "episode_losses", self.device)
-        return self.world.eval().loss(start, rows, rng).losses, batch["mask"]
+        losses = self.world.eval().loss(start, rows, rng).losses
+        return {key: x for key, x in losses.items() if x.ndim}, batch["mask"]
 
     def world_model_env(self, seed: int = 0) -> WorldModelEnv:
         def act(state: Any, rng: Rng, greedy: bool) -> dict[str, Tensor]:
@@ -425,7 +451,8 @@ class Dreamer(TrainedAgent):
 
     def components(self) -> dict[str, nn.Module]:
         explore = self.explorer.components() if self.explorer else {}
-        return {**self.task_components(), **explore}
+        harmony = {"harmony": self.harmony} if self.harmony else {}
+        return {**self.task_components(), **explore, **harmony}
 
     def task_components(self) -> dict[str, nn.Module]:
         """Return the components of the world model and the task policy."""
@@ -433,13 +460,15 @@ class Dreamer(TrainedAgent):
 
     def state_dict(self) -> StateDict:
         explore = self.explorer_update
+        train = gather_carry(self.carry["train"], self.config.batch_size)
         return {
             **super().state_dict(),
             **({"explore_opt": explore.opt.state_dict()} if explore else {}),
-            "counters": {"slow_updates": self.slow_updates},
+            **({"harmony_opt": opt.state_dict()} if (opt := self.harmony_opt) else {}),
+            "counters": {"slow_updates": self.updates_taken},
             "carry": {
                 name: {"state": carry.state._asdict(), "prevact": carry.prevact}
-                for name, carry in self.carry.items()
+                for name, carry in {**self.carry, "train": train}.items()
             },
         }
 
@@ -447,10 +476,12 @@ class Dreamer(TrainedAgent):
         super().load_state_dict(state)
         if self.explorer_update:
             self.explorer_update.opt.load_state_dict(state["explore_opt"])
-        slow_updates = torch.as_tensor(state["counters"]["slow_updates"])
-        self.slow_updates.copy_(slow_updates)
+        if self.harmony_opt:
+            self.harmony_opt.load_state_dict(state["harmony_opt"])
+        count = torch.as_tensor(state["counters"]["slow_updates"])
+        self.updates_taken.copy_(count)
         for name, saved in state["carry"].items():
-            self._fit_carry(name, len(next(iter(saved["state"].values()))))
+            self._reset_carry_if_resized(name, len(next(iter(saved["state"].values()))))
             carry = self.carry[name]
             own = {"state": carry.state._asdict(), "prevact": carry.prevact}
             tree_map(lambda tensor, value: tensor.copy_(value), own, saved)
@@ -460,6 +491,8 @@ class Dreamer(TrainedAgent):
         for module in (self.world, actor_critic.pol, actor_critic.val):
             initialize(module, generator)
         actor_critic.slowval.load_state_dict(actor_critic.val.state_dict())
+        if self.config.representation != "decoder":
+            self.world.initialize_slow()
         self.world.to(self.device)
         actor_critic.to(self.device)
         if self.explorer:

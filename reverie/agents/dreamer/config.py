@@ -95,6 +95,19 @@ class LossScales:
     """Reward loss."""
     con: float = 1.0
     """Continue loss."""
+    barlow: float = 0.05
+    """Loss of the representation `barlow`."""
+    infonce: float = 1.0
+    """Loss of the representation `infonce`."""
+    proto_swav: float = 1.0
+    """SwAV loss: prototype assignments predicted from embeddings, for the
+    representation `prototypes`."""
+    proto_temp: float = 1.0
+    """Temporal loss: prototype assignments predicted from latent states, for the
+    representation `prototypes`."""
+    proto_norm: float = 1.0
+    """Regularization of the norm of the projections, for the representation
+    `prototypes`."""
     dyn: float = 1.0
     """Dynamics loss: KL that trains the prior towards the posterior."""
     rep: float = 0.1
@@ -112,7 +125,15 @@ class LossScales:
 
 
 WORLDS = ("rssm", "vta", "dreamerv3_torch")
-"""Built-in worlds; each has a group of settings of its name."""
+"""Built-in world models; each has a group of settings of its name."""
+
+REPRESENTATION_LOSSES = {
+    "barlow": ("barlow",),
+    "infonce": ("infonce",),
+    "prototypes": ("proto_swav", "proto_temp", "proto_norm"),
+}
+"""Names of the losses of each representation. Losses of the decoder are named after
+observation keys."""
 
 ACTOR_CRITIC_TRAINING = (
     *("imag_last", "imag_length", "imag_loss.", "repl_loss.", "ac_grads"),
@@ -126,6 +147,7 @@ ACTOR_CRITIC_TRAINING = (
 class DreamerConfig(AgentConfig):
     """Settings of DreamerV3."""
 
+    # the class variables are documented in `AgentConfig`
     importers: ClassVar[tuple[str, ...]] = (
         "reverie.convert.dreamerv3.importer:IMPORTER",
         "reverie.convert.dreamerv3_torch.importer:IMPORTER",
@@ -141,12 +163,7 @@ class DreamerConfig(AgentConfig):
         ("batch_size", "batch_length", "imag_length"),
     )
     sizes: ClassVar[tuple[str, ...]] = (
-        "size200m",
-        "size100m",
-        "size50m",
-        "size25m",
-        "size12m",
-        "size1m",
+        *("size200m", "size100m", "size50m", "size25m", "size12m", "size1m"),
     )
 
     batch_size: int = 16
@@ -166,19 +183,20 @@ class DreamerConfig(AgentConfig):
     behaviour: bool = True
     """Train actor and critic; False trains the world model only."""
     world: str = "rssm"
-    """World model: rssm, vta (recurrent VTA, which finds segments), dreamerv3_torch, or
-    package.module:Class for your own."""
+    """World model: rssm, vta (recurrent Variational Temporal Abstraction, which learns
+    segment boundaries), dreamerv3_torch, or package.module:Class for your own."""
     rssm: RSSMConfig = RSSMConfig()
     """RSSM dynamics, for the world `rssm`."""
     vta: RecurrentVTAConfig = RecurrentVTAConfig()
     """Recurrent VTA dynamics, for the world `vta`."""
     dreamerv3_torch: DreamerV3TorchConfig = DreamerV3TorchConfig()
-    """Dynamics, images and keys of dreamerv3-torch, for the world `dreamerv3_torch`."""
+    """RSSM, image and observation key settings of dreamerv3-torch, for the world
+    `dreamerv3_torch`."""
     actor_critic: Literal["dreamerv3", "dreamerv3_torch"] = "dreamerv3"
     """Actor and critic networks and their losses: those of DreamerV3, or those of
     dreamerv3-torch, which need separate optimizers."""
     dreamerv3_torch_ac: DreamerV3TorchACConfig = DreamerV3TorchACConfig()
-    """Losses of the actor-critic `dreamerv3_torch`."""
+    """Settings of the actor-critic `dreamerv3_torch`."""
     greedy_eval: bool = False
     """Act with the most likely action in evaluation, instead of sampling."""
     enc: EncoderConfig = EncoderConfig()
@@ -197,9 +215,26 @@ class DreamerConfig(AgentConfig):
     """Slow critic."""
     loss_scales: LossScales = LossScales()
     """Scale of each loss."""
+    representation: Literal["decoder", "barlow", "infonce", "prototypes"] = "decoder"
+    """Loss that trains the latent state to represent observations: `decoder`
+    reconstructs them; `barlow` (R2-Dreamer) correlates features and embeddings;
+    `infonce` classifies which embedding in the batch belongs to the features;
+    `prototypes` (DreamerPro) predicts assignments of two views to learned prototypes.
+    """
+    draw: bool = False
+    """With a representation other than `decoder`, also train a decoder for videos in
+    reports and for `reverie play`; its loss does not train the world model."""
+    harmony: bool = False
+    """HarmonyDream: divide the losses of observations, rewards and dynamics by learned
+    scales."""
+    harmony_opt: AdamConfig = AdamConfig(
+        lr=3e-3, eps=1e-8, beta2=0.99, clip=0.0, wd=0.0
+    )
+    """Optimizer of the scales of HarmonyDream. With these values the scales converge
+    within 4,000 updates, a seventh of an Atari 100k run."""
     optimizers: Literal["joint", "separate"] = "joint"
-    """One optimizer for the sum of all losses, or separate ones for world model, actor
-    and critic, which then do not train each other's weights."""
+    """One optimizer for the sum of all losses (`joint`), or one each for world model,
+    actor and critic (`separate`); then, each loss trains only its own networks."""
     opt: LaPropConfig = LaPropConfig()
     """Joint optimizer."""
     world_opt: AdamConfig = AdamConfig(lr=1e-4, eps=1e-8, clip=1000.0, wd=0.0)
@@ -261,6 +296,11 @@ class DreamerConfig(AgentConfig):
                 "no loss on replayed trajectories.\n  Fix: --configs dreamerv3_torch, "
                 "or --dreamer.optimizers separate --dreamer.repval_loss False"
             )
+        if self.representation == "barlow" and self.batch_size * self.batch_length < 2:
+            raise UserError(
+                "The representation barlow needs at least two steps per batch.\n"
+                "  Fix: set dreamer.batch_size or dreamer.batch_length to 2 or more."
+            )
         if self.repval_loss and (self.imag_last == 1 or self.batch_length < 2):
             raise UserError(
                 "The replay value loss needs at least two steps of each sequence.\n"
@@ -290,6 +330,11 @@ class DreamerConfig(AgentConfig):
             reason = "with separate optimizers, the actor-critic does not train the "
             names.append(UnusedSetting("dreamer.ac_grads", f"{reason}world model"))
         names += [UnusedSetting(f"dreamer.{x}", optimizers, instead) for x in unused]
+        names += self._unused_by_representation()
+        if not self.harmony:
+            fix = "add --dreamer.harmony True."
+            reason = "the losses have no learned scales"
+            names.append(UnusedSetting("dreamer.harmony_opt.", reason, fix))
         if not self.behaviour:
             reason = "only the world model is trained"
             fix = "add --dreamer.behaviour True."
@@ -298,6 +343,28 @@ class DreamerConfig(AgentConfig):
                 for name in ACTOR_CRITIC_TRAINING
             ]
         return tuple(names)
+
+    def _unused_by_representation(self) -> list[UnusedSetting]:
+        reason = f"the representation is {self.representation!r}"
+        names = [
+            UnusedSetting(
+                f"dreamer.loss_scales.{loss}",
+                reason,
+                f"add --dreamer.representation {name}.",
+            )
+            for name, losses in REPRESENTATION_LOSSES.items()
+            for loss in losses
+            if name != self.representation
+        ]
+        if self.representation == "decoder":
+            fix = "remove --dreamer.draw: there is a decoder without it."
+            names.append(UnusedSetting("dreamer.draw", reason, fix))
+        elif not self.draw:
+            fix = "add --dreamer.draw True."
+            reason += ", so there is no decoder"
+            for name in ("dec.", "loss_scales.rec"):
+                names.append(UnusedSetting(f"dreamer.{name}", reason, fix))
+        return names
 
     @property
     def discount(self) -> float:
@@ -309,15 +376,16 @@ class DreamerConfig(AgentConfig):
 
         Fitted to measurements of the sizes of the paper in bfloat16 with CUDA graphs
         (`benchmarks/speed/growth.json`), which it matches within 6 %. In these sizes,
-        the number of parameters is 160 times the square of the number of units. The
-        built-in worlds declare the size that they correspond to.
+        the number of parameters is 160 times the square of the number of units. For
+        built-in world models, `equivalent_units` is the number of units of the size
+        whose dynamics have about as many weights.
         """
-        units, rows = self.value.units, self.batch_size * self.batch_length
+        units, steps = self.value.units, self.batch_size * self.batch_length
         if self.world in WORLDS:
             units = max(units, getattr(self, self.world).equivalent_units)
         weights = 20 * 160 * units**2  # with gradients, moments and bfloat16 copies
-        return weights + 3320 * units * rows + 200_000_000
+        return weights + 3320 * units * steps + 200_000_000
 
     @property
-    def gives_priorities(self) -> bool:
+    def sets_priorities(self) -> bool:
         return bool(self.priosignal)

@@ -1,9 +1,9 @@
 """Actor and critic of dreamerv3-torch, and their losses.
 
 Trajectories are imagined with gradients: sampled actions and states are differentiable.
-The actor maximizes the lambda-returns over the critic by backpropagation through the
-world model (`dynamics`), by REINFORCE, or by a mixture. Only `dynamics` divides by the
-range of the returns. The entropy bonus is not weighted by the probability that the
+The actor maximizes the advantages by backpropagation through the world model
+(`dynamics`), by REINFORCE, or by a mixture. Only `dynamics` divides the advantages by
+the range of the returns. The entropy bonus is not weighted by the probability that the
 trajectory continues, and its gradient also reaches earlier actions.
 """
 
@@ -30,7 +30,7 @@ from reverie.worlds.rssm.sections import Section
 
 
 class DreamerV3TorchActorCritic(ActorCritic):
-    """The members of `ActorCritic`; `valnorm` and `advnorm` are not used."""
+    """Same interface as `ActorCritic`; `valnorm` and `advnorm` are not used."""
 
     @property
     def imag_gradient(self) -> str:
@@ -41,11 +41,14 @@ class DreamerV3TorchActorCritic(ActorCritic):
         discrete = any(space.is_discrete for space in self.act_space.values())
         return "reinforce" if discrete else "dynamics"
 
-    def _predict(
+    def _reward_and_cont(
         self, reward_fn: RewardFn, feat: Tensor, actions: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Return reward and continue probability, differentiable except in REINFORCE,
-        which needs no gradients of the returns."""
+        """Return reward and continue probability of imagined states.
+
+        They are differentiable except with `reinforce`, which needs no gradients of
+        the returns.
+        """
         if self.imag_gradient == "reinforce":
             feat = feat.detach()
             actions = {key: action.detach() for key, action in actions.items()}
@@ -79,8 +82,8 @@ class DreamerV3TorchActorCritic(ActorCritic):
             reward, val, torch.zeros_like(cont), 1 - cont, disc, config.lam
         )
         with torch.no_grad():
-            before = torch.ones_like(cont[:, :1])  # of arriving in the first state
-            weight = torch.cumprod(torch.cat([before, disc * cont[:, :-1]], 1), 1)
+            first = torch.ones_like(cont[:, :1])  # weight of the first state
+            weight = torch.cumprod(torch.cat([first, disc * cont[:, :-1]], 1), 1)
             slow = self.slowval(feat).pred()
             offset, scale = self.retnorm(ret, update)
         adv = ret - val[:, :-1]
@@ -126,5 +129,5 @@ class DreamerV3TorchActorCritic(ActorCritic):
         return DreamerV3TorchHead(inputs, self.config.value)
 
     def _to_index(self, key: str, action: Tensor) -> Tensor:
-        """Return classes of one-hot actions."""
+        """Convert one-hot actions to class indices."""
         return action.argmax(-1) if self.act_space[key].is_discrete else action

@@ -1,9 +1,9 @@
 """Plan2Explore for Dreamer: ensemble, exploration actor-critic and their update.
 
 An ensemble of MLPs predicts a part of the next latent state from the features of the
-current one. Its disagreement rewards an actor-critic of the same kind as that of the
-task, with its own weights, slow critic and normalizer of returns, which is trained in
-imagination only. World model and task policy are trained as without exploration.
+current one. Its disagreement is the reward of a second actor-critic, with its own
+weights, slow critic and normalizer of returns, which is trained in imagination only.
+World model and task policy are trained as without exploration.
 
 A training sequence may contain the end of an episode. The ensemble is also trained to
 predict the first state of the next episode from the last one, as in dreamerv3-torch.
@@ -32,6 +32,7 @@ from reverie.agents.explore import (
 from reverie.agents.weights import trainable_parameters
 from reverie.api import Batch, Metrics, State, UserError
 from reverie.capabilities import HasEnsembleTargets
+from reverie.distributed.collective import mean_contribution
 from reverie.nets.blocks import initialize
 from reverie.nets.ensemble import Ensemble
 from reverie.nets.inputs import Concat
@@ -126,7 +127,7 @@ class Explorer(nn.Module):
     def intrinsic_reward(
         self, feat: Float[Tensor, "N H1 F"], actions: dict[str, Tensor]
     ) -> tuple[Float[Tensor, "N H1"], Float[Tensor, "N H1"]]:
-        """Return the intrinsic reward of arriving in each state, and the disagreement.
+        """Return the intrinsic reward on entering each state, and the disagreement.
 
         `N` imagined trajectories have `H1` = horizon + 1 states each, with `F`
         features. The reward is the disagreement in the state. If the ensemble is
@@ -177,10 +178,10 @@ class Explorer(nn.Module):
 
 
 class ExplorerUpdate:
-    """Trains an explorer after each update of the agent: ensemble, actor, critic.
+    """Trains ensemble, actor and critic of an explorer after each update of the agent.
 
-    Each has its own optimizer. If the agent has a joint optimizer, all three have its
-    settings; if it has separate ones, the ensemble has those of the world model.
+    Each has its own optimizer, with the settings of the agent's optimizer: the joint
+    one, or those of the world model (for the ensemble), the actor and the critic.
     """
 
     def __init__(self, agent: Dreamer, explorer: Explorer, make: MakeOptimizer):
@@ -218,15 +219,15 @@ class ExplorerUpdate:
         running_stats = actor_critic.normalizer_buffers()
         old_stats = [buffer.clone() for buffer in running_stats]
         loss = explorer.ensemble_loss(world, states, batch)
-        # an optimizer skips its step if the loss is NaN: no transfer from the GPU
-        total = torch.where(agent_stepped, loss.mean(), torch.nan)
+        # a NaN loss makes the optimizer skip its step, so no host sync is needed
+        total = torch.where(agent_stepped, mean_contribution(loss), torch.nan)
         ensemble_stepped, ensemble_metrics = self.opt["ensemble"].update(total)
         metrics: Metrics = {}
         behaviour, all_stepped, by_name = update_actor_critic(
             agent,
             actor_critic,
             self.opt,
-            # world model and ensemble, which get no gradients of the actor-critic
+            # parameters of world model and ensemble: no gradients of the actor-critic
             [*agent.update_step.frozen_params, *self.opt["ensemble"].leaves],
             states,
             batch,
@@ -237,10 +238,10 @@ class ExplorerUpdate:
         for buffer, old in zip(running_stats, old_stats, strict=True):
             buffer.copy_(torch.where(all_stepped, buffer, old))
         optimizer_metrics = self.opt.metrics({"ensemble": ensemble_metrics, **by_name})
+        # metrics in `REDUCTIONS` keep their name; `join_metrics` combines them
+        prefix = f"opt/{EXPLORE_PREFIX}"
         renamed = {
-            key
-            if key in REDUCTIONS
-            else key.replace("opt/", f"opt/{EXPLORE_PREFIX}", 1): value
+            key if key in REDUCTIONS else key.replace("opt/", prefix, 1): value
             for key, value in optimizer_metrics.items()
         }
         return {**explore_metrics(loss, behaviour, metrics), **renamed}

@@ -1,4 +1,4 @@
-"""The parts of a Dreamer by the names in its config: world, actor-critic, update."""
+"""Parts of Dreamer that the config selects by name: world, actor-critic and update."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ UPDATES: dict[str, type[JointUpdate | SeparateUpdates]] = {
     "joint": JointUpdate,
     "separate": SeparateUpdates,
 }
-"""How losses become optimizer steps, by the name in `dreamer.optimizers`."""
+"""Updates by the name in `dreamer.optimizers`."""
 
 
 def make_world(
@@ -56,6 +56,13 @@ def make_world(
         )
     make = WORLDS.get(name) or import_object(name, "--dreamer.world")
     settings = getattr(config, settings_name(name))
+    supported = getattr(make, "representations", ("decoder",))
+    if config.representation not in supported:
+        raise UserError(
+            f"The world {name!r} cannot be trained with the representation "
+            f"{config.representation!r}.\n  Fix: --dreamer.representation "
+            f"{' or '.join(supported)}, or --dreamer.world rssm"
+        )
     networks = WorldNetworks(
         enc=config.enc,
         dec=config.dec,
@@ -63,6 +70,8 @@ def make_world(
         conhead=config.conhead,
         discount=config.discount if config.contdisc else 1.0,
         reward_grad=config.reward_grad,
+        representation=config.representation,
+        draw=config.draw,
     )
     world = make(obs_space, act_space, settings, networks, dtype)
     if own := [key for key in world.state_dict() if "." not in key]:

@@ -46,7 +46,9 @@ def dreamer_sections(agent: Dreamer, feed: Feed) -> dict[str, Callable[[], Any]]
         for name, section in trained.items()
     }
     sections["optimizer"] = lambda: _discard(opt.apply(zero_loss, zero_grads))
-    graphs = {key: agent.fast.graph(call, key, rng) for key, call in sections.items()}
+    graphs = {
+        key: agent.accelerator.capture(call, key, rng) for key, call in sections.items()
+    }
     return {"feed": lambda: feed("train"), **graphs}
 
 

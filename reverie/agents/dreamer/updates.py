@@ -1,8 +1,9 @@
-"""How the losses of a batch become optimizer steps: all in one, or one after another.
+"""Updates of Dreamer: one optimizer for all losses of a batch, or separate optimizers.
 
-An update is called with the agent, the latent states that sequences start from, a batch
-and a random generator. It returns the losses, whether the step was taken (it is skipped
-if a loss or gradient is not finite), and metrics.
+An update is called with the agent, the initial latent states of the sequences, a batch
+and a random generator. It returns the losses, `stepped`, and metrics. `stepped` is a
+bool tensor: False if the optimizer step was skipped because a loss or gradient is not
+finite.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from reverie.agents.dreamer.agent import Dreamer
 
 MakeOptimizer = Callable[..., Optimizer]
-"""Makes an optimizer of named parameters and the config of its rule."""
+"""Builds an optimizer from named parameters and an optimizer config."""
 
 
 class DreamerLoss(NamedTuple):
@@ -42,8 +43,8 @@ class JointUpdate:
     """One optimizer for the sum of all losses."""
 
     frozen_params: Sequence[Tensor] = ()
-    """Weights of the world model that must not get gradients of the actor-critic; none,
-    because imagination has no gradients."""
+    """Weights of the world model that must not get gradients of the actor-critic. None
+    are listed here, because this update imagines without gradients."""
 
     def __init__(self, agent: Dreamer, make: MakeOptimizer):
         self.opt = make(trainable_parameters(agent.task_components()), agent.config.opt)
@@ -52,18 +53,21 @@ class JointUpdate:
         self, agent: Dreamer, state: Any, batch: Batch, rng: Rng
     ) -> tuple[DreamerLoss, Tensor, Metrics]:
         loss = agent.loss(state, batch, rng, training=True)
-        ok, metrics = self.opt.update(agent.total_loss(loss.losses))
-        agent.actor_critic.update_slow(agent.slow_updates, ok)
-        agent.fast.refresh_frozen()
-        return loss, ok, metrics
+        stepped, metrics = self.opt.update(agent.total_loss(loss.losses))
+        metrics |= agent.update_harmony(loss.losses, stepped)
+        agent.actor_critic.update_slow(agent.updates_taken, stepped)
+        if agent.config.representation != "decoder":
+            agent.world.update_slow(stepped)
+        agent.accelerator.refresh_slow_copies()
+        return loss, stepped, metrics
 
 
 class SeparateUpdates:
     """Separate optimizers, as in dreamerv3-torch.
 
-    The world model is updated first. Then actor and critic are trained in imagination
-    with the updated world model, whose weights do not change there. The slow critic is
-    updated before that, so it follows the critic of the preceding update.
+    The world model is updated first, then the slow critic from the critic of the
+    preceding update, then actor and critic, in imagination with the updated world
+    model. Losses of actor and critic do not change the world model.
     """
 
     def __init__(self, agent: Dreamer, make: MakeOptimizer):
@@ -88,11 +92,15 @@ class SeparateUpdates:
         self, agent: Dreamer, state: Any, batch: Batch, rng: Rng
     ) -> tuple[DreamerLoss, Tensor, Metrics]:
         world = agent.world_loss(state, batch, rng, training=True)
-        ok, metrics = self.opt["world"].update(agent.total_loss(world.losses))
+        stepped, metrics = self.opt["world"].update(agent.total_loss(world.losses))
+        harmony = agent.update_harmony(world.losses, stepped)
+        if agent.config.representation != "decoder":
+            agent.world.update_slow(stepped)
+            agent.accelerator.refresh_slow_copies()
         by_name, behaviour = {"world": metrics}, None
         if agent.config.behaviour:
             states = tree_map(lambda x: x.detach(), world.states)
-            behaviour, ok, metrics_by_name = update_actor_critic(
+            behaviour, stepped, metrics_by_name = update_actor_critic(
                 agent,
                 agent.actor_critic,
                 self.opt,
@@ -100,10 +108,11 @@ class SeparateUpdates:
                 states,
                 batch,
                 rng,
-                ok,
+                stepped,
             )
             by_name |= metrics_by_name
-        return join_losses(world, behaviour), ok, self.opt.metrics(by_name)
+        metrics = {**self.opt.metrics(by_name), **harmony}
+        return join_losses(world, behaviour), stepped, metrics
 
 
 def update_actor_critic(
@@ -114,31 +123,32 @@ def update_actor_critic(
     states: State,
     batch: Batch,
     rng: Rng,
-    ok: Tensor,
+    stepped: Tensor,
     reward_fn: RewardFn | None = None,
 ) -> tuple[BehaviourLoss, Tensor, Mapping[str, Metrics]]:
     """Update the slow critic, then actor and critic in imagination.
 
-    `opts` has an optimizer `actor` and one `critic`. The weights `frozen` get no
-    gradients. Nothing is updated if `ok` is False: if the world model was not updated,
-    neither are actor and critic. Returns the losses, whether all steps were taken, and
-    the metrics of both optimizers.
+    `opts` has the optimizers `actor` and `critic`. The weights `frozen` get no
+    gradients. If `stepped` is False, because an update before this one was skipped,
+    this one is skipped, too. Returns the losses, whether all optimizers took their
+    step, and the metrics of both.
     """
-    actor_critic.update_slow(agent.slow_updates, ok)
-    agent.fast.refresh_frozen()
+    actor_critic.update_slow(agent.updates_taken, stepped)
+    agent.accelerator.refresh_slow_copies()
     with _without_gradients(list(frozen)):
         loss = actor_critic.losses(agent.world, states, batch, rng, True, reward_fn)
     by_name: dict[str, Metrics] = {}
     for name, keys in (("actor", ("policy",)), ("critic", ("value", "repval"))):
         losses = {key: loss.losses[key] for key in keys if key in loss.losses}
         total = agent.total_loss(losses)
-        taken, by_name[name] = opts[name].update(torch.where(ok, total, torch.nan))
-        ok = ok & taken
-    return loss, ok, by_name
+        total = torch.where(stepped, total, torch.nan)  # a NaN loss skips the step
+        own_stepped, by_name[name] = opts[name].update(total)
+        stepped = stepped & own_stepped
+    return loss, stepped, by_name
 
 
 def join_losses(world: WorldLoss, behaviour: BehaviourLoss | None) -> DreamerLoss:
-    """Return the losses of world model, actor and critic with their metrics."""
+    """Merge the losses and metrics of the world model and of actor and critic."""
     losses, metrics = dict(world.losses), dict(world.metrics)
     if behaviour is not None:
         losses |= behaviour.losses
@@ -151,7 +161,7 @@ def join_losses(world: WorldLoss, behaviour: BehaviourLoss | None) -> DreamerLos
 
 @contextmanager
 def _without_gradients(leaves: list[Tensor]) -> Iterator[None]:
-    """Do not record operations for the gradients of these weights."""
+    """Set `requires_grad` of these weights to False."""
     for leaf in leaves:
         leaf.requires_grad_(False)
     try:

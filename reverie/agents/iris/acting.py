@@ -1,9 +1,9 @@
-"""Acting of Δ-IRIS: LSTM state, burn-in and random actions.
+"""Policy steps of Δ-IRIS: LSTM state, burn-in and random actions.
 
 At the start of every collection epoch the LSTM state is discarded and computed again
-from the last frames of the running episode, with the new weights (burn-in). Episodes
-that start within an epoch start from the zero state. If the task policy continues an
-episode of the exploration policy, or the reverse, its LSTM state is computed likewise.
+with the new weights from the last frames of the running episode (burn-in). Episodes
+that start within an epoch start from the zero state. There is also a burn-in when the
+task policy continues an episode of the exploration policy, or the reverse.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from reverie.kernels.accelerate import Accelerator
 from reverie.nets.rng import Rng
 from reverie.nets.tree import tree_map, tree_where
 
-TRAINING = ("policy", "explore")
-"""Purposes of policy steps that collect data."""
+TRAINING = ("train", "explore")
+"""Modes in which data is collected."""
 NO_BURN_IN = -1
 """Entry of `IrisCarry.epoch` before the first burn-in."""
 
@@ -50,14 +50,14 @@ class EvaluationState(NamedTuple):
     """Recurrent state of the exported policy."""
 
     lstm: LSTMState
-    started: Bool[Tensor, " N"]  # False before the first step, which burns in
+    started: Bool[Tensor, " N"]  # False before the first step, which has a burn-in
 
 
 class PixelPolicy:
     """Policy steps with the online network of an actor-critic.
 
-    `rng` has the generators `policy` (for training) and `eval`. The purpose `greedy` is
-    evaluation with the most probable action; `explore` acts as `policy` does, with the
+    `rng` has the generators `policy` (for training) and `eval`. The mode `greedy` is
+    evaluation with the most probable action; `explore` acts as `train` does, with the
     actor-critic `explorer`.
     """
 
@@ -69,22 +69,22 @@ class PixelPolicy:
         shape: tuple[int, ...],
         config: ActingConfig,
         rng: dict[str, Rng],
-        fast: Accelerator,
+        accelerator: Accelerator,
     ):
         self.actor_critic, self.actions, self.shape = actor_critic, actions, shape
-        self.config, self.rng, self.device = config, rng, fast.device
-        purposes = ("policy", "eval", "greedy")
-        self.actor_critics = dict.fromkeys(purposes, actor_critic)
+        self.config, self.rng, self.device = config, rng, accelerator.device
+        modes = ("train", "eval", "greedy")
+        self.actor_critics = dict.fromkeys(modes, actor_critic)
         if explorer:
             self.actor_critics["explore"] = explorer
         self._run = {
-            purpose: fast.policy(
-                partial(self._step, purpose),
+            mode: accelerator.make_policy(
+                partial(self._step, mode),
                 (acting.online,),
-                self._rng(purpose),
-                purpose in TRAINING,
+                self._rng(mode),
+                mode in TRAINING,
             )
-            for purpose, acting in self.actor_critics.items()
+            for mode, acting in self.actor_critics.items()
         }
 
     def initial(self, batch: int) -> IrisCarry:
@@ -98,7 +98,7 @@ class PixelPolicy:
     @torch.inference_mode()
     def __call__(
         self,
-        purpose: str,
+        mode: str,
         carry: IrisCarry,
         image: Any,
         is_first: Any,
@@ -108,44 +108,44 @@ class PixelPolicy:
     ) -> tuple[IrisCarry, Int[np.ndarray, " N"]]:
         """Return the next carry and action indices for a batch of observations.
 
-        Episodes whose last burn-in was in another epoch are burned in again. With
+        Episodes whose last burn-in was in another epoch get a new burn-in. With
         `random`, actions are uniformly random and the network does not run.
         """
         first = torch.as_tensor(np.asarray(is_first))
         last = torch.as_tensor(np.asarray(is_last))
         state = DeviceCarry(carry.lstm, carry.frames)
         inputs = {"image": torch.as_tensor(image), "is_first": first}
-        burned_in, current = carry.epoch, burn_in_epoch(purpose, epoch)
+        burned_in, current = carry.epoch, burn_in_epoch(mode, epoch)
         action: dict[str, Any]
         if random:
             state, action = self._random_step(state, inputs)
         elif (outdated := (burned_in != current) & ~last).any():
-            acting = self.actor_critics[purpose]
+            acting = self.actor_critics[mode]
             state = self._burn_in(acting, state, first, outdated)
             inputs["is_first"] = torch.zeros_like(first)
-            state, action, _ = self._step(purpose, acting.online, state, inputs)
+            state, action, _ = self._step(mode, acting.online, state, inputs)
             burned_in = torch.where(outdated, current, burned_in)
         else:
-            state, action, _ = self._run[purpose](state, inputs)
-        index = action["index"]  # a NumPy array already if it comes from `fast.policy`
+            state, action, _ = self._run[mode](state, inputs)
+        index = action["index"]  # a NumPy array if computed by `self._run`
         index = index.cpu().numpy() if isinstance(index, Tensor) else index
         return IrisCarry(state.lstm, state.frames, burned_in), index
 
     def _step(
-        self, purpose: str, net: PixelNet, carry: DeviceCarry, inputs: Batch
+        self, mode: str, net: PixelNet, carry: DeviceCarry, inputs: Batch
     ) -> tuple[DeviceCarry, dict[str, Tensor], Extras]:
         """Run the device part of a policy step; captured as a CUDA graph."""
         image = inputs["image"].to(self.device)
         lstm, frames = _reset(carry, inputs["is_first"])
         lstm, logits = net.policy_step(lstm, image)
-        index = self._sample(logits, purpose, self._rng(purpose))
+        index = self._sample(logits, mode, self._rng(mode))
         return DeviceCarry(lstm, _append_frame(frames, image)), {"index": index}, {}
 
-    def exported_step(self, purpose: str) -> tuple[StepModule, Callable[[int], Any]]:
-        """Return the step of the purpose `eval` or `greedy`, and its initial state.
+    def exported_step(self, mode: str) -> tuple[StepModule, Callable[[int], Any]]:
+        """Return the step of the mode `eval` or `greedy`, and its initial state.
 
-        It has no frames: in evaluation, the burn-in runs once, before the first frame,
-        so its frames are black and its result depends on the weights only.
+        The state contains no frames: in evaluation, the only burn-in is before the
+        first frame, on black frames, so its result depends on the weights only.
         """
         net = self.actor_critic.online
         black = torch.zeros(1, self.actor_critic.config.burn_in, *self.shape)
@@ -162,7 +162,7 @@ class PixelPolicy:
             )
             lstm = tree_where(~state.started, burned_in, lstm)
             lstm, logits = net.policy_step(lstm, inputs["image"])
-            index = self._sample(logits, purpose, rng)
+            index = self._sample(logits, mode, rng)
             started = torch.ones_like(state.started)
             return {"index": index}, EvaluationState(lstm, started)
 
@@ -188,11 +188,11 @@ class PixelPolicy:
         new = actor_critic.burn_in(frames)
         return DeviceCarry(tree_where(outdated, new, lstm), frames)
 
-    def _sample(self, logits: Tensor, purpose: str, rng: Rng) -> Int[Tensor, " N"]:
-        """Choose actions: epsilon-greedy around samples or the most probable action."""
-        if purpose == "greedy":
+    def _sample(self, logits: Tensor, mode: str, rng: Rng) -> Int[Tensor, " N"]:
+        """Sample actions or take the most probable ones; random with `epsilon`."""
+        if mode == "greedy":
             return logits.argmax(-1)
-        config, training = self.config, purpose in TRAINING
+        config, training = self.config, mode in TRAINING
         epsilon = config.epsilon if training else config.eval_epsilon
         temperature = config.temperature if training else config.eval_temperature
         sample = config.sample if training else config.eval_sample
@@ -206,19 +206,20 @@ class PixelPolicy:
             index = torch.where(explore, self._uniform(logits.shape[0], rng), index)
         return index
 
-    def _rng(self, purpose: str) -> Rng:
-        return self.rng["policy" if purpose in TRAINING else "eval"]
+    def _rng(self, mode: str) -> Rng:
+        return self.rng["policy" if mode in TRAINING else "eval"]
 
     def _uniform(self, count: int, rng: Rng) -> Int[Tensor, " N"]:
         return rng.categorical(torch.ones(count, self.actions, device=self.device))
 
 
-def burn_in_epoch(purpose: str, epoch: int) -> int:
+def burn_in_epoch(mode: str, epoch: int) -> int:
     """Return the number that the carry stores after a burn-in in an epoch.
 
-    Those of the exploration policy differ from those of the task policy.
+    It is different for the exploration policy and the task policy, so that a change of
+    the policy causes a burn-in.
     """
-    return -2 - epoch if purpose == "explore" else epoch
+    return -2 - epoch if mode == "explore" else epoch
 
 
 def _append_frame(

@@ -6,7 +6,7 @@ target network). The target network predicts the values of all frames; they boot
 the lambda-returns, and are the baseline of the policy gradient.
 
 Rollouts are imagined without gradients; the network then runs on all their frames again
-for the losses. Frames after the first end of a rollout do not count.
+for the losses. Frames after the predicted end of the episode are masked.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from torch import Tensor, nn
 from reverie.agents.returns import lambda_return
 from reverie.api import Metrics, Rollout, UserError
 from reverie.config import check_minimum
+from reverie.distributed.collective import all_reduce_with_grad, global_count
 from reverie.nets.blocks import Linear, initialize
 from reverie.nets.distributions import (
     MSE,
     Categorical,
+    DeltaIrisTwoHot,
     Distribution,
-    SymlogTwoHot,
     symlog_bins,
 )
 from reverie.nets.normalize import Normalize, NormalizeConfig
@@ -89,24 +90,24 @@ class LSTMState(NamedTuple):
 
 
 class ActorCriticOutput(NamedTuple):
-    """Logits of the policy, and outputs of the value head."""
+    """Outputs of the policy head (logits) and of the value head."""
 
     policy: Float[Tensor, "*b A"]
-    value: Float[Tensor, "*b V"]
+    value: Float[Tensor, "*b V"]  # V is BINS, or 1 without two-hot values
 
 
 class ActorCriticLoss(NamedTuple):
-    """Losses of imagined rollouts, scaled so that their means add up to the total."""
+    """Scaled losses of imagined rollouts; their means add up to the total."""
 
     losses: dict[str, Float[Tensor, "N H"]]
     returns: Float[Tensor, "N H"]
-    mask: Bool[Tensor, "N H"]
+    mask: Bool[Tensor, "N H"]  # False after the predicted end of the episode
     output: ActorCriticOutput
-    values: Float[Tensor, "N H1"]
+    values: Float[Tensor, "N H1"]  # of the target network, for H + 1 frames
     metrics: Metrics
 
 
-class LSTM(nn.LSTMCell):
+class LSTMCell(nn.LSTMCell):
     """LSTM cell in float32 that is initialized from a generator."""
 
     @torch.no_grad()
@@ -144,7 +145,7 @@ class PixelNet(nn.Module):
         area = config.frame.side(height) * config.frame.side(width)
         self.width = config.width
         self.frame = FrameEncoder(channels, config.frame)
-        self.lstm = LSTM(area * config.frame.latent, config.width)
+        self.lstm = LSTMCell(area * config.frame.latent, config.width)
         self.actor = UniformLinear(config.width, actions)
         outputs = BINS if config.two_hot_values else 1
         self.critic = Linear(config.width, outputs, outscale=0.0)
@@ -155,7 +156,7 @@ class PixelNet(nn.Module):
         return LSTMState(zeros, zeros)
 
     def features(self, image: UInt8[Tensor, "*b h w c"]) -> Float[Tensor, "*b F"]:
-        """Return the flattened features of frames, channels fastest."""
+        """Return features of frames, flattened from (height, width, channels)."""
         frames = image.flatten(0, -4).to(self.dtype) / 255
         maps: Tensor = self.frame(frames)
         return maps.float().reshape(*image.shape[:-3], -1)
@@ -190,8 +191,8 @@ class PixelNet(nn.Module):
 class PixelActorCritic(nn.Module):
     """The network `online` and its moving average `target`.
 
-    `dtype` is the format of the convolutions. Returns are normalized for the advantages
-    if `retnorm` is set; the original does not normalize them.
+    `dtype` is that of the convolutions. With `retnorm`, advantages are divided by the
+    scale of the returns; the original does not do this.
     """
 
     bins: Tensor
@@ -220,7 +221,7 @@ class PixelActorCritic(nn.Module):
     def value(self, logits: Float[Tensor, "*b V"]) -> Distribution:
         """Return the distribution of values from outputs of the value head."""
         if self.config.two_hot_values:
-            return SymlogTwoHot(logits, self.bins)
+            return DeltaIrisTwoHot(logits, self.bins)
         return MSE(logits[..., 0])
 
     @torch.no_grad()
@@ -239,8 +240,7 @@ class PixelActorCritic(nn.Module):
         `action` are the actions chosen in the real frames; the last one is not used.
         `lstm` is the state before the last frame, if it is already computed. The action
         in the last frame of the rollout has no effect; without `acts_last` it is 0 and
-        the network does not run. `reward` computes other rewards than those of the
-        task.
+        the network does not run. `reward` replaces the rewards of the world model.
         """
         net, steps = self.online, self.config.horizon
         state: LSTMState = lstm or self.burn_in(image[:, :-1])
@@ -309,7 +309,8 @@ class PixelActorCritic(nn.Module):
             "entropy": -config.entropy_scale * entropy,
             "values": self.value(output.value).loss(returns),
         }
-        weight = mask / mask.sum() * mask.numel()
+        # with these weights, a mean over all steps is the mean over unmasked steps
+        weight = mask / all_reduce_with_grad(mask.sum()) * global_count(mask.numel())
         losses = {k: torch.where(mask, x, 0) * weight for k, x in losses.items()}
         metrics: Metrics = {
             "policy_entropy": (entropy.detach() * weight).mean(),

@@ -4,12 +4,13 @@ and an actor-critic that is trained on imagined rollouts.
 The three components are trained separately, each with its own optimizer and batches, in
 epochs: collect data, then update each component a number of times (`schedule.py`).
 Every call of `train` is one update of the component that is due. With Plan2Explore, it
-is followed by one of the explorer's component that trains on the same batch
-(`explorer.py`).
+also updates the exploration component that is trained on the same batch, if there is
+one (`explorer.py`).
 
-Time convention inside this agent and its world, as in the original: reward and end
-belong to the action that caused them, and the last observation of an episode is not
-used. `batches.py` converts replay batches.
+Time convention of training segments, as in the original: reward and end belong to the
+action that caused them, and the last observation of an episode is not used.
+`batches.py` converts replay batches. In imagined rollouts, reward and end belong to the
+frame that the action led to, as in `api.py`.
 """
 
 from __future__ import annotations
@@ -25,15 +26,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from reverie import api
-from reverie.agents.explore import check_mode
+from reverie.agents.explore import ENSEMBLE, check_mode
 from reverie.agents.export_steps import IS_FIRST, StepModule
 from reverie.agents.iris.acting import PixelPolicy
 from reverie.agents.iris.actor_critic import PixelActorCritic
-from reverie.agents.iris.batches import (
-    select_action,
-    select_image,
-    to_segment,
-)
+from reverie.agents.iris.batches import select_action, select_image, to_segment
 from reverie.agents.iris.config import (
     COMPONENTS,
     WORLD_COMPONENTS,
@@ -49,6 +46,7 @@ from reverie.agents.trained import TrainedAgent
 from reverie.agents.weights import init_generator
 from reverie.agents.world_model_env import IrisWorldModelEnv
 from reverie.capabilities import ExportStep, Stateful, WorldModelEnv
+from reverie.distributed.collective import average_metrics, mean_contribution
 from reverie.kernels.accelerate import Accelerator
 from reverie.nets.blocks import initialize
 from reverie.nets.optim.group import OptimizerGroup
@@ -61,6 +59,7 @@ from reverie.worlds.iris.segment import EpisodeSegment
 from reverie.worlds.iris.world import IrisWorld, StepReward
 
 Update = Callable[[tuple[api.Batch, ...]], api.Metrics]
+"""Runs one update of a component on batches whose gradients are averaged."""
 NONFINITE_IN_ROW = "opt/nonfinite_in_row"
 REPORT_SEQUENCES = 8
 """Sequences in the batch of a report."""
@@ -74,9 +73,10 @@ class ComponentLoss(NamedTuple):
 
 
 class Iris(TrainedAgent):
-    """The Δ-IRIS agent; meets `api.Agent`."""
+    """The Δ-IRIS agent; implements `api.Agent`."""
 
     opt: OptimizerGroup
+    not_in_policy = (*WORLD_COMPONENTS, ENSEMBLE)
 
     def __init__(
         self,
@@ -94,18 +94,18 @@ class Iris(TrainedAgent):
         self.config, self.device = config, device
         self.obs_space, self.act_space = obs_space, act_space
         self.image = select_image(obs_space, config.image)
-        self.action, self.low, actions = select_action(act_space)
+        self.action, self.low, num_actions = select_action(act_space)
         space = obs_space[self.image]
         self.world = IrisWorld(
             space,
-            actions,
+            num_actions,
             tokenizer=config.tokenizer,
             dynamics=config.world_model,
             dtype=dtype,
             key=self.image,
         )
         self.actor_critic = PixelActorCritic(
-            space.shape, actions, config.actor_critic, self.world.dtype
+            space.shape, num_actions, config.actor_critic, self.world.dtype
         )
         self.explorer: TokenExplorer | None = None
         if options.explore.policy == "plan2explore":
@@ -115,9 +115,9 @@ class Iris(TrainedAgent):
         self._initialize(seed)
         if config.save_memory and device.type == "cuda":
             set_recompute(self.world, True)
-        self.fast = Accelerator(options.compile, device, options.overlap)
+        self.accelerator = Accelerator(options.compile, device, options.overlap)
         explorers = [self.explorer] if self.explorer else []
-        self.fast.modules(self.world, self.actor_critic, *explorers)
+        self.accelerator.use_fast_modules(self.world, self.actor_critic, *explorers)
         # imagination uses the world itself, or a copy with low-precision weights
         self.imagination_world = self.world
         if self.world.dtype != torch.float32:
@@ -127,11 +127,11 @@ class Iris(TrainedAgent):
         actor_critics = [self.actor_critic, *(x.actor_critic for x in explorers)]
         nets = [net for x in actor_critics for net in (x.online, x.target)]
         encoders = [net.frame for net in nets if net.dtype != torch.float32]
-        self.fast.low_precision([self.world, *encoders], self.world.dtype)
+        self.accelerator.use_low_precision([self.world, *encoders], self.world.dtype)
         opts = {name: self._make_optimizer(name) for name in self.components()}
         self.opt = OptimizerGroup(opts)
-        purposes = ("policy", "eval", "train", "report")
-        self.rng = {purpose: Rng(seed, purpose, device) for purpose in purposes}
+        generators = ("policy", "eval", "train", "report")
+        self.rng = {name: Rng(seed, name, device) for name in generators}
         training = {name: getattr(config.training, name) for name in COMPONENTS}
         if not config.behaviour:
             training["actor_critic"] = ComponentTrainingConfig(steps=0)
@@ -156,11 +156,11 @@ class Iris(TrainedAgent):
         self._policy = PixelPolicy(
             self.actor_critic,
             self.explorer.actor_critic if self.explorer else None,
-            actions,
+            num_actions,
             space.shape,
             config.acting,
             self.rng,
-            self.fast,
+            self.accelerator,
         )
 
     # Acting
@@ -178,7 +178,7 @@ class Iris(TrainedAgent):
         check_mode(mode, self.explorer is not None)
         training = mode in ("train", "explore")
         carry, index = self._policy(
-            "policy" if mode == "train" else mode,
+            mode,
             carry,
             obs[self.image],
             obs["is_first"],
@@ -191,7 +191,7 @@ class Iris(TrainedAgent):
 
     # Export
 
-    def policy_step(self, greedy: bool) -> ExportStep:
+    def export_policy(self, greedy: bool) -> ExportStep:
         inner, initial = self._policy.exported_step("greedy" if greedy else "eval")
         low, space = self.low, self.act_space[self.action]
         dtype = torch.as_tensor(space.zeros()).dtype
@@ -225,13 +225,14 @@ class Iris(TrainedAgent):
             worst = torch.stack([x[NONFINITE_IN_ROW] for x in metrics]).amax()
             merged = {key: x for each in metrics for key, x in each.items()}
             return {**merged, NONFINITE_IN_ROW: worst}
-        # in the first epoch, all episodes are sampled equally often
+        # uses are not counted in the first epoch, so episodes are sampled uniformly
         feed.count_uses(name, self.schedule.epoch > 1)
         return self._sample_and_update(name, feed)
 
     def _sample_and_update(
         self, name: str, feed: api.Feed, run: Update | None = None
     ) -> api.Metrics:
+        """Sample the batches of one update and run it."""
         count = getattr(self.config.training, name).accumulate
         return self.update(name, [feed(name) for _ in range(count)], run)
 
@@ -241,63 +242,64 @@ class Iris(TrainedAgent):
         """Run one update of a component with the mean gradient of all batches."""
         if name == "actor_critic":
             self._refresh_imagination_world()
-            self.fast.before_update()
-        metrics = dict((run or self._run_update[name])(tuple(batches)))
-        for each in self._trained_with(name):
-            prefix = f"loss/{each}/"
+            self.accelerator.before_update()
+        metrics = (run or self._run_update[name])(tuple(batches))
+        metrics = average_metrics(dict(metrics))  # over ranks
+        for component in self._trained_with(name):
+            prefix = f"loss/{component}/"
             losses = {k: x for k, x in metrics.items() if k.startswith(prefix)}
-            self._last_losses[each] = losses
+            self._last_losses[component] = losses
         if name != "actor_critic":
             self._copy_is_outdated = True
         return metrics
 
     def _update(self, name: str, batches: tuple[api.Batch, ...]) -> api.Metrics:
-        """Run the device part of an update, in place; captured as a CUDA graph."""
+        """Run the computations of an update; may be captured as a CUDA graph."""
         count, names = len(batches), self._trained_with(name)
-        totals = {each: torch.zeros((), device=self.device) for each in names}
+        totals = {part: torch.zeros((), device=self.device) for part in names}
         grads: dict[str, list[Tensor]] = {}
         sums = dict[str, Any]()
         stats = [] if self.explorer is None else self.explorer.running_stats(name)
         old_stats = [buffer.clone() for buffer in stats]
         for batch in batches:
             values: dict[str, Any] = {}
-            for each, (losses, metrics) in self.losses(
+            for part, (losses, metrics) in self.losses(
                 name, self._to_segment(batch)
             ).items():
-                loss = torch.stack([x.mean() for x in losses.values()]).sum() / count
-                new = self.opt[each].gradients(loss)
-                if each in grads:
-                    torch._foreach_add_(grads[each], new)
+                terms = [mean_contribution(x) for x in losses.values()]
+                loss = torch.stack(terms).sum() / count
+                new = self.opt[part].gradients(loss)
+                if part in grads:
+                    torch._foreach_add_(grads[part], new)
                 else:
-                    grads[each] = new
-                totals[each] = totals[each] + loss.detach()
+                    grads[part] = new
+                totals[part] = totals[part] + loss.detach()
                 for key, x in losses.items():
-                    values[f"loss/{each}/{key}"] = x.mean().detach()
-                values |= {f"{each}/{key}": x for key, x in metrics.items()}
+                    values[f"loss/{part}/{key}"] = x.mean().detach()
+                values |= {f"{part}/{key}": x for key, x in metrics.items()}
             sums = {k: sums[k] + x for k, x in values.items()} if sums else values
         if count > 1:
             sums = {key: value / count for key, value in sums.items()}
         nonfinite = []
-        for each in names:
-            ok, metrics = self.opt[each].apply(totals[each], grads[each])
+        for part in names:
+            stepped, metrics = self.opt[part].apply(totals[part], grads[part])
             nonfinite.append(metrics.pop(NONFINITE_IN_ROW))
-            sums |= {f"{each}/{key}": x for key, x in metrics.items()}
+            sums |= {f"{part}/{key}": x for key, x in metrics.items()}
+        # `stepped` is that of the last component, which is the exploration component
         for buffer, old in zip(stats, old_stats, strict=True):
-            buffer.copy_(torch.where(ok, buffer, old))
+            buffer.copy_(torch.where(stepped, buffer, old))
         worst = torch.stack(nonfinite).amax() if len(names) > 1 else nonfinite[0]
         return {**sums, NONFINITE_IN_ROW: worst}
 
     def _trained_with(self, name: str) -> list[str]:
-        """Return a component and that of the explorer on the same batches, if any."""
-        others = (
-            [EXPLORE_COMPONENTS[name]]
-            if self.explorer and name in EXPLORE_COMPONENTS
-            else []
-        )
-        return [name, *others]
+        """Return a component and the exploration component with its batches, if any."""
+        if self.explorer and name in EXPLORE_COMPONENTS:
+            return [name, EXPLORE_COMPONENTS[name]]
+        return [name]
 
-    def changed_by_losses(self) -> tuple[list[Tensor], list[Stateful]]:
-        """Return the codebook of the tokenizer, or the targets of the actor-critics."""
+    def state_changed_by_loss(self) -> tuple[list[Tensor], list[Stateful]]:
+        """Return the codebook of the tokenizer, or the target networks and running
+        statistics of the actor-critics, and the random generator."""
         name = self.schedule.component or COMPONENTS[0]
         tensors: list[Tensor] = []
         if name == "tokenizer":
@@ -309,7 +311,7 @@ class Iris(TrainedAgent):
         return tensors, [self.rng["train"]]
 
     def losses(self, name: str, segment: EpisodeSegment) -> dict[str, ComponentLoss]:
-        """Return the losses of a component, and of the explorer's on the same batches.
+        """Return the losses of a component, and of the exploration component, if any.
 
         Updates the codebook of the tokenizer, or the target networks and normalization
         of the actor-critics.
@@ -335,7 +337,8 @@ class Iris(TrainedAgent):
                 )
                 behaviour.metrics["intrinsic_reward"] = torch.stack(rewards).mean()
                 losses[EXPLORE_COMPONENTS[name]] = behaviour
-            self.fast.refresh_frozen()
+            # low-precision copies of the target networks
+            self.accelerator.refresh_slow_copies()
         return losses
 
     def _behaviour_loss(
@@ -378,16 +381,13 @@ class Iris(TrainedAgent):
         return to_segment(batch, self.image, self.action, self.low, end_key)
 
     def sections(self, feed: api.Feed) -> dict[str, Callable[[], Any]]:
-        """Return one update of each component; that of the actor-critic imagines.
+        """Return one update of each component, in order.
 
-        Each is captured again, so that `reverie bench` measures its memory, too.
+        Each update is captured as a new CUDA graph, so that `reverie bench` can measure
+        its memory. The update of the actor-critic includes imagination.
         """
-        return {
-            name: partial(
-                self._sample_and_update, name, feed, self._capture_update(name)
-            )
-            for name in COMPONENTS
-        }
+        run, capture = self._sample_and_update, self._capture_update
+        return {name: partial(run, name, feed, capture(name)) for name in COMPONENTS}
 
     # Reporting and evaluation
 
@@ -444,7 +444,9 @@ class Iris(TrainedAgent):
     def _capture_update(self, name: str) -> Update:
         """Return the update of a component, as a CUDA graph if graphs are on."""
         label = f"update of the {name.replace('_', ' ')}"
-        return self.fast.graph(partial(self._update, name), label, self.rng["train"])
+        return self.accelerator.capture(
+            partial(self._update, name), label, self.rng["train"]
+        )
 
     def _initialize(self, seed: int) -> None:
         generator = init_generator(seed)
@@ -464,16 +466,17 @@ class Iris(TrainedAgent):
             if parameter.requires_grad
         }
         decayed = [key for key in dense_weights(module) if key in trained]
-        same_batches = {other: own for own, other in EXPLORE_COMPONENTS.items()}
-        training = getattr(self.config.training, same_batches.get(name, name))
-        return self.fast.optimizer(
+        # an exploration component has the settings of the one it is trained with
+        trained_with = {explore: own for own, explore in EXPLORE_COMPONENTS.items()}
+        training = getattr(self.config.training, trained_with.get(name, name))
+        return self.accelerator.make_optimizer(
             trained, training.opt, decayed, accumulates=training.accumulate > 1
         )
 
     def _make_window(self, name: str) -> Window:
-        """Return the batches of a component: one more row than frames.
+        """Return the window of a component: one row more than it has frames.
 
-        The last row has the reward and end of the last frame's action.
+        The last row has the reward and end that the last frame's action caused.
         """
         training: Any = getattr(self.config.training, name)
         is_actor_critic = name == "actor_critic"

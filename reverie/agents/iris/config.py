@@ -75,7 +75,7 @@ class SequenceTrainingConfig(ComponentTrainingConfig):
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Training of each component."""
+    """Training of the three components."""
 
     tokenizer: SequenceTrainingConfig = SequenceTrainingConfig(first_steps=5000)
     """Tokenizer."""
@@ -84,7 +84,7 @@ class TrainingConfig:
     actor_critic: ComponentTrainingConfig = ComponentTrainingConfig(
         batch=86, opt=AdamConfig(wd=0.0)
     )
-    """Actor and critic; their sequences are the burn-in and one more frame."""
+    """Actor and critic; the length of their sequences is the burn-in plus one frame."""
 
     def __post_init__(self) -> None:
         for component in COMPONENTS:
@@ -117,8 +117,8 @@ class ActingConfig:
     epsilon: float = 0.01
     """Probability of a random action in training."""
     epsilon_draw: Literal["shared", "per_env"] = "shared"
-    """Decide about random actions for all environments together (`shared`), as the
-    original does, or for each environment."""
+    """Draw whether to take random actions once for all environments (`shared`), as the
+    original does, or separately for each environment (`per_env`)."""
     temperature: float = 1.0
     """Softmax temperature of the policy in training."""
     sample: bool = True
@@ -171,8 +171,9 @@ class IrisConfig(AgentConfig):
     image: str = ""
     """Image key to use; empty for the only one, or `image`."""
     ends: Literal["last", "terminal"] = "last"
-    """Rows that the world model predicts as the end of an episode: every last row, as
-    the original does, or only terminal rows, not time limits."""
+    """Rows that the world model predicts as the end of an episode: every last row
+    (`last`), as the original does, or only terminal rows, not time limits (`terminal`).
+    """
     behaviour: bool = True
     """Train actor and critic; False trains the world model only."""
     schedule: EpochScheduleConfig = EpochScheduleConfig()

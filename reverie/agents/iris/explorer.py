@@ -5,10 +5,10 @@ transformer, their shared trunk. They are trained with cross-entropy on the batc
 the transformer. The outputs are detached, so that the heads do not change the world
 model.
 
-The divergence of their predictions rewards an actor-critic of the same kind as that of
-the task, with its own weights, target network and normalization of returns. It imagines
-its own rollouts, from the same real frames as the task policy. World model and task
-policy are trained as without exploration.
+The divergence of their predictions is the reward of a second actor-critic with its own
+weights, target network and normalization of returns. It imagines its own rollouts, from
+the same real frames as the task policy. World model and task policy are trained as
+without exploration.
 
 Shapes: `M` heads, `N` imagined sequences, `K` tokens of a transition, `C` codes; `S`
 tokens of a whole sequence, `E` features of a transformer output.
@@ -49,10 +49,7 @@ class TokenExplorer(nn.Module):
     """The token heads and the exploration actor-critic."""
 
     def __init__(
-        self,
-        world: IrisWorld,
-        config: PixelActorCriticConfig,
-        settings: ExploreConfig,
+        self, world: IrisWorld, config: PixelActorCriticConfig, settings: ExploreConfig
     ):
         super().__init__()
         self.settings, heads = settings, settings.heads
@@ -103,8 +100,6 @@ class TokenExplorer(nn.Module):
         logits = self.heads(blocks[:, :-1, 1 : 1 + self.tokens])  # (M, B, T, K, C)
         loss = Categorical(logits).loss(tokens.expand(logits.shape[:-1]))
         real = segment.real[:, :-1]
-        # the mask is scaled, so that the mean over all steps is that over unmasked
-        # steps
         spread = token_disagreement(logits.detach())
         metrics: Metrics = {"disagreement": scale_by_mask(spread, real).mean()}
         return {"tokens": scale_by_mask(loss.mean((0, -1)), real)}, metrics

@@ -1,9 +1,10 @@
-"""Fast version of the actor-critic network: LSTM products batched over time.
+"""Fast version of the actor-critic network: LSTM matrix products batched over time.
 
-The input products of all steps are one matrix product; the loop over time has only the
-product with the hidden state, and one kernel for the gates. In the backward pass, the
-gradient of the recurrent weights is one product over all steps. For a single frame, the
-product with the hidden state runs on a side stream, in parallel with the encoder.
+The products of the inputs with `weight_ih` are one matrix product for all steps; the
+loop over time computes only the product of the hidden state with `weight_hh`, and the
+gates in one kernel. In the backward pass, the gradient of `weight_hh` is one product
+over all steps. For a single frame, the product with `weight_hh` runs on a side stream,
+in parallel with the encoder.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from reverie.agents.iris.actor_critic import LSTMState, PixelNet
 from reverie.nets.streams import SideStream, on_stream, wait_for
 
 RECURRENT = SideStream("recurrent", priority=2)
-"""Stream of the recurrent product, which does not depend on the frame."""
+"""CUDA stream of the product with `weight_hh`, which does not depend on the frame."""
 
 
 class FastPixelNet(PixelNet):
+    """PixelNet with the same parameters and results."""
+
     def policy_step(
         self, state: LSTMState, image: UInt8[Tensor, "N h w c"]
     ) -> tuple[LSTMState, Float[Tensor, "N A"]]:
@@ -55,11 +58,11 @@ class FastPixelNet(PixelNet):
 
 
 class _RecurrentWeightGrad(torch.autograd.Function):
-    """Identity on the gates; its backward computes the recurrent weights' gradient.
+    """Identity of `gates` whose backward pass computes the gradient of `weight`.
 
-    The product of `weight` and the hidden state in `previous` is added to the gates of
-    each step, so their gradients are the same. `previous` is filled by the loop after
-    the forward pass, and complete in the backward pass.
+    In each step, the product of `weight` and the hidden state in `previous` is added to
+    the gates, so the gradient of this product is that of the gates. The loop over time
+    fills `previous` after this forward pass; it is complete in the backward pass.
     """
 
     @staticmethod
@@ -78,13 +81,14 @@ class _RecurrentWeightGrad(torch.autograd.Function):
 def _lstm_step(
     inputs: Tensor, recurrent: Tensor, cell: Tensor, *biases: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return hidden and cell state from both products; `biases` are added if given."""
+    """Return hidden and cell state, given the products with `weight_ih` (`inputs`) and
+    `weight_hh` (`recurrent`); `biases` are added if given."""
     if inputs.device.type == "cuda":
         # the kernel of `nn.LSTMCell`, without the products
         hidden, cell, _ = torch.ops.aten._thnn_fused_lstm_cell(
             inputs, recurrent, cell, *biases
         )
         return hidden, cell
-    enter, forget, new, out = sum(biases, inputs + recurrent).chunk(4, -1)
-    cell = torch.sigmoid(forget) * cell + torch.sigmoid(enter) * torch.tanh(new)
-    return torch.sigmoid(out) * torch.tanh(cell), cell
+    i, f, g, o = sum(biases, inputs + recurrent).chunk(4, -1)  # as in `nn.LSTMCell`
+    cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(cell), cell

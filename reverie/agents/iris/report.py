@@ -1,9 +1,9 @@
 """Reports of Δ-IRIS: losses, codebook statistics, images and videos.
 
-- `reconstruction`: above the true frames; in the middle each frame decoded from the
-  true previous frame and its Δ-tokens; below the difference.
-- `openloop`: the same, but after the first frames the world model predicts all frames,
-  with the recorded actions.
+- `reconstruction`: true frames (top), each frame decoded from the true previous frame
+  and its Δ-tokens (middle), and their difference (bottom).
+- `openloop`: the same, but after the context frames the world model predicts all frames
+  from the recorded actions.
 - `imagined`: imagined rollouts of the policy, one per column.
 - `tokens`: how often each code is used, one row per token position.
 """
@@ -29,7 +29,7 @@ from reverie.worlds.iris.world import IrisWorld
 VIDEO_SEQUENCES = 6
 """Sequences shown in a video."""
 CODE_PIXELS = 4
-"""Side of the square of each code in the image of their usage."""
+"""Side of the square that shows one code in the image of code usage."""
 
 
 @torch.no_grad()
@@ -44,8 +44,8 @@ def report_metrics(
 ) -> Metrics:
     """Return losses, codebook statistics and videos of a batch, without training.
 
-    `tokenizer_length` are the frames for the tokenizer losses; the dynamics losses use
-    as many frames as fit into the transformer.
+    `tokenizer_length` is the number of frames for the tokenizer losses; the dynamics
+    losses use as many frames as fit into the context of the transformer.
     """
     blocks = world.dynamics.config.transformer.blocks
     short = EpisodeSegment(*(x[:, :tokenizer_length] for x in segment))
@@ -88,7 +88,7 @@ def report_metrics(
 
 
 def _codebook_metrics(world: IrisWorld, tokens: Int[Tensor, "n K"]) -> Metrics:
-    """Entropy and perplexity of the codes: as running average, and in this batch."""
+    """Return entropy and perplexity of the codes: running average, and this batch."""
     quantizer = world.tokenizer.quantizer
     counts = F.one_hot(tokens, quantizer.config.codes).sum(0).float()  # (K, codes)
     frequencies = counts.sum(0) / counts.sum().clamp(min=1)
@@ -130,9 +130,9 @@ def episode_losses(
     """Return the losses of all rows of full episodes, and a mask of the valid rows.
 
     As in the original, episodes are split into chunks of the training length of each
-    component (`lengths`); a single frame at the end is left out. Transitions between
-    chunks, and to the last observation, have no loss: there, the mean of the preceding
-    losses is used.
+    component (`lengths`); a chunk with a single frame is left out. Transitions between
+    chunks, and to the last observation, have no loss; the mean of the preceding losses
+    is returned for them.
     """
     empty, mask = torch.zeros_like(segment.reward), torch.zeros_like(segment.real)
     losses: dict[str, Tensor] = {}
@@ -153,7 +153,8 @@ def episode_losses(
                 mask[:, start : start + length] = real
             for name, loss in new.items():
                 rows = averaged[name]
-                # undo the scaling that makes the mean over all rows that of these rows
+                # losses are scaled so that their mean over all rows is the mean over
+                # these rows: undo this
                 loss = loss * rows.sum().clamp(min=1) / rows.numel()
                 key, steps = f"{component}/{name}", slice(start, start + loss.shape[1])
                 losses.setdefault(key, empty.clone())[:, steps] = loss

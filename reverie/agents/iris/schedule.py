@@ -1,10 +1,10 @@
 """Schedule of Δ-IRIS: epochs of collecting data and training each component.
 
 An epoch takes a number of environment steps (more in the first epoch), then runs a
-number of updates of each component in order. A component starts to train after some
-epochs. Late epochs only train. Steps in excess of an epoch's number count for the next
-epoch. If `epochs` is increased in a resumed run, epochs that only trained are not
-collected later.
+number of updates of each component in order. A component may start to train in a later
+epoch (`start_after`). Epochs after `collect_epochs` only train. If an epoch takes more
+steps than planned, the next one takes fewer. If `collect_epochs` is increased in a
+resumed run, completed epochs that only trained do not collect data afterwards.
 
 Environment steps are actions: unlike agent steps (see `run/clock.py`), the last row of
 an episode is not counted.
@@ -18,20 +18,16 @@ from reverie.agents.iris.config import ComponentTrainingConfig, EpochScheduleCon
 from reverie.api import StateDict
 
 COUNTERS = (
-    "epoch",
-    "env_steps",
-    "env_steps_goal",
-    "goal_epoch",
-    "updates",
-    "last_epoch",
-    "collected_epochs",
+    *("epoch", "env_steps", "env_steps_goal", "goal_epoch", "updates"),
+    *("last_epoch", "collected_epochs"),
 )
+"""Attributes of the schedule that are saved."""
 MAX_UPDATES_DUE = 10
 """Maximum number of updates between two checks of the clock and of signals."""
 
 
 class EpochSchedule:
-    """Meets `api.Schedule` and `CountsEpochs`.
+    """Implements `api.Schedule`, `CountsEpochs` and `LimitsEnvSteps`.
 
     Counts the steps and updates of the current epoch.
     """
@@ -44,7 +40,7 @@ class EpochSchedule:
         self.config, self.training = config, dict(training)
         self.epoch = 1
         self.env_steps = 0  # environment steps so far
-        self.env_steps_goal = 0  # environment steps after collecting in this epoch
+        self.env_steps_goal = 0  # value of `env_steps` at which this epoch can train
         self.goal_epoch = 0  # last epoch whose steps are included in the goal
         self.index = 0  # of the component to train
         self.updates = 0  # updates of that component in this epoch
@@ -59,6 +55,10 @@ class EpochSchedule:
     @property
     def should_collect(self) -> bool:
         return not self.finished and self.env_steps < self.env_steps_goal
+
+    @property
+    def env_steps_left(self) -> float:
+        return max(0, self.env_steps_goal - self.env_steps)
 
     @property
     def completed_epochs(self) -> int:
@@ -119,7 +119,7 @@ class EpochSchedule:
         self._advance()
 
     def _add_goal(self) -> None:
-        """At the start of an epoch that collects, add its steps to the goal."""
+        """If an epoch that collects data starts now, add its steps to the goal."""
         starts = (self.index, self.updates) == (0, 0) and not self.finished
         if starts and self.goal_epoch < self.epoch <= self.config.collect_epochs:
             first = self.config.first_steps if self.epoch == 1 else 0

@@ -1,7 +1,7 @@
 """Steps of the Δ-IRIS world model, for `reverie export`.
 
-A pure step has no KV cache: its state is the last frames and actions, and `imagine`
-encodes them again, as `IrisWorld.state_from_frames` does at the start of a rollout.
+The steps are pure functions without a KV cache: their state is the last frames and
+actions, which `imagine` encodes again in every step.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Int, UInt8
+from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
 from reverie.agents.export_steps import IS_FIRST, StepModule
 from reverie.api import Batch
 from reverie.capabilities import ExportStep
 from reverie.nets.rng import Rng
-from reverie.nets.tree import tree_map, tree_where
 from reverie.spaces import Space, Spaces
 from reverie.worlds.iris.world import IrisFrames, IrisWorld
 
@@ -26,6 +25,16 @@ class FrameContext(NamedTuple):
 
     image: UInt8[Tensor, "N L h w c"]
     action: Int[Tensor, "N L"]  # index from 0; that of the last frame is not used
+    is_real: Bool[Tensor, "N L"]  # False for black frames before the episode
+
+    def reset(self, where: Bool[Tensor, " N"]) -> FrameContext:
+        """Remove all frames of some sequences."""
+        keep = ~where
+        return FrameContext(
+            self.image * keep[:, None, None, None, None],
+            self.action * keep[:, None],
+            self.is_real & keep[:, None],
+        )
 
     def append(
         self, action: Int[Tensor, " N"], image: UInt8[Tensor, "N h w c"]
@@ -35,6 +44,7 @@ class FrameContext(NamedTuple):
         return FrameContext(
             torch.cat([self.image[:, 1:], image[:, None]], 1),
             torch.cat([self.action[:, 1:-1], actions], 1),
+            torch.cat([self.is_real[:, 1:], torch.ones_like(self.is_real[:, :1])], 1),
         )
 
 
@@ -48,25 +58,36 @@ def iris_world_steps(
     def initial(batch: int) -> FrameContext:
         pixels = torch.as_tensor(image.zeros(batch, frames), device=device)
         actions = torch.zeros(batch, frames, dtype=torch.int64, device=device)
-        return FrameContext(pixels, actions)
+        return FrameContext(pixels, actions, actions.bool())
+
+    # The networks amplify rounding errors in images without any contrast, so that the
+    # tokens of black frames depend on the program. They are constants of the step.
+    black = initial(1)
+    black_i_token = world.dynamics.embed_frames(black.image[:, :1]).detach()
+    black_tokens = world.tokenizer.tokenize(black.image[:, :2], black.action[:, :1])
 
     def observe(inputs: Batch, state: FrameContext, rng: Rng) -> Any:
         first = inputs["is_first"]
-        state = tree_where(first, tree_map(lambda _: 0, state), state)
+        state = state.reset(first)
         action = torch.where(first, 0, inputs[f"prevact/{key}"].long() - low)
         return {}, state.append(action, inputs[world.key])
 
     def imagine(inputs: Batch, state: FrameContext, rng: Rng) -> Any:
         action = inputs[key].long() - low
-        start = world.state_from_frames(state.image, state.action[:, :-1])
+        is_real, before = state.is_real[..., None], state.action[:, :-1]
+        i_tokens = world.dynamics.embed_frames(state.image)
+        i_tokens = torch.where(is_real, i_tokens, black_i_token)
+        tokens = world.tokenizer.tokenize(state.image, before)
+        tokens = torch.where(is_real[:, 1:], tokens, black_tokens)
+        start = world.state_from_tokens(state.image[:, -1], i_tokens, before, tokens)
         step = world.step(start, action, rng)
         cont = step.end_logits.float().softmax(-1)[..., 0]
         outputs = {"reward": step.state.reward.float(), "cont": cont}
         return outputs, state.append(action, step.state.image)
 
     def decode(inputs: Batch, state: FrameContext, rng: Rng) -> Any:
-        nothing = torch.zeros_like(state.action[:, -1])
-        newest = IrisFrames(state.image[:, -1], nothing.float(), nothing.bool())
+        zero = torch.zeros_like(state.action[:, -1])  # `decode` uses only the image
+        newest = IrisFrames(state.image[:, -1], zero.float(), zero.bool())
         return world.decode(newest), ()
 
     prevact = {f"prevact/{key}": space}

@@ -1,1 +1,1 @@
-"""VTA trained on sequences, without acting."""
+"""VTA: a world model that is trained on sequences and does not act."""

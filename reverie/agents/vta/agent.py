@@ -1,9 +1,8 @@
-"""Train the VTA world model on sequence datasets; it does not act.
+"""Agent that trains the VTA world model on sequence datasets; it does not act.
 
 VTA is Variational Temporal Abstraction (Kim et al., 2019): a world model that divides
 sequences into segments. Reports compare its segment boundaries with ground-truth
-events. Events are never used in training, in the choice of the best checkpoint, or for
-a threshold of the model.
+events. Events are used neither in training nor to choose the best checkpoint.
 """
 
 # ruff: noqa: RUF009 (the nested defaults are frozen, so sharing them is safe)
@@ -24,6 +23,7 @@ from reverie.agents.vta import boundary_metrics
 from reverie.agents.weights import init_generator
 from reverie.capabilities import AgentConfig, Stateful
 from reverie.config import check_minimum
+from reverie.distributed.collective import mean_contribution
 from reverie.kernels.accelerate import Accelerator
 from reverie.nets.optim.adam import AMSGradConfig
 from reverie.nets.optim.optimizer import Optimizer
@@ -67,7 +67,7 @@ class VTAAgentConfig(AgentConfig):
 
 
 class VTAAgent(TrainedAgent):
-    """The VTA agent; meets `api.Agent`, except that its policy raises an error."""
+    """The VTA agent; implements `api.Agent`, except that its policy raises an error."""
 
     opt: Optimizer
 
@@ -82,14 +82,18 @@ class VTAAgent(TrainedAgent):
         self.config, self.device = config, device
         self.world = VTA(obs_space, act_space, config.world, dtype)
         self._initialize(seed)
-        self.fast = Accelerator(options.compile, device)
-        self.fast.modules(self.world)
+        self.accelerator = Accelerator(options.compile, device)
+        self.accelerator.use_fast_modules(self.world)
         parameters: dict[str, Tensor] = dict(self.world.named_parameters())
         scaling = dtype == torch.float16
-        self.opt = self.fast.optimizer(parameters, config.opt, scaling=scaling)
+        self.opt = self.accelerator.make_optimizer(
+            parameters, config.opt, scaling=scaling
+        )
         self.rng = {key: Rng(seed, key, device) for key in ("train", "report")}
-        self._run_update = self.fast.graph(self._update, "update", self.rng["train"])
-        # "labelled": sequences with events, for the threshold of the pixel baseline
+        self._run_update = self.accelerator.capture(
+            self._update, "update", self.rng["train"]
+        )
+        # "labelled": training sequences, whose events set the threshold of a baseline
         names = ("train", "report", "labelled")
         self.windows = dict.fromkeys(names, config.sequence_window)
         self.extras: Spaces = {}
@@ -120,20 +124,20 @@ class VTAAgent(TrainedAgent):
         world = self.world.train()
         old_buffers = self._flat_buffers()
         loss = world.loss(data, self.rng["train"])
-        means = {key: x.mean() for key, x in loss.losses.items()}
-        ok, metrics = self.opt.update(torch.stack(list(means.values())).sum())
-        # a skipped update (`ok` is False) must not change the buffers
+        total = torch.stack([mean_contribution(x) for x in loss.losses.values()]).sum()
+        stepped, metrics = self.opt.update(total)
+        # a skipped update (`stepped` is False) must not change the buffers
         for (buffers, old), (_, new) in zip(
             old_buffers, self._flat_buffers(), strict=True
         ):
-            flat = torch.where(ok, new, old)
+            flat = torch.where(stepped, new, old)
             values = torch.split(flat, [x.numel() for x in buffers])
             pairs = zip(values, buffers, strict=True)
             torch._foreach_copy_(buffers, [value.view_as(x) for value, x in pairs])
-        losses = {f"loss/{key}": mean.detach() for key, mean in means.items()}
+        losses = {f"loss/{key}": x.mean().detach() for key, x in loss.losses.items()}
         return {**loss.metrics, **losses, **metrics}
 
-    def changed_by_losses(self) -> tuple[list[Tensor], list[Stateful]]:
+    def state_changed_by_loss(self) -> tuple[list[Tensor], list[Stateful]]:
         return list(self.world.buffers()), [self.rng["train"]]
 
     # Reporting and evaluation
@@ -178,8 +182,8 @@ class VTAAgent(TrainedAgent):
     def imagine(self, data: api.Batch, by_segment: bool) -> tuple[Tensor, Tensor]:
         """Imagine the modeled rows from the context rows with the recorded actions.
 
-        Returns images, and True where a segment begins. With `by_segment`, every step
-        is a segment and takes the next action.
+        Returns images, and a bool tensor that is True where a segment begins. With
+        `by_segment`, every step is a whole segment and uses the next recorded action.
         """
         world, rng, rows = self.world.eval(), self.rng["report"], self.modeled_rows
         start = world.state_from_frames(data[world.key][:, : rows.start], rng)
@@ -193,7 +197,7 @@ class VTAAgent(TrainedAgent):
     def _boundary_metrics(
         self, data: api.Batch, evaluation: WindowEvaluation, feed: api.Feed
     ) -> api.Metrics:
-        """Return segment statistics and, if there are events, scores of boundaries.
+        """Return segment statistics and, with events, scores of the boundaries.
 
         Scores exclude the first modeled row, which always begins a segment.
         """
@@ -231,7 +235,7 @@ class VTAAgent(TrainedAgent):
         return data[EVENT][:, start + 1 : stop].cpu().numpy(), change
 
     def _images(self, data: api.Batch, evaluation: WindowEvaluation) -> api.Metrics:
-        """Draw boundaries in some sequences, and imagined continuations."""
+        """Draw sequences with their boundaries, and imagined continuations."""
         shown, rows = slice(IMAGE_SEQUENCES), self.modeled_rows
         truth = data[self.world.key][shown, rows].cpu().numpy()
         events = data[EVENT][shown, rows].cpu().numpy() if EVENT in data else None
@@ -253,7 +257,7 @@ class VTAAgent(TrainedAgent):
     # Checkpoints
 
     def components(self) -> dict[str, nn.Module]:
-        return {"world": self.world}  # with the temperature of its boundary flags
+        return {"world": self.world}
 
     def state_dict(self) -> api.StateDict:
         return {**super().state_dict(), "threshold": self._threshold}

@@ -1,10 +1,9 @@
 """Metrics of predicted boundaries against ground-truth events, and simple baselines.
 
-Events and boundaries are matched one to one if they are at most `tolerance` frames
-apart, and as many as possible are matched. Recall is the fraction of matched events,
-precision the fraction of matched boundaries. A larger tolerance never lowers them.
-Counts are summed over sequences before they are divided. Without events, scores are
-NaN.
+An event and a boundary can be matched if they are at most `tolerance` frames apart;
+the largest one-to-one matching is used. Recall is the fraction of matched events,
+precision the fraction of matched boundaries. Counts are summed over all sequences
+before they are divided. Without events, scores are NaN.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from jaxtyping import Bool, Float
 
 from reverie.api import Metrics
 
-Marks = Bool[np.ndarray, "N T"]
+FrameMask = Bool[np.ndarray, "N T"]
 """True for the frames with an event or a boundary."""
 
 PERIODS = range(2, 11)
@@ -26,7 +25,7 @@ BINS = 10
 
 
 class MatchCounts(NamedTuple):
-    """Counts over all sequences."""
+    """Number of events, boundaries and matches in all sequences."""
 
     events: int
     boundaries: int
@@ -50,11 +49,11 @@ class MatchCounts(NamedTuple):
         return 2 * recall * precision / total if total > 0 else np.nan
 
 
-def match(events: Marks, boundaries: Marks, tolerance: int = 0) -> MatchCounts:
-    """Count the pairs of a maximum matching of the same frames.
+def match(events: FrameMask, boundaries: FrameMask, tolerance: int = 0) -> MatchCounts:
+    """Match events and boundaries of the same sequences one to one; return counts.
 
-    All windows have the same width, so matching each event, in order, with the earliest
-    boundary that is still free gives the largest number of pairs.
+    All events have the same tolerance, so matching each event, in order, with the
+    earliest boundary that is still free gives the largest number of pairs.
     """
     free = boundaries.copy()
     matched = 0
@@ -67,7 +66,7 @@ def match(events: Marks, boundaries: Marks, tolerance: int = 0) -> MatchCounts:
     return MatchCounts(int(events.sum()), int(boundaries.sum()), matched)
 
 
-def scores(events: Marks, boundaries: Marks) -> Metrics:
+def scores(events: FrameMask, boundaries: FrameMask) -> Metrics:
     """Return precision, recall and F1: exact, and with a tolerance of one frame."""
     metrics: Metrics = {}
     for name, tolerance in (("exact", 0), ("near", 1)):
@@ -85,10 +84,10 @@ def _f1_or_zero(counts: MatchCounts) -> float:
     return 0.0 if counts.events and not counts.matched else counts.f1
 
 
-def cohens_kappa(first: Marks, second: Marks) -> float:
-    """Return the agreement of two detectors: 1 if complete, 0 as expected by chance.
+def cohens_kappa(first: FrameMask, second: FrameMask) -> float:
+    """Return Cohen's kappa of two detectors: 1 if they agree, 0 if only by chance.
 
-    It needs no events. It is 0 for detectors that mark all frames, or none.
+    No events are needed. The result is 0 if both detectors mark all frames, or none.
     """
     agreement = float((first == second).mean())
     a, b = first.mean(), second.mean()
@@ -96,11 +95,11 @@ def cohens_kappa(first: Marks, second: Marks) -> float:
     return (agreement - chance) / (1 - chance) if chance < 1 else 0.0
 
 
-def segment_statistics(boundaries: Marks) -> Metrics:
+def segment_statistics(boundaries: FrameMask) -> Metrics:
     """Return the number and length of segments per sequence, and the boundary rate.
 
-    The first frame always begins a segment. Lengths are of segments that end within
-    their sequence.
+    The first frame always begins a segment. Lengths do not include the last segment of
+    a sequence, whose end is unknown.
     """
     starts = boundaries.copy()
     starts[:, 0] = True
@@ -117,11 +116,12 @@ def segment_statistics(boundaries: Marks) -> Metrics:
     }
 
 
-def calibration(events: Marks, probs: Float[np.ndarray, "N T"]) -> Metrics:
+def calibration(events: FrameMask, probs: Float[np.ndarray, "N T"]) -> Metrics:
     """Return Brier score, expected calibration error and ROC AUC of probabilities.
 
-    The calibration error is the mean difference between probability and frequency over
-    ten bins, weighted by their size. All are NaN if a probability is.
+    The expected calibration error (`error`) is the mean absolute difference between
+    probability and frequency over ten bins, weighted by the size of the bins. All
+    values are NaN if a probability is NaN.
     """
     if np.isnan(probs).any():
         return dict.fromkeys(("brier", "error", "auc"), np.nan)
@@ -137,7 +137,7 @@ def calibration(events: Marks, probs: Float[np.ndarray, "N T"]) -> Metrics:
 
 
 def mean_losses(
-    events: Marks, boundaries: Marks, loss: Float[np.ndarray, "N T"]
+    events: FrameMask, boundaries: FrameMask, loss: Float[np.ndarray, "N T"]
 ) -> Metrics:
     """Return the mean loss at boundaries, at missed events, and at other frames.
 
@@ -172,7 +172,7 @@ def roc_auc(labels: Bool[np.ndarray, "*b"], values: Float[np.ndarray, "*b"]) -> 
 
 
 def baselines(
-    events: Marks,
+    events: FrameMask,
     change: Float[np.ndarray, "N T"],
     rate: float,
     threshold: float | None = None,
@@ -186,10 +186,10 @@ def baselines(
     results = {
         "all": scores(events, np.ones_like(events)),
         "none": scores(events, np.zeros_like(events)),
-        "same_rate": scores(events, _with_rate(count, steps, rate)),
+        "same_rate": scores(events, _periodic_with_rate(count, steps, rate)),
     }
     periodic = [
-        scores(events, _every(count, steps, period, phase))
+        scores(events, _periodic(count, steps, period, phase))
         for period in PERIODS
         for phase in range(period)
     ]
@@ -200,20 +200,18 @@ def baselines(
     return {f"{name}/{key}": x[key] for name, x in results.items() for key in keys}
 
 
-def _every(count: int, steps: int, period: int, phase: int = 0) -> Marks:
+def _periodic(count: int, steps: int, period: int, phase: int = 0) -> FrameMask:
     marks = np.zeros((count, steps), bool)
     marks[:, phase::period] = True
     return marks
 
 
-def _with_rate(count: int, steps: int, rate: float) -> Marks:
+def _periodic_with_rate(count: int, steps: int, rate: float) -> FrameMask:
     period = min(steps, max(1, round(1 / rate))) if rate > 0 else steps
-    return _every(count, steps, period) & (rate > 0)
+    return _periodic(count, steps, period) & (rate > 0)
 
 
-def frame_change(
-    frames: np.ndarray,
-) -> Float[np.ndarray, "*b T"]:
+def frame_change(frames: np.ndarray) -> Float[np.ndarray, "*b T"]:
     """Return the mean absolute pixel difference to the previous frame, from 0 to 255.
 
     It is zero for the first frame.
@@ -224,7 +222,7 @@ def frame_change(
     return change
 
 
-def best_threshold(events: Marks, change: Float[np.ndarray, "N T"]) -> float:
+def best_threshold(events: FrameMask, change: Float[np.ndarray, "N T"]) -> float:
     """Return the threshold on pixel changes with the best exact F1."""
     thresholds = np.unique(np.quantile(change, np.linspace(0.02, 0.98, 49)))
     f1 = [_f1_or_zero(match(events, change >= x)) for x in thresholds]

@@ -1,6 +1,6 @@
 """Tables that translate command lines of other implementations to those of Reverie.
 
-Each YAML file describes one implementation of an algorithm: its programs, preset blocks
+Each YAML file describes one implementation of an algorithm: its programs, presets
 and flags. `reverie/cli/originals.py` translates command lines with these tables if they
 are not valid in Reverie; the pages `docs/coming-from-*.md` explain the differences.
 """
@@ -19,27 +19,35 @@ __all__ = ["Original", "Replacement", "originals"]
 
 
 class Replacement(NamedTuple):
-    """A program, preset block or flag of another implementation, and what replaces it.
+    """A program, preset or flag of another implementation, and what replaces it.
 
     In a file: `- PATTERN: NEW`, with the other fields below it.
     """
 
     pattern: str
-    """Regular expression of the path or module of a program, or of the name of a flag,
-    which may include a space and its value; the name of a block."""
+    """For a program, a regular expression of its path or module; for a flag, of its
+    name, optionally with a space and its value; for a preset, its name."""
     new: str = ""
-    """The command, blocks or flags that replace it; empty if it has no equivalent.
-    Flags may contain groups of the pattern (`\\1`), `{value}`, `{agent}` (the agent of
-    the run), `{env}` (settings of the task's suite, such as `env.atari`) and the value
-    of another flag by its name. An argument `COMMAND:NAME` replaces the command."""
+    """The command, presets or flags that replace it; empty if it has no equivalent.
+    For a flag, these placeholders are filled in: groups of the pattern (`\\1`),
+    `{value}`, `{agent}` (the agent of the run), `{env}` (settings of the task's suite,
+    such as `env.atari`), and `{NAME}` for the value of another flag. If it begins with
+    `COMMAND:NAME`, the command is replaced by `reverie NAME`."""
     note: str = ""
     """A sentence about differences, or why it has no equivalent."""
     takes_arguments: bool = True
-    """False if `new` is a complete example of a program, and the arguments are not
-    translated."""
+    """False if `new` is a complete example, so that the arguments of the program are
+    not translated."""
+    options: Mapping[str, str] | None = None
+    """If `takes_arguments` is False: the options of the program that are kept, and
+    their names in Reverie."""
     example: str = ""
-    """Arguments to show if the command line has none; given arguments are not changed,
-    because the command of Reverie has the same ones."""
+    """For a program whose arguments are the same in Reverie, so that they are copied:
+    arguments to show if the command line has none."""
+    preset: str = ""
+    """Preset to add if the settings in `new` have an effect only with it. A preset that
+    selects another agent is added only if the command line has neither presets nor a
+    task."""
 
 
 class Original(NamedTuple):
@@ -47,19 +55,20 @@ class Original(NamedTuple):
 
     name: str
     page: str
-    """Documentation for its users, below the repository."""
+    """Path of the documentation for its users, in the repository."""
     programs: tuple[Replacement, ...]
-    blocks: dict[str, Replacement]
+    presets: dict[str, Replacement]
     flags: tuple[Replacement, ...]
     """The first one that matches is used."""
-    program_blocks: dict[str, Replacement]
-    """Replacements of blocks whose names also exist in Reverie, for another algorithm.
-    They are used if the command line begins with a program of the implementation."""
-    hydra_block: str = ""
-    """Preset block to use if a command line has arguments `NAME=VALUE` of which none
-    selects a block."""
+    program_presets: dict[str, Replacement]
+    """Replacements of presets whose names exist in Reverie with another meaning. They
+    are used if the command line begins with a program of the implementation."""
+    hydra_preset: str = ""
+    """Preset to use if a command line has arguments `NAME=VALUE` of which none
+    selects a preset."""
     agent: str = ""
-    """Agent for which flags without an equivalent are explained; empty for all."""
+    """Agent of Reverie that the implementation corresponds to. Flags without an
+    equivalent are explained only if the command trains it; if empty, always."""
 
 
 @functools.cache
@@ -77,17 +86,23 @@ def originals() -> tuple[Original, ...]:
 
 
 def _read(name: str, names: Mapping[str, str] | None = None) -> Original:
-    """Read a table; `names` are more flags, from the converter of config files.
+    """Read a table; `names` has more flags and the settings that replace them.
 
-    The last ones to try are the flags under `other_flags`.
+    Flags under `other_flags` are tried last. `names_preset` in a table is the preset of
+    the flags in `names`.
     """
+    file = resources.files(__package__) / f"{name}.yaml"
+    table = yaml.safe_load(file.read_text("utf-8"))
+    preset = table.get("names_preset", "")
     more_flags = tuple(
-        Replacement(re.escape(key).replace("_", "[-_]"), f"--{setting} {{value}}")
+        Replacement(
+            re.escape(key).replace("_", "[-_]"),
+            f"--{setting} {{value}}",
+            preset=preset,
+        )
         for key, setting in (names or {}).items()
         if key != setting
     )
-    file = resources.files(__package__) / f"{name}.yaml"
-    table = yaml.safe_load(file.read_text("utf-8"))
     flags = _replacements(table["flags"])
     if prefix := table.get("optional_prefix"):
         start = f"(?:{re.escape(prefix)})?"
@@ -96,12 +111,16 @@ def _read(name: str, names: Mapping[str, str] | None = None) -> Original:
         table["name"],
         table["page"],
         _replacements(table["programs"]),
-        {each.pattern: each for each in _replacements(table.get("blocks", []))},
+        _by_pattern(table.get("presets", [])),
         (*flags, *more_flags, *_replacements(table.get("other_flags", []))),
-        {each.pattern: each for each in _replacements(table.get("program_blocks", []))},
-        table.get("hydra_block", ""),
+        _by_pattern(table.get("program_presets", [])),
+        table.get("hydra_preset", ""),
         table.get("agent", ""),
     )
+
+
+def _by_pattern(items: list[dict[str, Any]]) -> dict[str, Replacement]:
+    return {each.pattern: each for each in _replacements(items)}
 
 
 def _replacements(items: list[dict[str, Any]]) -> tuple[Replacement, ...]:

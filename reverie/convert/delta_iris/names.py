@@ -1,8 +1,8 @@
-"""Parameter names of the original Δ-IRIS and of the agent here.
+"""Parameter names of the original Δ-IRIS and of the agent in Reverie.
 
 Original names are those of its checkpoints, without the prefixes `tokenizer.` and
-`world_model.`. The original has separate tensors for queries, keys and values of an
-attention layer; here they are one matrix, and each is a third of its rows.
+`world_model.`. The original has separate matrices for queries, keys and values of an
+attention layer; in Reverie their rows are concatenated in one matrix.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from torch import Tensor
 
 from reverie.api import UserError
 
+# Lists of regular expressions and replacements: `TOKENIZER` and `WORLD_MODEL` for the
+# start of a name, then `LAYERS` for any part of it.
 TOKENIZER = [
     (r"encoder_act_emb", "encoder_action"),
     (r"decoder_act_emb", "decoder_action"),
@@ -52,7 +54,7 @@ LAYERS = [
     (r"norm(\d?|_\w+)\.bias$", r"norm\1.shift"),
 ]
 DERIVED = r".*\.(indices|mask)$"
-"""Buffers of the original that are computed from the sizes."""
+"""Buffers of the original that are not imported, because they follow from the sizes."""
 QKV = ("query", "key", "value")
 ADVICE = (
     "use the settings and the environment of the checkpoint, as in "
@@ -61,16 +63,18 @@ ADVICE = (
 
 
 class Target(NamedTuple):
-    """A parameter of the agent, or a third of its rows."""
+    """A parameter of the agent, or the rows of it for queries, keys or values."""
 
     name: str
-    third: int | None
-    """Index of the third of the rows; None for all rows."""
+    qkv_index: int | None
+    """0, 1 or 2 for the rows of queries, keys or values; None for all rows."""
 
     def view(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return the part that corresponds to the original tensor, as a view."""
         tensor = tensors[self.name]
-        return tensor if self.third is None else tensor.chunk(len(QKV))[self.third]
+        if self.qkv_index is None:
+            return tensor
+        return tensor.chunk(len(QKV))[self.qkv_index]
 
 
 def find_targets(
@@ -85,8 +89,8 @@ def find_targets(
             name = re.sub(rf"^{pattern}(?=\.|$)", replacement, name)
         for pattern, replacement in LAYERS:
             name = re.sub(pattern, replacement, name)
-        third = next((i for i, t in enumerate(QKV) if f".sa.{t}." in original), None)
-        targets[original] = Target(name, third)
+        index = next((i for i, x in enumerate(QKV) if f".sa.{x}." in original), None)
+        targets[original] = Target(name, index)
     return {
         original: target._replace(name=_last_layers(target.name, targets.values()))
         for original, target in targets.items()
@@ -122,9 +126,10 @@ def copy_weights(
 
 
 def _last_layers(name: str, targets: Iterable[Target]) -> str:
-    """Rename the layers after the last residual block.
+    """Rename the norm and the convolution after the last residual block.
 
-    The original counts the activation as a layer; here it is part of the norm.
+    The original counts the activation between them as a layer; here it is part of the
+    norm.
     """
     match = re.fullmatch(r"(\w+\.layers\.)(\d+)\.(weight|bias)", name)
     if not match or name.startswith("transformer."):

@@ -1,7 +1,7 @@
 """Infer the settings of a checkpoint of Δ-IRIS from the shapes of its tensors.
 
-Sizes can be inferred, except for the number of attention heads: without a setting, it
-is known only for the two transformers of the original's configs.
+Sizes can be inferred, except for the number of attention heads: unless the user sets
+it, it is known only for the two transformers in the configs of the original.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from reverie.api import UserError
-from reverie.convert.importer import Settings
+from reverie.convert.importer import Settings, with_prefix
 
 HEADS = "iris.world_model.transformer.heads"
 KNOWN_HEADS = {512: 8, 256: 4}
@@ -30,13 +30,13 @@ def infer_settings(
     `given` has the number of attention heads, if the user has set it.
     """
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    tokenizer = _tokenizer_settings(_with_prefix(shapes, "tokenizer."))
-    world_model = _with_prefix(shapes, "world_model.")
+    tokenizer = _tokenizer_settings(with_prefix(shapes, "tokenizer."))
+    world_model = with_prefix(shapes, "world_model.")
     parts = {
         "tokenizer": tokenizer,
         "world_model": _world_settings(world_model, tokenizer.get("tokens"), given),
         "actor_critic": _actor_critic_settings(
-            _with_prefix(shapes, "actor_critic.model.")
+            with_prefix(shapes, "actor_critic.model.")
         ),
     }
     return {
@@ -67,6 +67,7 @@ def _tokenizer_settings(shapes: Shapes) -> Settings:
     names = ("encoder_act_emb.weight", "quantizer.pre_quant_proj.weight")
     if any(name not in shapes for name in names):
         return {}  # loading the weights raises an error
+    # actions are embedded as one image plane; a token encodes `patch` latent entries
     pixels, (_, patch) = shapes[names[0]][1], shapes[names[1]]
     encoder = _frame_settings(shapes, "encoder.encoder.")
     frame = _frame_settings(shapes, "frame_cnn.encoder.")
@@ -122,7 +123,7 @@ def _frame_settings(shapes: Shapes, net: str) -> Settings:
     Its layers are a convolution, residual blocks (`f`), each followed by downsampling
     (`conv`) or not, a norm and a convolution.
     """
-    layers = _with_prefix(shapes, net)
+    layers = with_prefix(shapes, net)
     channels, units, halve = layers["0.weight"][0], [], []
     for index in range(1, _last(layers)):
         if f"{index}.f.2.weight" in layers:
@@ -140,7 +141,7 @@ def _frame_settings(shapes: Shapes, net: str) -> Settings:
 
 def _decoder_settings(shapes: Shapes, net: str) -> Settings:
     """Return the settings of a decoder, the mirror image of an encoder."""
-    layers = _with_prefix(shapes, net)
+    layers = with_prefix(shapes, net)
     channels, units, halve = layers[f"{_last(layers)}.weight"][1], [], []
     doubles = 0
     for index in range(1, _last(layers)):
@@ -163,7 +164,3 @@ def _last(layers: Shapes) -> int:
 
 def _group(name: str, settings: Settings) -> Settings:
     return {f"{name}.{key}": value for key, value in settings.items()}
-
-
-def _with_prefix(shapes: Shapes, prefix: str) -> Shapes:
-    return {k[len(prefix) :]: v for k, v in shapes.items() if k.startswith(prefix)}

@@ -1,8 +1,8 @@
 """Convert configs of the original DreamerV3.
 
-A run of the original saves all its options in `config.yaml`. Those of the agent, its
+A run of the original saves all its options in `config.yaml`. Options of the agent, its
 batches, the environment and the amount of training are converted; options of JAX,
-logging and processes have no counterpart.
+logging and processes have no equivalent.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def convert_options(
     """Convert the options of `config.yaml` to settings by dotted name.
 
     `known` are the settings of Reverie; options of environments without such a setting
-    are left out. Names of modules (`package.module:Class`) are left out, too: the
-    original has none, and the file may be from another user.
+    are left out. Import paths (`package.module:Class`) are left out too: the original
+    has none, and the file may be from another user, who must not choose code to run.
     """
     flat = _flat({k: v for k, v in options.items() if k != "agent"})
     settings = {new: flat[name] for name, new in TOP_LEVEL.items() if name in flat}
@@ -62,7 +62,7 @@ def convert_options(
         if name.startswith(f"env.{suite}.") and setting in known:
             settings[setting] = value
     sticky = f"env.{group}.sticky"
-    if isinstance(settings.get(sticky), bool):  # the probability is fixed
+    if isinstance(settings.get(sticky), bool):  # the original fixes the probability
         settings[sticky] = 0.25 if settings[sticky] else 0.0
     agent = config_from_original(options["agent"])
     changed = differences(DreamerConfig(), agent)
@@ -101,6 +101,7 @@ def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _change(config: Any, changes: dict[str, Any], prefix: str) -> Any:
+    """Replace nested fields of a config; `prefix` is the path, for error messages."""
     names = {field.name for field in fields(config)}
     new = {}
     for name, value in changes.items():

@@ -16,7 +16,7 @@ from reverie.storage.limits import InvalidFile, parse_yaml
 
 FILE = "agent.pkl"
 FOLDERS = (".", "ckpt", "ckpt/agent")
-"""Folders of a run that have checkpoints; the last one with `--script parallel`."""
+"""Folders that may have checkpoints; `--script parallel` uses `ckpt/agent`."""
 
 
 def is_checkpoint(contents: Any) -> bool:
@@ -29,7 +29,7 @@ def is_checkpoint(contents: Any) -> bool:
 def find_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints of a run or checkpoint folder, the latest one first.
 
-    The file `latest` has the name of the folder of the latest one.
+    The file `latest` contains the folder name of the latest checkpoint.
     """
     if (folder / FILE).is_file():
         return [folder / FILE]
@@ -42,7 +42,7 @@ def find_checkpoints(folder: Path) -> list[Path]:
 
 
 def find_config(path: Path) -> Path | None:
-    """Return the `config.yaml` of the run of a checkpoint, if it is there."""
+    """Return the `config.yaml` of the run of a checkpoint, if it exists."""
     folders = [path.parent]
     if "ckpt" in path.parts[-4:-1]:
         folders += path.parents[2:4]

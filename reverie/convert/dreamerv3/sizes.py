@@ -1,9 +1,9 @@
 """Infer the settings of a checkpoint of the original DreamerV3 from its shapes.
 
-Sizes of layers can be inferred. Of the categorical variables, only the product of their
-number and classes can be inferred; without a setting, their number is 32, as in all
-sizes of the paper. Activations, norms and other options keep the defaults of the
-original.
+Sizes of layers can be inferred. For the categorical variables, only the product of
+their number and their classes can be inferred; unless set by the user, their number is
+32, as in all sizes of the paper. Activations, norms and other options keep the defaults
+of the original.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STOCH = 32
 STOCH_SETTINGS = ("dreamer.rssm.stoch", "dreamer.rssm.classes")
 """Settings of the number and classes of the categorical variables."""
 HEADS = {"rew": "rewhead", "con": "conhead", "pol": "policy", "val": "value"}
-"""Components, and the groups of their settings."""
+"""Names of the heads in the checkpoint, and of their settings."""
 
 Shapes = dict[str, tuple[int, ...]]
 """Shapes of the arrays of one component."""
@@ -63,6 +63,7 @@ def _dynamics_settings(shapes: Shapes, given: Settings) -> Settings:
     names = ("dyngru/kernel", "dynin0/bias", "obslogit/bias")
     if any(name not in shapes for name in names):
         return {}  # loading the weights raises an error
+    # `gates` is (blocks, inputs, 3 * outputs)
     gates, hidden, logits = (shapes[name] for name in names)
     stoch, classes = _split_stochastic(
         logits[0], *(given.get(x, 0) for x in STOCH_SETTINGS)
@@ -80,9 +81,9 @@ def _dynamics_settings(shapes: Shapes, given: Settings) -> Settings:
 
 
 def _split_stochastic(width: int, stoch: int, classes: int) -> tuple[int, int]:
-    """Return number and classes of the categorical variables; they multiply to `width`.
+    """Return number and classes of the categorical variables; their product is `width`.
 
-    Without a given number, that of the original's sizes is used if it fits.
+    If neither is given (0), the number of the original is used if it divides `width`.
     """
     if not stoch and not classes and width % STOCH == 0:
         return STOCH, width // STOCH
@@ -142,7 +143,7 @@ def _mlp_settings(shapes: Shapes, layer: str) -> Settings:
 
 
 def _vector_keys(decoder: Shapes) -> str:
-    """Return a pattern of the vectors that encoder and decoder have in common."""
+    """Return a pattern of the keys of vector observations, from the decoder's heads."""
     heads = (re.fullmatch(r"vec/(.+)/(?:pred|logits)/kernel", name) for name in decoder)
     keys = [re.escape(head[1]) for head in heads if head]
     return "|".join(keys) or ".*"

@@ -1,9 +1,9 @@
 """Import and export checkpoints of the original DreamerV3 (danijar/dreamerv3, JAX).
 
-The original stores one dict from names like `dyn/dynin0/kernel` to arrays. Here the
-component `dyn` has the same parameter as `dynin0.weight`, in PyTorch's layout: linear
-kernels are transposed and convolutions are (out, in, h, w); block kernels are the same.
-Both directions are exact.
+The original stores one dict from names like `dyn/dynin0/kernel` to arrays. In Reverie,
+the component `dyn` has the same parameter as `dynin0.weight`, in PyTorch's layout:
+linear kernels are transposed and convolutions are (out, in, h, w); block-diagonal
+kernels are unchanged. Import and export are exact.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from reverie.api import StateDict, UserError
+from reverie.convert.importer import is_selected
 from reverie.nets.blocks import ModulesByKey
-from reverie.patterns import matches
 from reverie.storage.file_kind import PICKLE, TEXT, UNKNOWN, file_kind
 from reverie.storage.limits import InvalidFile, quote, read_bytes
 from reverie.storage.numpy_pickle import parse_arrays
@@ -42,6 +42,7 @@ def from_original(
     used: set[str] = set()
 
     def take(name: str, old: Tensor) -> Tensor:
+        """Return an array in the dtype and layout of `old`, and mark it as used."""
         if name not in arrays:
             raise UserError(
                 f"The checkpoint has no {name!r}, which this agent needs.\n"
@@ -58,22 +59,14 @@ def from_original(
             )
         return new.to(old.dtype)
 
-    def is_selected(part: str) -> bool:
-        try:
-            return matches(components, part)
-        except re.error:  # reported by `load_weights`
-            return True
-
-    everything = all(map(is_selected, (*NETWORKS, *NORMS)))
-    for part in filter(is_selected, NETWORKS):
+    selected = [x for x in (*NETWORKS, *NORMS) if is_selected(components, x)]
+    for part in selected:
+        is_network = part in NETWORKS
         state[part] = {
-            k: take(original_name(part, k), v) for k, v in template[part].items()
+            k: take(original_name(part, k) if is_network else f"{part}/{k}/value", v)
+            for k, v in template[part].items()
         }
-    for part in filter(is_selected, NORMS):
-        state[part] = {
-            k: take(f"{part}/{k}/value", v) for k, v in template[part].items()
-        }
-    if not everything:
+    if len(selected) < len(NETWORKS) + len(NORMS):
         return state
     if "slowval_count/value" in arrays:
         count = take("slowval_count/value", torch.zeros(()))
@@ -120,10 +113,10 @@ def to_original(state: StateDict) -> dict[str, np.ndarray]:
 
 
 def original_name(part: str, name: str) -> str:
-    """`dyn`, `dynin0.weight` -> `dyn/dynin0/kernel`."""
+    """Return the original's name: `dyn/dynin0/kernel` for `dyn`, `dynin0.weight`."""
     *path, leaf = name.split(".")
     leaf = {"weight": "kernel"}.get(leaf, leaf)
-    return "/".join([part, *(ModulesByKey.key(slot) for slot in path), leaf])
+    return "/".join([part, *(ModulesByKey.key(module) for module in path), leaf])
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -162,7 +155,7 @@ def import_state(
     if "dyngru.weight" not in template["dyn"]:
         raise UserError(
             f"{path} is a checkpoint of danijar/dreamerv3, but this run has another "
-            "world model.\n  Fix: --dreamer.world rssm, without the blocks of other "
+            "world model.\n  Fix: --dreamer.world rssm, without the presets of other "
             "world models."
         )
     return from_original(read_checkpoint(path)["params"], template, components)
@@ -191,7 +184,7 @@ def _opt_name(key: str) -> str:
 
 
 def _moments(arrays: Mapping[str, Any]) -> list[str]:
-    """Find the two moments; their index depends on the parts of the optimizer."""
+    """Return the name prefixes of the two moments, which depend on the optimizer."""
     prefixes = {m[1] for k in arrays if (m := re.match(r"(opt/state/\d+)/1/", k))}
     if len(prefixes) != 2:
         raise UserError(

@@ -1,7 +1,7 @@
-"""Read `latest.pt`, and rename its tensors to those of Reverie.
+"""Read `latest.pt`, and rename its tensors to the names of Reverie.
 
-The modules of the original contain each other, so a file has several names for one
-tensor. Only the world model (`_wm.`), the task behavior (`_task_behavior.`) and
+Modules of the original contain references to each other, so a file has several names
+for one tensor. Only the world model (`_wm.`), the task behavior (`_task_behavior.`) and
 Plan2Explore (`_expl_behavior._networks.`, `_expl_behavior._behavior.`) are read. If the
 model was compiled, names contain `_orig_mod.`, which is removed.
 """
@@ -97,10 +97,10 @@ def read_encoder(path: str | Path) -> dict[str, Tensor]:
 
 
 def read_optimizers(path: str | Path) -> dict[str, Mapping[str, Any]]:
-    """Return the states of the model, actor and value optimizers by these names.
+    """Return the states of the optimizers `model`, `actor` and `value`, by name.
 
     Those of Plan2Explore are `explore_ensemble`, `explore_actor` and `explore_value`.
-    In compiled models, names have further parts between the module and the optimizer.
+    Names of compiled models have more parts between the module and the optimizer.
     """
     data = read_torch_file(path, [OPTIMIZERS])
     states = data.get(OPTIMIZERS) if isinstance(data, Mapping) else None
@@ -117,9 +117,10 @@ def read_optimizers(path: str | Path) -> dict[str, Mapping[str, Any]]:
 def rename(names: Iterable[str], action: str = "action") -> dict[str, tuple[str, str]]:
     """Return component and parameter name of each original name.
 
-    `action` is the key of the action. Names without a counterpart are left out.
+    `action` is the key of the action. Names without an equivalent are left out.
     """
     names = list(names)
+    # Indices of `_cnn.layers` count a convolution, its norm (if any) and activation.
     strides = {
         part: 3 if any(n.startswith(part) and ".norm." in n for n in names) else 2
         for part in ("_wm.encoder._cnn.", "_wm.heads.decoder._cnn.")
@@ -134,16 +135,17 @@ def rename(names: Iterable[str], action: str = "action") -> dict[str, tuple[str,
                 stride = strides[f"{prefix}_cnn."]
             if new := _parameter(component, rest, stride, action):
                 renamed[name] = (component, new)
-    last = [n for c, n in renamed.values() if c == "dec" and n.startswith("convs.")]
-    end = max((int(n.split(".")[1]) for n in last), default=-1)
-    return {
-        old: (c, n.replace(f"convs.{end}.", "imgout.") if c == "dec" else n)
+    convs = [n for c, n in renamed.values() if c == "dec" and n.startswith("convs.")]
+    last = max((int(n.split(".")[1]) for n in convs), default=-1)
+    return {  # the last convolution of the decoder is named `imgout`
+        old: (c, n.replace(f"convs.{last}.", "imgout.") if c == "dec" else n)
         for old, (c, n) in renamed.items()
     }
 
 
 def _parameter(component: str, name: str, stride: int, action: str) -> str | None:
-    """Return the name in a component: `layers.Reward_linear0.weight` -> `mlp...`."""
+    """Return the parameter name in a component, such as `mlp.layers.0.weight` for
+    `layers.Reward_linear0.weight`; None if there is no equivalent."""
     path, _, leaf = name.rpartition(".")
     if component == "dyn":
         return _dynamics_parameter(path, leaf)
@@ -156,8 +158,8 @@ def _parameter(component: str, name: str, stride: int, action: str) -> str | Non
         new = leaf if match[1] == "linear" else NORM[leaf]
         return f"mlp.layers.{match[2]}.{new}"
     if match := re.fullmatch(r"_mlp\.mean_layer\.(.+)", path):
-        return f"vec.{ModulesByKey.slot(match[1])}.pred.{leaf}"
-    slot = ModulesByKey.slot(action)
+        return f"vec.{ModulesByKey.module_name(match[1])}.pred.{leaf}"
+    slot = ModulesByKey.module_name(action)
     outputs = {
         "pol": {"mean_layer": f"head.{slot}.mean", "std_layer": f"head.{slot}.stddev"},
         "con": {"mean_layer": "head.logit"},

@@ -1,8 +1,8 @@
 """Convert configs of dreamerv3-torch, and infer sizes from its checkpoints.
 
-`configs.yaml` has named blocks of options, which are merged over its block `defaults`.
-Environment options (task, size, action repeat, time limit) are not converted: Reverie
-has its own blocks for them.
+`configs.yaml` has presets (named groups of options), which are merged over its preset
+`defaults`. Environment options (task, size, action repeat, time limit) are not
+converted: Reverie has its own presets for them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from reverie.api import UserError
 from reverie.config import flatten
 from reverie.nets.blocks import ACTIVATIONS
 
-BLOCK = "dreamerv3_torch"
+PRESET = "dreamerv3_torch"
 """Preset with the defaults of the original."""
 WORLD, ACTOR_CRITIC = "dreamer.dreamerv3_torch", "dreamer.dreamerv3_torch_ac"
 """Settings of the world model and of the actor-critic."""
@@ -129,7 +129,7 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
     "eval_state_mean": (False,),
     "expl_behavior": ("greedy", "random", "plan2explore", "Plan2Explore"),
 }
-"""Values that can be converted; the original fails with most others."""
+"""Values that can be converted; most others raise an error in the original too."""
 OUTPUTS = {"symlog_disc": "symlog_twohot", "symlog_mse": "symlog_mse"}
 
 
@@ -148,24 +148,24 @@ def is_config(data: Mapping[str, Any]) -> bool:
     return "dyn_deter" in (defaults if isinstance(defaults, Mapping) else data)
 
 
-def merge_blocks(
-    data: Mapping[str, Any], blocks: Iterable[str], source: str
+def merge_presets(
+    data: Mapping[str, Any], presets: Iterable[str], source: str
 ) -> dict[str, Any]:
-    """Return the options of `configs.yaml` with these blocks over its defaults."""
+    """Return the options of `configs.yaml` with these presets over its defaults."""
     if "defaults" not in data:
         data = {"defaults": data}
     options = flatten(data["defaults"])
     names = [k for k, v in data.items() if isinstance(v, Mapping) and k != "defaults"]
-    for block in blocks:
-        if block not in names:
+    for preset in presets:
+        if preset not in names:
             fix = f"choose from {', '.join(names)}." if names else f"--config {source}"
-            raise UserError(f"{source} has no block {block!r}.\n  Fix: {fix}")
-        options |= flatten(data[block])
+            raise UserError(f"{source} has no preset {preset!r}.\n  Fix: {fix}")
+        options |= flatten(data[preset])
     return options
 
 
 def convert_options(options: Mapping[str, Any]) -> ConvertedConfig:
-    """Convert options, nested or flat with dots, to settings over the block `BLOCK`."""
+    """Convert nested or dotted options to settings that override `PRESET`."""
     given = {k: v for k, v in flatten(dict(options)).items() if v is not None}
     for name, values in SUPPORTED.items():
         if name in given and given[name] not in values:
@@ -181,7 +181,7 @@ def convert_options(options: Mapping[str, Any]) -> ConvertedConfig:
             settings[f"dreamer.{head}.output"] = OUTPUTS[given[option]]
     if "units" in given:
         settings |= {f"dreamer.{head}.units": given["units"] for head in HEADS}
-    if "imag_horizon" in given:  # it counts states, `imag_length` steps between them
+    if "imag_horizon" in given:  # it counts states; `imag_length` counts steps
         settings["dreamer.imag_length"] = int(given["imag_horizon"]) - 1
     if "reward_EMA" in given:
         impl = "perc" if given["reward_EMA"] else "none"
@@ -207,7 +207,7 @@ def convert_options(options: Mapping[str, Any]) -> ConvertedConfig:
 
 
 def _layer_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Activations and norms."""
+    """Return the settings of activations and norms."""
     settings: dict[str, Any] = {}
     groups = {
         "": (WORLD, *(f"dreamer.{head}" for head in HEADS), ENSEMBLE),
@@ -231,7 +231,7 @@ def _layer_settings(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _image_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys, number of convolutions and output of encoder and decoder."""
+    """Return keys, number of convolutions and output of encoder and decoder."""
     settings: dict[str, Any] = {}
     side = (given.get("size") or [64])[0]
     for group in ("encoder", "decoder"):
@@ -262,6 +262,7 @@ def _actor_settings(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reward_gradient(heads: Iterable[str]) -> bool:
+    """True if gradients of the reward head reach the world model (`grad_heads`)."""
     heads = set(heads)
     if not {"decoder", "cont"} <= heads:
         raise UserError(

@@ -22,7 +22,7 @@ LEAVES = {"linear.weight": "weight", "norm.weight": "scale", "norm.bias": "shift
 
 
 def is_exploration(name: str) -> bool:
-    """True for the tensors of Plan2Explore, without copies of other modules."""
+    """True for the tensors of Plan2Explore, except references to the world model."""
     if name.startswith(BEHAVIOR):
         return not name.startswith(f"{BEHAVIOR}_world_model.")
     return name.startswith(NETWORKS)
@@ -59,7 +59,7 @@ def infer_exploration(
 ) -> dict[str, Any]:
     """Return the settings of Plan2Explore, if the checkpoint has an ensemble.
 
-    `widths` has the sizes of the targets, and `actions` is the size of the actions.
+    `widths` has the sizes of the possible targets; `actions` is the size of an action.
     """
     ensemble = ensemble_names(weights)
     if "out.weight" not in ensemble:

@@ -9,7 +9,7 @@ from reverie.convert.dreamerv3_torch.checkpoint import (
     read_encoder,
     select_weights,
 )
-from reverie.convert.dreamerv3_torch.config import BLOCK, WORLD
+from reverie.convert.dreamerv3_torch.config import PRESET, WORLD
 from reverie.convert.dreamerv3_torch.sizes import infer_encoder, infer_settings
 from reverie.convert.dreamerv3_torch.weights import import_state
 from reverie.convert.importer import EncoderImporter, Importer, Settings, find_files
@@ -29,9 +29,9 @@ IMPORTER = Importer(
     import_state=import_state,
     infer_settings=_infer,
     undetermined=STOCH_SETTINGS,
-    algorithm=(BLOCK,),
+    algorithm=(PRESET,),
     find=lambda folder: find_files(folder, "latest.pt", "latest_model.pt"),
     encoder=EncoderImporter(
-        BLOCK, lambda contents: infer_encoder(select_weights(contents)), read_encoder
+        PRESET, lambda contents: infer_encoder(select_weights(contents)), read_encoder
     ),
 )

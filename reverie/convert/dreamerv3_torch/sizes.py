@@ -1,8 +1,8 @@
 """Infer the settings of a checkpoint of dreamerv3-torch from the shapes of its tensors.
 
-Sizes of layers can be inferred. Of the categorical variables, only the product of their
-number and classes can be inferred. These and other options are taken from the defaults
-of the original, from its config, or from flags.
+Sizes of layers can be inferred. For the categorical variables, only the product of
+their number and their classes can be inferred. The number, the classes and other
+options are taken from the defaults of the original, from its config, or from flags.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 from reverie.api import UserError
 from reverie.convert.dreamerv3_torch.config import LAYER_NORM, WORLD
 from reverie.convert.dreamerv3_torch.exploration import infer_exploration
+from reverie.convert.importer import with_prefix
 from reverie.nets.encoder import NO_KEYS, EncoderConfig
 
 STOCH, CLASSES = 32, 32
@@ -32,8 +33,8 @@ def infer_settings(
     user has given them, otherwise 0.
     """
     settings = {
-        **conv_settings(_part(weights, "_wm.encoder."), "dreamer.enc"),
-        **conv_settings(_part(weights, "_wm.heads.decoder."), "dreamer.dec"),
+        **conv_settings(with_prefix(weights, "_wm.encoder."), "dreamer.enc"),
+        **conv_settings(with_prefix(weights, "_wm.heads.decoder."), "dreamer.dec"),
     }
     for prefix, group in (
         ("_wm.heads.reward.", "dreamer.rewhead"),
@@ -41,7 +42,7 @@ def infer_settings(
         ("_task_behavior.actor.", "dreamer.policy"),
         ("_task_behavior.value.", "dreamer.value"),
     ):
-        part = _part(weights, prefix)
+        part = with_prefix(weights, prefix)
         settings |= mlp_settings(part, group)
         outputs = len(part.get("mean_layer.bias", ()))
         if group in ("dreamer.rewhead", "dreamer.value") and outputs:
@@ -51,15 +52,16 @@ def infer_settings(
             settings |= {f"{group}.bins": outputs} if outputs > 1 else {}
     decoded = [
         name.split(".")[1]
-        for name in _part(weights, "_wm.heads.decoder._mlp.")
+        for name in with_prefix(weights, "_wm.heads.decoder._mlp.")
         if re.fullmatch(r"mean_layer\..+\.weight", name)
     ]
-    if decoded:
+    # sorted keys are the default, which also orders keys that are not decoded
+    if decoded != sorted(decoded):
         settings[f"{WORLD}.key_order"] = decoded
     if "_task_behavior.ema_vals" not in weights:
         settings["dreamer.retnorm.impl"] = "none"
     settings[f"{WORLD}.scale_images"] = "image"
-    dynamics = _part(weights, "_wm.dynamics.")
+    dynamics = with_prefix(weights, "_wm.dynamics.")
     settings |= _dynamics_settings(weights, dynamics, stoch, classes)
     if f"{WORLD}.deter" in settings:
         settings |= _exploration_settings(weights, dynamics, settings)
@@ -68,7 +70,7 @@ def infer_settings(
 
 def infer_encoder(weights: Mapping[str, Tensor]) -> EncoderConfig:
     """Return the config of the encoder."""
-    part = _part(weights, "_wm.encoder.")
+    part = with_prefix(weights, "_wm.encoder.")
     settings = {name[1:]: value for name, value in conv_settings(part, "").items()}
     if "mults" not in settings:
         settings["cnn_keys"] = NO_KEYS
@@ -76,7 +78,7 @@ def infer_encoder(weights: Mapping[str, Tensor]) -> EncoderConfig:
 
 
 def conv_settings(part: Mapping[str, Tensor], group: str) -> dict[str, Any]:
-    """Settings of an encoder or decoder."""
+    """Return the settings of an encoder or decoder."""
     settings = mlp_settings(part, group)
     convs = {k: v for k, v in part.items() if v.ndim == 4}
     if not convs:
@@ -86,18 +88,18 @@ def conv_settings(part: Mapping[str, Tensor], group: str) -> dict[str, Any]:
     channels = [x.shape[0] for x in convs.values()]
     channels = channels[::-1] if is_decoder else channels
     mults = [count / channels[0] for count in channels]
-    normed = any(re.match(r"_cnn\.layers\.\d+\.norm\.", name) for name in part)
-    has_norm = normed or (len(convs) == 1 and is_decoder)
+    if len(convs) > 1 or not is_decoder:  # the last one of a decoder never has a norm
+        normed = any(re.match(r"_cnn\.layers\.\d+\.norm\.", name) for name in part)
+        settings[f"{group}.norm"] = LAYER_NORM if normed else "none"
     return settings | {
         f"{group}.depth": channels[0],
         f"{group}.mults": tuple(int(mult) for mult in mults),
         f"{group}.kernel": next(iter(convs.values())).shape[-1],
-        f"{group}.norm": LAYER_NORM if has_norm else "none",
     }
 
 
 def mlp_settings(part: Mapping[str, Tensor], group: str) -> dict[str, Any]:
-    """Number and width of the hidden layers of an MLP, and its norm."""
+    """Return number and width of the hidden layers of an MLP, and its norm."""
     hidden = [v for k, v in part.items() if re.search(r"_linear\d+\.weight$", k)]
     if not hidden:
         return {}
@@ -144,9 +146,9 @@ def _exploration_settings(
 
 
 def _split_stochastic(width: int, stoch: int, classes: int) -> tuple[int, int]:
-    """Return number and classes of the categorical variables; they multiply to `width`.
+    """Return number and classes of the categorical variables; their product is `width`.
 
-    Without a given number, those of the original's configs are used if they fit.
+    If neither is given (0), those of the original are used if they match `width`.
     """
     if not stoch and not classes and width == STOCH * CLASSES:
         return STOCH, CLASSES
@@ -161,7 +163,3 @@ def _split_stochastic(width: int, stoch: int, classes: int) -> tuple[int, int]:
             f"--{WORLD}.classes {width // example}"
         )
     return number, width // number
-
-
-def _part(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {k[len(prefix) :]: v for k, v in weights.items() if k.startswith(prefix)}

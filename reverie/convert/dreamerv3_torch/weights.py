@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reverie.agents.weights import check_fit
+from reverie.agents.weights import check_same_tensors
 from reverie.api import StateDict, UserError
 from reverie.convert.dreamerv3_torch.checkpoint import (
     COMPONENTS,
@@ -23,7 +22,7 @@ from reverie.convert.dreamerv3_torch.exploration import (
     NETWORKS,
     stack_ensemble,
 )
-from reverie.patterns import matches
+from reverie.convert.importer import is_selected
 
 OPTIMIZERS = {
     "world": ("model", "_wm."),
@@ -34,9 +33,9 @@ EXPLORE_OPTIMIZERS = {
     "actor": ("explore_actor", f"{BEHAVIOR}actor."),
     "critic": ("explore_value", f"{BEHAVIOR}value."),
 }
-"""Optimizers of the agent: names and parameters in the original."""
+"""Optimizers of the agent; each with its name and parameter prefix in the original."""
 ALTERNATIVES = ((".mean.", ".logits."), (".logits.", ".pred."), (".pred.", ".logits."))
-"""Names of output layers, which depend on the distribution."""
+"""Other names of output layers, which depend on the distribution."""
 
 
 def import_state(
@@ -62,7 +61,7 @@ def import_state(
             state["explore_opt"] = explore_optimizer_states(
                 optimizers, weights, template
             )
-        state["continues_training"] = True
+        state["continues_training"] = True  # load the optimizers, see `Importer`
     return state
 
 
@@ -73,22 +72,22 @@ def from_original(
     state = dict(template)
     renamed = new_names(weights, template)
     for component in COMPONENTS.values():
-        if component not in template or not _matches(components, component):
+        if component not in template or not is_selected(components, component):
             continue
         new = {n: weights[old] for old, (c, n) in renamed.items() if c == component}
         if not new and component.startswith("explore_"):
             continue  # trained without Plan2Explore, which starts with new weights
-        check_fit(component, template[component], {component: new})
+        check_same_tensors(component, template[component], {component: new})
         state[component] = new
     ensemble = stack_ensemble(weights)
-    if ensemble and "ensemble" in template and _matches(components, "ensemble"):
-        check_fit("ensemble", template["ensemble"], {"ensemble": ensemble})
+    if ensemble and "ensemble" in template and is_selected(components, "ensemble"):
+        check_same_tensors("ensemble", template["ensemble"], {"ensemble": ensemble})
         state["ensemble"] = ensemble
     for prefix, name in (("_task_behavior.", "retnorm"), (BEHAVIOR, "explore_retnorm")):
         ema: Any = weights.get(f"{prefix}ema_vals")
-        own = template.get(name, {})
-        if ema is not None and "lo" in own and _matches(components, name):
-            state[name] = {**own, "lo": ema[0], "hi": ema[1]}
+        current = template.get(name, {})
+        if ema is not None and "lo" in current and is_selected(components, name):
+            state[name] = {**current, "lo": ema[0], "hi": ema[1]}
     return state
 
 
@@ -103,8 +102,8 @@ def new_names(
     renamed = {}
     for old, (component, new) in rename(weights, key).items():
         names = [new, *(new.replace(a, b) for a, b in ALTERNATIVES)]
-        own = [name for name in names if name in template.get(component, ())]
-        renamed[old] = (component, own[0] if own else new)
+        existing = [name for name in names if name in template.get(component, ())]
+        renamed[old] = (component, existing[0] if existing else new)
     return renamed
 
 
@@ -113,7 +112,10 @@ def optimizer_states(
     weights: Mapping[str, Tensor],
     template: StateDict,
 ) -> StateDict:
-    """Return the states of the optimizers; unchanged if one has not taken a step."""
+    """Return the states of the optimizers.
+
+    An optimizer that has no state in the checkpoint keeps the one in `template`.
+    """
     return _optimizer_states(OPTIMIZERS, template["opt"], optimizers, weights, template)
 
 
@@ -123,9 +125,9 @@ def explore_optimizer_states(
     template: StateDict,
 ) -> StateDict:
     """Return the states of the optimizers of Plan2Explore, like `optimizer_states`."""
-    own = template["explore_opt"]
-    states = _optimizer_states(EXPLORE_OPTIMIZERS, own, optimizers, weights, template)
-    states["ensemble"] = ensemble = dict(own["ensemble"])
+    old = template["explore_opt"]
+    states = _optimizer_states(EXPLORE_OPTIMIZERS, old, optimizers, weights, template)
+    states["ensemble"] = ensemble = dict(old["ensemble"])
     saved = optimizers.get("explore_ensemble", {}).get("state", {})
     if saved:
         names = [name for name in weights if name.startswith(NETWORKS)]
@@ -142,28 +144,28 @@ def explore_optimizer_states(
 
 def _optimizer_states(
     table: Mapping[str, tuple[str, str]],
-    own_states: StateDict,
+    old_states: StateDict,
     optimizers: Mapping[str, Mapping[str, Any]],
     weights: Mapping[str, Tensor],
     template: StateDict,
 ) -> StateDict:
-    """Return the states of the optimizers in a table of names and parameters.
+    """Return the states of the optimizers in `table` (`OPTIMIZERS` or similar).
 
-    An optimizer of the original numbers its parameters in the order of the tensors.
+    Optimizers of the original number their parameters in the order of the tensors.
     """
     renamed, states = new_names(weights, template), {}
     for name, (original, prefix) in table.items():
-        states[name] = own = dict(own_states[name])
+        states[name] = state = dict(old_states[name])
         saved = optimizers.get(original, {}).get("state", {})
         if not saved:
             continue
         names = [old for old in weights if old.startswith(prefix)]
         for moment, entry in (("mu", "exp_avg"), ("nu", "exp_avg_sq")):
-            own[moment] = {
+            state[moment] = {
                 ".".join(renamed[old]): _moment(saved, i, entry, weights[old])
                 for i, old in enumerate(names)
             }
-        own["step"] = torch.as_tensor(saved[0]["step"]).float()
+        state["step"] = torch.as_tensor(saved[0]["step"]).float()
     return states
 
 
@@ -176,10 +178,3 @@ def _moment(saved: Mapping[Any, Any], index: int, entry: str, like: Tensor) -> T
             "are loaded only with '.*', the default."
         )
     return value
-
-
-def _matches(pattern: str, component: str) -> bool:
-    try:
-        return matches(pattern, component)
-    except re.error:  # reported by `load_weights`
-        return True

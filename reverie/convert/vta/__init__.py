@@ -1,1 +1,6 @@
-"""Import checkpoints and config files of the original VTA."""
+"""Import checkpoints and config files of VTA.
+
+There are two implementations: that of the authors (taesupkim/vta), and its port with
+actions, bouncing balls and Dreamer (Mainlst/stable-deep-world-model), here called the
+port.
+"""

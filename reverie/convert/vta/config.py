@@ -1,7 +1,7 @@
-"""Import JSON config files of the VTA reimplementation for bouncing balls and mazes.
+"""Import JSON config files of the port of VTA (Mainlst/stable-deep-world-model).
 
 They are flat JSON objects, recognized by the key `env_type`. Unknown keys are reported
-and ignored. Below, this reimplementation is called "the port".
+and ignored.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from reverie.api import UserError
 
 MAZE = "3d_maze_default"
-BLOCKS = {"bouncing_balls": "vta_balls", "3d_maze": "vta_maze"}
+PRESETS = {"bouncing_balls": "vta_balls", "3d_maze": "vta_maze"}
 LOSSES = {"bce": "bernoulli", "mse": "gaussian"}
 
 NAMES = {
@@ -48,7 +48,7 @@ DEFAULTS = {
 }
 """Defaults of the port that differ from those of Reverie."""
 
-IGNORED = {
+OTHER_KEYS = {
     "env_type",
     "exp_name",
     "work_dir",
@@ -59,10 +59,11 @@ IGNORED = {
     "obs_bit",
     "use_amp",
 }
-"""Keys that are handled below, follow from the data, or have no effect."""
+"""Known keys that are converted in `from_vta_file`, follow from the data, or have no
+effect."""
 
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "env_type": tuple(BLOCKS),
+    "env_type": tuple(PRESETS),
     "loss_type": tuple(LOSSES),
     "use_amp": (True, False),
 }
@@ -76,7 +77,7 @@ def is_vta_file(data: Mapping[str, Any]) -> bool:
 class VTAFile(NamedTuple):
     """Settings of a config file."""
 
-    block: str
+    preset: str
     """Preset on which the settings are based."""
     defaults: dict[str, Any]
     """Defaults of the port; lower precedence than any other setting."""
@@ -112,13 +113,13 @@ def from_vta_file(data: Mapping[str, Any]) -> VTAFile:
         if "obs_bit" in given:
             settings["vta.world.levels"] = "floor"
             settings["vta.world.bits"] = given["obs_bit"]
-    known = {*NAMES, *IGNORED}
+    known = {*NAMES, *OTHER_KEYS}
     unknown = [key for key in data if key not in known]
-    return VTAFile(BLOCKS[kind], defaults, settings, unknown)
+    return VTAFile(PRESETS[kind], defaults, settings, unknown)
 
 
 def _check_values(given: Mapping[str, Any]) -> None:
-    """Check values that are not checked by the settings they set."""
+    """Check the values of keys that are not settings of Reverie."""
     for key, options in CHOICES.items():
         if key in given and given[key] not in options:
             choices = [str(option).lower() for option in options]
@@ -134,8 +135,7 @@ def _check_values(given: Mapping[str, Any]) -> None:
 
 
 def _default_folder(root: str) -> str:
-    """Default folder of the maze in the port: below `root`, or else in the working
-    directory.
-    """
+    """Return the default folder of the maze in the port: in `root`, or else in the
+    working directory."""
     below, here = Path(root) / MAZE, Path(MAZE)
     return str(here if here.is_dir() and not below.is_dir() else below)

@@ -1,4 +1,4 @@
-"""Recognize checkpoints of VTA, of the authors and of the port with actions."""
+"""Recognize checkpoints of VTA, written by the authors' code or by its port."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ PRESETS = {
     "sequences_maze": "vta_maze",
     "recordings": "vta_episodes",
 }
-"""Preset blocks by task."""
+"""Presets by task."""
 AUTHORS = "vta_authors"
-"""Preset block of the authors' model, whose convolutions have no biases."""
+"""Preset of the authors' model, whose convolutions have no biases."""
 
 
 def is_checkpoint(contents: Any) -> bool:
@@ -65,14 +65,14 @@ def _infer(path: Path, contents: Any, given: Settings) -> dict[str, Settings]:
 
 
 def _presets(task: str, contents: Any) -> tuple[str, ...]:
-    block = PRESETS.get(task, "vta_sequences")
+    preset = PRESETS.get(task, "vta_sequences")
     weights = _rename(contents)
     is_authors = bool(weights) and "enc.conv0.bias" not in weights
-    return (block, AUTHORS) if is_authors and block == "vta_maze" else (block,)
+    return (preset, AUTHORS) if is_authors and preset == "vta_maze" else (preset,)
 
 
 def _rename(contents: Any) -> dict[str, Any]:
-    """Return the tensors with the names used here; empty if some are missing."""
+    """Return the tensors by the names of Reverie; empty if some are missing."""
     try:
         return rename_tensors(contents)
     except (KeyError, UserError):

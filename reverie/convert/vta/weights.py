@@ -1,8 +1,8 @@
-"""Import weights of the original VTA and of its port with actions (`model_best.pt`).
+"""Import weights of the authors' VTA and of its port (`model_best.pt`).
 
-The two use different names. Here mean and standard deviation of a Gaussian head are one
-layer, and the three recurrent encoders are one stack. The files do not contain the
-Gumbel-softmax temperature, which keeps its initial value.
+The two use different names. In Reverie, mean and standard deviation of a Gaussian head
+are one layer, and the weights of the three recurrent encoders are stacked. The files do
+not contain the Gumbel-softmax temperature, which keeps its initial value.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NOT_IMPORTED = r"^updates$|^temperature$|num_batches_tracked$"
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
-    """Return the weights of a file with the names used here."""
+    """Return the weights of a file by the names of Reverie."""
     tensors = read_tensors(path)
     is_vta = any(key.startswith("state_model.") for key in tensors)
     try:
@@ -100,7 +100,7 @@ def _shape(shapes: Mapping[str, torch.Size], key: str) -> str:
 
 
 def rename_tensors(originals: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors of either implementation with the names and shapes used here.
+    """Return tensors of either implementation with the names and shapes of Reverie.
 
     Also works for gradients and batch norm statistics; missing tensors are skipped.
     """
@@ -143,7 +143,8 @@ def rename_tensors(originals: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _plain(key: str) -> str:
-    """`state_model.abs_post_fwd.rnn_cell.weight_ih` -> `abs_post_fwd.weight_ih`."""
+    """Remove parts without information from a name:
+    `state_model.abs_post_fwd.rnn_cell.weight_ih` becomes `abs_post_fwd.weight_ih`."""
     key = key.removeprefix("state_model.").replace(".rnn_cell.", ".")
     if re.match(r"(enc_obs|dec_obs|post_boundary)\.", key):
         return key  # `linear` and `normalize` distinguish layers and norms
@@ -157,11 +158,12 @@ def _layer(key: str) -> tuple[str, str, int, str]:
         kind = "conv" if words[3] == "linear" else "norm"
         return words[0], kind, int(words[2]), words[4]
     if len(words) == 4 and words[0] in _NETS and words[2].isdecimal():
-        index, place = divmod(int(words[2]), 3)
-        return words[0], "norm" if place else "conv", index, words[3]
+        # every layer is a convolution, a norm and an activation
+        index, position = divmod(int(words[2]), 3)
+        return words[0], "norm" if position else "conv", index, words[3]
     raise UserError(
         f"{key!r} is not a parameter of VTA.\n"
-        "  Fix: use a checkpoint of the original, or of its port with actions."
+        "  Fix: use a checkpoint of taesupkim/vta or Mainlst/stable-deep-world-model."
     )
 
 

@@ -1,8 +1,9 @@
 """Readers of recorded episodes, one per format (see `datasets/episode_format.py`).
 
-`READERS` lists the formats and how a path is recognized; a new format is one file here
-and one entry there. A reader lists the names and lengths of its episodes without
-loading them and reads one episode at a time, so a dataset may be larger than memory.
+`READERS` lists the formats and how a path is recognized; a new format needs one module
+in this folder and one entry in `READERS`. A reader lists the names and lengths of its
+episodes without loading them and reads one episode at a time, so a dataset may be
+larger than memory.
 Use `datasets.episodes.open_episodes` to open a path.
 """
 
@@ -30,7 +31,8 @@ NUM_SAMPLED = 8
 """Number of episodes, evenly spaced, from which spaces are inferred."""
 
 MAX_DIGITS = 1000
-"""Digits of a number in a name; Python refuses to convert many more."""
+"""Digits of a number in a name that are used for sorting; Python limits the length of
+strings that it converts to integers."""
 
 
 class Reader(ABC):
@@ -72,7 +74,7 @@ class Reader(ABC):
 
     @abstractmethod
     def rows(self, name: str) -> int:
-        """Number of rows of an episode, without loading it.
+        """Return the number of rows of an episode, without loading it.
 
         Raises `BadEpisode` if it is unknown.
         """
@@ -95,8 +97,8 @@ class Reader(ABC):
     def read_states(self, name: str, keys: Sequence[str]) -> tuple[np.ndarray, str]:
         """Return recorded simulator states `(T, d)` and model of one episode.
 
-        A state precedes each action; one after the last action may follow. The arrays
-        of several keys are concatenated. The model is the simulator's XML, or empty.
+        Action t is taken in state t; the state after the last action may be missing.
+        The arrays of several keys are concatenated. The model is XML, or empty.
         """
         raise UserError(
             f"{self.origin} has no simulator states, because it is not HDF5.\n"
@@ -123,20 +125,20 @@ class Reader(ABC):
             is_valid = False
         if not is_valid:
             raise UserError(
-                f"{self.origin} has bounds of actions that are no pair of numbers, or "
-                f"of arrays of shape {space.shape}, with the lower bound first.\n"
+                f"{self.origin} has invalid action bounds; expected two numbers or two "
+                f"arrays of shape {space.shape}, the lower bound first.\n"
                 f"  Fix: correct or remove {self.bounds_entry}."
             )
         return bounded
 
     def _declared_bounds(self) -> tuple[Any, Any] | None:
-        """Lowest and highest continuous action, if the dataset contains them."""
+        """Return the lowest and highest continuous action, if the dataset has them."""
         return None
 
     def _discrete_bounds(self, act_space: Spaces) -> Spaces:
-        """Take the bounds of discrete actions from all episodes.
+        """Extend the bounds of discrete actions to the actions of all episodes.
 
-        The few episodes that spaces are inferred from may lack some actions.
+        The few episodes from which spaces are inferred may lack some actions.
         """
         bounded = dict(act_space)
         discrete = [key for key, space in bounded.items() if space.is_discrete]
@@ -176,7 +178,7 @@ class FolderReader(Reader):
 
 
 class WrappedReader(Reader):
-    """The episodes of another reader; subclasses change some of its methods."""
+    """Base class of readers that change the episodes of another reader."""
 
     def __init__(self, reader: Reader):
         self.inner, self.origin, self.masks = reader, reader.origin, reader.masks
@@ -311,7 +313,7 @@ READERS: dict[str, ReaderType] = {
 
 
 def find_reader_type(path: str | Path) -> tuple[str, ReaderType]:
-    """Return the path as text and the format that it has."""
+    """Return the path as text, and its format."""
     text = str(path)
     if ":" not in text:
         text = str(Path(text).expanduser())
@@ -328,7 +330,7 @@ def find_reader_type(path: str | Path) -> tuple[str, ReaderType]:
 
 
 def make_reader(path: str | Path, **options: Any) -> Reader:
-    """Return the reader of a path; options that its format does not have are ignored.
+    """Return a reader of a path; options that its format does not have are ignored.
 
     Use `datasets.episodes.open_episodes`, which also applies transforms.
     """
@@ -341,7 +343,7 @@ def make_reader(path: str | Path, **options: Any) -> Reader:
 
 @contextmanager
 def as_bad_episode(package: str) -> Iterator[None]:
-    """Raise every error of a package that reads an episode as `BadEpisode`."""
+    """Raise every error of the block, which calls `package`, as `BadEpisode`."""
     try:
         yield
     except BadEpisode:
@@ -376,8 +378,8 @@ def infer_spaces(
     """Infer observation and action spaces from a few episodes.
 
     Arrays of uint8 with rank three are images. Float actions within [-1, 1] get these
-    bounds, other float actions none; they are in the environment's own units. Integer
-    actions are bounded by the values in these episodes.
+    bounds; other float actions have no bounds, because they are in the environment's
+    own units. Integer actions are bounded by the values in these episodes.
     """
     reason = ""
     obs_space: Spaces = {}
@@ -394,9 +396,9 @@ def infer_spaces(
         for key in actions:
             if key in episode and episode[key].shape[1:] == first[key].shape[1:]:
                 value = episode[key]
-                least, most = value.min(0, initial=0), value.max(0, initial=0)
-                low[key] = np.asarray(np.minimum(low.get(key, least), least))
-                high[key] = np.asarray(np.maximum(high.get(key, most), most))
+                minimum, maximum = value.min(0, initial=0), value.max(0, initial=0)
+                low[key] = np.asarray(np.minimum(low.get(key, minimum), minimum))
+                high[key] = np.asarray(np.maximum(high.get(key, maximum), maximum))
     missing = [key for key in actions if key not in first]
     if not first or missing:
         what = f"has no {', '.join(missing)}" if first else "has no readable episode"

@@ -2,9 +2,10 @@
 
 Each file has `observations` (T c h w), `actions`, `rewards` and `ends`. Reward and end
 of step t result from action t, which was taken in frame t. The observation after the
-last action is not stored; the last frame is repeated, which keeps the last reward and
-end. The Δ-IRIS agent here does not use that row, so it trains on the same data as the
-original (with the setting `ends: terminal`, because an episode may be truncated).
+last action is not stored, so the last frame is repeated, which keeps the last reward
+and end. The Δ-IRIS agent does not use the observation of that row, so it trains on the
+same data as the original (with the setting `ends: terminal`, because an episode may be
+truncated).
 
 A path is one dataset (with `info.pt`), or the folder that contains `train` and `test`,
 such as `checkpoints/dataset`; these are then the masks for training and evaluation.
@@ -110,6 +111,6 @@ def _check_actions(value: np.ndarray) -> None:
 
 
 def _count_steps(ends: np.ndarray) -> int:
-    """Steps up to and including the first end, where the original cuts episodes."""
-    last = np.flatnonzero(ends)
-    return int(last[0]) + 1 if len(last) else len(ends)
+    """Count the steps up to the first end, where the original ends an episode too."""
+    end_steps = np.flatnonzero(ends)
+    return int(end_steps[0]) + 1 if len(end_steps) else len(ends)

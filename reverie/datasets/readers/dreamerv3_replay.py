@@ -22,15 +22,16 @@ from reverie.datasets.readers.npz import (
     decode_one_hot,
     is_one_hot,
     load_arrays,
-    scaled_from_unknown,
+    scaled_space_of_unknown_bounds,
 )
 from reverie.datasets.readers.replay import complete_episodes
 from reverie.spaces import FLAGS, RESERVED, Arrays, Space, Spaces
 
 _NAME = re.compile(r"\d{8}T\d{6}\w*-(\w+)-(\w+)-(\d+)")
-_LATENTS = ("enc/", "dyn/", "dec/", "rep/", "finite")
-_OUTCOME = ("action", "reward", "is_terminal")
-_CACHED = 4  # chunks in memory: short episodes are often in the same chunk
+_AGENT_KEYS = ("enc/", "dyn/", "dec/", "rep/", "finite")
+"""Prefixes of the keys that the agent stores: latents, and checks for finite values."""
+_STEP_KEYS = ("action", "reward", "is_terminal")
+_MAX_CACHED = 4  # chunks in memory: short episodes are often in the same chunk
 
 
 def find_chunks(path: str | Path) -> list[Path]:
@@ -48,7 +49,7 @@ class DreamerV3ReplayReader(Reader):
     def __init__(self, path: str | Path):
         self.origin = str(path)
         self.masks: dict[str, list[str]] = {}
-        self._load = functools.lru_cache(maxsize=_CACHED)(_load_chunk)
+        self._load = functools.lru_cache(maxsize=_MAX_CACHED)(_load_chunk)
         flags: dict[Path, Arrays] = {}
         self._damaged: list[str] = []
         for file in find_chunks(path):
@@ -57,7 +58,7 @@ class DreamerV3ReplayReader(Reader):
                 flags[file] = _read_flags(arrays)
             except (BadEpisode, KeyError):
                 self._damaged.append(file.name)
-        self._pieces: dict[str, list[tuple[Path, slice]]] = {}  # of each episode
+        self._pieces: dict[str, list[tuple[Path, slice]]] = {}  # rows of each episode
         self._lengths: dict[str, int] = {}
         for number, chain in enumerate(_chains(list(flags))):
             self._find_episodes(number, {file: flags[file] for file in chain})
@@ -89,7 +90,7 @@ class DreamerV3ReplayReader(Reader):
         if is_one_hot(space, self._names, self._read_raw):
             return obs, {"action": Space(np.int32, (), 0, space.shape[0])}
         # actions are stored before they are clipped, so they may exceed the bounds
-        return obs, {"action": scaled_from_unknown(space)}
+        return obs, {"action": scaled_space_of_unknown_bounds(space)}
 
     def _find_episodes(self, number: int, chain: dict[Path, Arrays]) -> None:
         is_first, is_last = (
@@ -99,13 +100,15 @@ class DreamerV3ReplayReader(Reader):
         files, edges = list(chain), [0]
         for flags in chain.values():
             edges.append(edges[-1] + len(flags["is_first"]))
+        # a chain has no gaps, so only `is_first` starts a new sequence of rows
         for start, stop in complete_episodes(is_first, is_first, is_last):
-            begin, end = np.searchsorted(edges, [start, stop - 1], "right").tolist()
+            rows = [start, stop - 1]  # first and last
+            first, last = np.searchsorted(edges, rows, "right") - 1  # their files
             name = f"env{number}_step{start}"
             self._lengths[name] = stop - start
             self._pieces[name] = [
                 (files[i], slice(max(0, start - edges[i]), stop - edges[i]))
-                for i in range(begin - 1, end)
+                for i in range(first, last + 1)
             ]
 
     def _read_raw(self, name: str) -> Episode:
@@ -116,7 +119,7 @@ class DreamerV3ReplayReader(Reader):
             parts.append({key: value[part] for key, value in arrays.items()})
         try:
             rows = {k: np.concatenate([part[k] for part in parts]) for k in parts[0]}
-            action, reward, terminal = (rows.pop(key) for key in _OUTCOME)
+            action, reward, terminal = (rows.pop(key) for key in _STEP_KEYS)
         except KeyError as error:
             raise BadEpisode(f"has no {error}") from error
         except ValueError as error:
@@ -125,7 +128,7 @@ class DreamerV3ReplayReader(Reader):
 
 
 def _read_flags(arrays: Arrays) -> Arrays:
-    """Return the first and last steps of a chunk as booleans."""
+    """Return `is_first` and `is_last` of a chunk as booleans."""
     first, last = (arrays[key] for key in FLAGS[1:3])
     kinds = first.dtype.kind + last.dtype.kind
     if first.ndim != 1 or first.shape != last.shape or {*kinds} - {*"biuf"}:
@@ -135,20 +138,20 @@ def _read_flags(arrays: Arrays) -> Arrays:
 
 def _load_chunk(file: Path) -> Arrays:
     """Return observations, actions, rewards and terminal flags of a chunk."""
-    skipped = (*_LATENTS, "log_", "log/")
-    unused = {*RESERVED, *FLAGS} - {*_OUTCOME}
+    skipped = (*_AGENT_KEYS, "log_", "log/")
+    unused = {*RESERVED, *FLAGS} - {*_STEP_KEYS}
     return load_arrays(file, lambda k: k not in unused and not k.startswith(skipped))
 
 
 def _chains(files: list[Path]) -> list[list[Path]]:
-    """Group chunks by environment: each is followed by the next chunk it names."""
+    """Group chunks by environment; the name of a chunk contains the id of the next."""
     by_id = {file.stem.split("-")[1]: file for file in files}
     following = {file: by_id.get(file.stem.split("-")[2]) for file in files}
-    continued = set(following.values())
+    not_first = set(following.values())
     chains: list[list[Path]] = []
-    used: set[Path] = set()  # the names of a damaged dataset may be a circle
+    used: set[Path] = set()  # the chunks of a damaged dataset may form a cycle
     for start in files:
-        if start not in continued:
+        if start not in not_first:
             chains.append([start])
             file = following[start]
             while file is not None and file not in used:

@@ -1,4 +1,4 @@
-"""Reader of HDF5 files in robomimic's layout, or in others described by a key map.
+"""Reader of HDF5 files in robomimic's layout, or in a layout described by a key map.
 
 robomimic stores each demonstration as `data/demo_k` with T steps: `obs` and `next_obs`
 (groups of arrays), `actions`, `rewards` and `dones`. They become T + 1 rows:
@@ -72,7 +72,7 @@ class Hdf5Reader(Reader):
             found = [*files[0].glob("*.hdf5"), *files[0].glob("*.h5")]
             files = [Path(p) for p in natural_sort(str(p) for p in found)]
         self._groups: dict[str, tuple[Path, str]] = {}  # file and group of an episode
-        self._step_ranges: dict[str, tuple[int, int]] = {}  # if concatenated
+        self._step_ranges: dict[str, tuple[int, int]] = {}  # of concatenated episodes
         self._lengths: dict[str, int] = {}
         self._open: dict[Path, Hdf5File] = {}
         self._lock = threading.RLock()  # HDF5 does not read concurrently
@@ -83,7 +83,7 @@ class Hdf5Reader(Reader):
         for file in files:
             name = file.stem if stems[file.stem] == 1 else file.name
             try:
-                self._list(file, prefix=f"{name}_" if len(files) > 1 else "")
+                self._list_file(file, prefix=f"{name}_" if len(files) > 1 else "")
             except DamagedFile as error:
                 if len(files) == 1:
                     raise
@@ -107,7 +107,7 @@ class Hdf5Reader(Reader):
 
     def rows(self, name: str) -> int:
         if name not in self._lengths:
-            self._check(name)
+            self._check_readable(name)
             with self._lock, _as_bad_episode():
                 group = self._group(name)
                 rows = count_mapped_rows(group, self.map)
@@ -118,13 +118,13 @@ class Hdf5Reader(Reader):
         return self.read_keys(name)
 
     def read_keys(self, name: str, keys: Collection[str] | None = None) -> Episode:
-        self._check(name)
+        self._check_readable(name)
         with self._lock, _as_bad_episode():
             arrays = load_mapped(self._group(name), self.map, keys)
         return assemble(arrays, self.map)
 
     def read_states(self, name: str, keys: Sequence[str]) -> tuple[np.ndarray, str]:
-        self._check(name)
+        self._check_readable(name)
         with self._lock, _as_bad_episode():
             group = self._group(name)
             arrays = [np.asarray(get_array(group, key), np.float64) for key in keys]
@@ -149,7 +149,8 @@ class Hdf5Reader(Reader):
         return texts | ({"ignored": ", ".join(ignored)} if ignored else {})
 
     def attributes(self, name: str = "") -> dict[str, Any]:
-        """HDF5 attributes of an episode, or of the group of episodes (`env_args`)."""
+        """Return the HDF5 attributes of an episode, or of the group of all episodes,
+        which has `env_args`."""
         first = name or self._readable_names()[0]
         with self._lock, _as_bad_episode():
             group = self._group(first)
@@ -159,7 +160,8 @@ class Hdf5Reader(Reader):
             return attributes
 
     def _declared_bounds(self) -> tuple[Any, Any] | None:
-        """Bounds in `env_args`: those of Reverie's files, or of robosuite's inputs."""
+        """Return the action bounds in `env_args`: those that Reverie has written, or
+        [-1, 1] if the controllers of robosuite have these input limits."""
         try:
             settings = parse_json(self.attributes().get("env_args", "{}"))
             if "action_bounds" in settings:
@@ -176,7 +178,7 @@ class Hdf5Reader(Reader):
     def _readable_names(self) -> list[str]:
         return [name for name in self._groups if name not in self._damaged]
 
-    def _check(self, name: str) -> None:
+    def _check_readable(self, name: str) -> None:
         if name in self._damaged:
             raise BadEpisode(f"is a damaged file ({self._damaged[name]})")
 
@@ -186,7 +188,7 @@ class Hdf5Reader(Reader):
                 file.close()
             self._open.clear()
 
-    def _list(self, path: Path, prefix: str) -> None:
+    def _list_file(self, path: Path, prefix: str) -> None:
         """Find the episodes and masks of a file."""
         parent = self.map.episodes
         try:
@@ -219,7 +221,7 @@ class Hdf5Reader(Reader):
             raise DamagedFile(path, error) from None
 
     def _list_concatenated(self, path: Path, prefix: str) -> None:
-        """Find the episodes of a file that stores the steps of all in a row."""
+        """Find the episodes of a file that concatenates the steps of all episodes."""
         file = self._file(path).group("/")
         if not getattr(file.get(self.map.action), "shape", ()):
             raise UserError(

@@ -1,4 +1,4 @@
-"""Groups and arrays of an HDF5 file, limited to the file itself and to its size.
+"""Safe access to the groups and arrays of an untrusted HDF5 file.
 
 An HDF5 file may refer to other files (external links, external storage, virtual
 datasets) and may declare arrays that are much larger than its data. Both are refused.
@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from reverie.datasets.readers.hdf5_parts import check_parts
+from reverie.datasets.readers.hdf5_chunks import ChunkedArray
 from reverie.plugins import import_optional
 from reverie.storage.limits import (
-    FREE_BYTES,
+    ALWAYS_ALLOWED_BYTES,
     Budget,
     InvalidFile,
     limited_memory,
@@ -32,19 +32,30 @@ from reverie.storage.limits import (
 )
 
 MAX_SOFT_LINKS = 8
-"""Soft links that are followed for one name."""
+"""Maximum number of soft links that are followed for one name."""
 MAX_METADATA_BYTES = 1 << 16
-"""Larger reads are array data."""
+"""Maximum size of one read of metadata; larger reads are array data."""
 MAX_HEAP_BYTES = 64 << 20
+EXTRA_TEXT_BYTES = 1 << 20
+EXTRA_NAME_BYTES = 1 << 18
+"""Strings, and names of members, may have this many bytes more than the file."""
+MIN_LINK_BYTES = 16
+"""Bytes that the name of a member of a group takes in a file, at least."""
+MIN_CHUNK_BYTES = 8
+"""Bytes that a chunk takes in the index of an array, at least."""
+EXTRA_CHUNK_BYTES = 1 << 20
+"""Chunks may take this many bytes more than the file, if they have no data: reading
+each of them takes time."""
 MAX_COPIES = 4
-"""Compressed arrays, of which several may share the same bytes, have at most this many
-times the bytes of the file.
+"""Compressed arrays may share bytes; all arrays together may have this many times the
+bytes of the file.
 """
 
 _HEAP = b"GCOL\x01"
 """Signature and version of a heap."""
 _ENTRY = struct.Struct("<HHIQ")
-"""Header of an entry of a heap; the header of the heap has its size at the same place.
+"""Header of a heap entry: index, references, padding, size. The header of the heap has
+its size at the same place.
 """
 
 
@@ -60,11 +71,17 @@ class Hdf5File:
         with _h5py_errors():
             open_regular(path).close()
             self.size = path.stat().st_size
-            self._unpacked = unpacked_budget(self.size, "arrays")
+            self._decompressed = unpacked_budget(self.size, "arrays")
             self._stored = Budget(
-                MAX_COPIES * self.size + FREE_BYTES, "compressed arrays"
+                MAX_COPIES * self.size + ALWAYS_ALLOWED_BYTES, "compressed arrays"
             )
-            self._checked: set[str] = set()  # paths of arrays
+            self._chunks = Budget(self.size + EXTRA_CHUNK_BYTES, "chunks")
+            self._names = Budget(self.size + EXTRA_NAME_BYTES, "names of members")
+            self._texts = Budget(self.size + EXTRA_TEXT_BYTES, "strings")
+            # paths of arrays, of groups whose names are read, and of attributes
+            self._checked: set[str] = set()
+            self._listed: set[str] = set()
+            self._read_texts: set[tuple[str, str]] = set()
             self._raw = _CheckedFile(path)
             try:
                 self._file = self.h5py.File(self._raw, "r")
@@ -82,20 +99,39 @@ class Hdf5File:
             raise InvalidFile(f"has {quote(path)!r}, which is not a group")
         return found
 
-    def check_size(self, dataset: Any, name: str) -> None:
-        """Raise if an array is too large, together with the others of this file.
+    def check_size(self, dataset: Any, name: str) -> ChunkedArray:
+        """Return an array that can be read; raise if the arrays are too large.
 
-        Each array counts once. One that can be reached by several names counts for
-        each of them, because it is unpacked for each of them.
+        The sizes of all arrays of this file are added. An array that can be reached by
+        several names counts once per name, because it is decompressed once per name.
         """
         path = str(dataset.name)
         if path in self._checked:
-            return
-        # HDF5 unpacks at least one compressed part
+            return ChunkedArray(dataset, name, None)
+        chunks = zip(dataset.shape, dataset.chunks or dataset.shape, strict=True)
+        count = math.prod(-(-length // max(size, 1)) for length, size in chunks)
+        self._chunks.take(count * MIN_CHUNK_BYTES)
+        # HDF5 decompresses at least one chunk
         entries = max(dataset.size, math.prod(dataset.chunks or ()))
-        self._unpacked.take(entries * dataset.dtype.itemsize)
-        check_parts(dataset, name, self._stored)
+        self._decompressed.take(entries * dataset.dtype.itemsize)
+        array = ChunkedArray(dataset, name, self._stored)
         self._checked.add(path)
+        return array
+
+    def count_names(self, group: str, count: int) -> None:
+        """Add the names in a group, which counts once for each of its own names.
+
+        Each name takes some bytes of the file, unless many names lead to one group.
+        """
+        if group not in self._listed:
+            self._names.take(count * MIN_LINK_BYTES)
+            self._listed.add(group)
+
+    def count_text(self, path: str, name: str, size: int) -> None:
+        """Add the bytes of a string or of a list of strings, once for each name."""
+        if (path, name) not in self._read_texts:
+            self._texts.take(size)
+            self._read_texts.add((path, name))
 
     def close(self) -> None:
         self._file.close()
@@ -103,11 +139,11 @@ class Hdf5File:
 
 
 class _CheckedFile(io.FileIO):
-    """The bytes of a file, in which the heaps of strings are checked when read.
+    """A file whose global heaps (lists of strings) are checked when they are read.
 
-    HDF5 does not return from a global heap (a list of strings) that has an entry
-    without a size. Each heap is checked once, and all of them have at most the size of
-    the file, so the time is limited even if arrays have many signatures in them.
+    HDF5 never returns from a heap that has an entry of size 0. Each heap is checked
+    once, and their total size is limited to the size of the file, so the time is
+    limited even if the file contains many signatures of heaps.
     """
 
     def __init__(self, path: Path):
@@ -123,14 +159,14 @@ class _CheckedFile(io.FileIO):
             # the signature may begin in the bytes that were read before
             before = min(start, len(_HEAP) - 1)
             data = self._read_at(start - before, before) + bytes(buffer)
-            place = data.find(_HEAP)
-            while place >= 0:
-                self._check_heap(start - before + place)
-                place = data.find(_HEAP, place + 1)
+            found = data.find(_HEAP)
+            while found >= 0:
+                self._check_heap(start - before + found)
+                found = data.find(_HEAP, found + 1)
         return count
 
     def _check_heap(self, address: int) -> None:
-        """Follow the entries (index, references, size, data) up to the end."""
+        """Raise `InvalidFile` if an entry is smaller than its header."""
         if address in self._heaps:
             return
         self._heaps.add(address)
@@ -166,6 +202,7 @@ class Hdf5Array:
         if settings.get_layout() == virtual or settings.get_external_count():
             raise InvalidFile(f"has the data of {self.name!r} in another file")
         self.shape: tuple[int, ...] = dataset.shape or ()
+        self._array: ChunkedArray | None = None  # set when it is first read
 
     @functools.cached_property
     def dtype(self) -> np.dtype:
@@ -186,33 +223,35 @@ class Hdf5Array:
         return self._load(rows)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self._load(()), dtype)
+        return np.asarray(self._load(slice(None)), dtype)
 
     def texts(self) -> list[str]:
-        """Return a list of strings; text that is not UTF-8 has replacement marks."""
+        """Return a list of strings; invalid UTF-8 is replaced by U+FFFD."""
         with _h5py_errors():
             if len(self.shape) != 1 or not self._is_text():
                 raise InvalidFile(f"has {self.name!r}, which is not a list of strings")
-            # each string takes at least as much space in the file
-            budget = Budget(max(self._file.size, 1 << 20), f"strings in {self.name!r}")
-            budget.take(self.shape[0] * self.dtype.itemsize)
-            with limited_memory(FREE_BYTES):
+            size = self.shape[0] * self.dtype.itemsize
+            self._file.count_text(str(self._dataset.name), "", size)
+            with limited_memory(ALWAYS_ALLOWED_BYTES):
                 values = self._dataset[()].tolist()
         return [str(_clean(value)) for value in values]
 
-    def _load(self, rows: Any) -> np.ndarray:
+    def _load(self, rows: slice) -> np.ndarray:
         with _h5py_errors():
             if self.dtype.kind not in "biuf" or self._dataset.shape is None:
                 raise InvalidFile(f"has {self.name!r}, which does not have numbers")
-            self._file.check_size(self._dataset, self.name)
-            return np.asarray(self._dataset[rows])
+            if self._array is None:
+                self._array = self._file.check_size(self._dataset, self.name)
+            if not self.shape:
+                return np.asarray(self._dataset[()])
+            return self._array.read(rows)
 
     def _is_text(self) -> bool:
         return self._file.h5py.check_string_dtype(self.dtype) is not None
 
 
 class Hdf5Group:
-    """A group whose members can be reached without other files."""
+    """A group; members that are stored in other files are refused."""
 
     def __init__(self, group: Any, file: Hdf5File):
         self._group, self._file = group, file
@@ -231,6 +270,7 @@ class Hdf5Group:
         for name in names:
             if not _is_name(name):
                 raise InvalidFile(f"has a group with an invalid name ({name!r:.80})")
+        self._file.count_names(self.name, len(names))
         return names
 
     def __contains__(self, key: str) -> bool:
@@ -278,8 +318,11 @@ class Hdf5Group:
             if size > MAX_METADATA_BYTES or attribute.dtype.kind not in "biufSO":
                 raise InvalidFile(f"has a large attribute {quote(key)!r}")
             # HDF5 allocates the length of a string before it looks for the string
-            with limited_memory(FREE_BYTES):
-                return _clean(self._group.attrs[key])
+            with limited_memory(ALWAYS_ALLOWED_BYTES):
+                value = _clean(self._group.attrs[key])
+            size = len(value) if isinstance(value, str) else 0
+            self._file.count_text(self.name, key, size)
+            return value
 
     def parent(self) -> Hdf5Group:
         with _h5py_errors():
@@ -318,7 +361,7 @@ def _is_name(name: str | bytes) -> bool:
 
 
 def _clean(value: Any) -> Any:
-    """Return an attribute as numbers or text; invalid text has replacement marks."""
+    """Return an attribute as numbers or text; invalid UTF-8 is replaced by U+FFFD."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if isinstance(value, str):

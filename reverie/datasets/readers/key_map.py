@@ -37,9 +37,9 @@ class KeyMap:
     the last observation, or `drop` the last action, if it has neither a reward nor a
     terminal flag."""
     terminate_on: Literal["dones", "success", "never"] = "dones"
-    """Which steps are terminal: those of `terminal`, only those of them with a positive
-    reward, or none. Use `success` for demonstrations whose last step is always marked
-    as done."""
+    """Which steps are terminal: `dones` all steps marked in `terminal`, `success` only
+    marked steps with a positive reward, `never` none. Use `success` for demonstrations
+    whose last step is always marked as done."""
 
     def __post_init__(self) -> None:
         if bad := [pair for pair in self.keys if not all(pair.partition("="))]:

@@ -2,7 +2,8 @@
 
 A frame has `observation.*`, the `action` taken there, and in some datasets
 `next.reward` and `next.done`, the result of that action. There is no frame after the
-last action: its observation is repeated, which keeps the last reward and terminal flag.
+last action, so the last observation is repeated, which keeps the last reward and
+terminal flag.
 Images are floats in [0, 1], channels first, and are converted to uint8, channels last.
 """
 
@@ -61,7 +62,7 @@ class LeRobotReader(Reader):
         return from_steps(obs, {"action": action}, reward, done)
 
     def _declared_bounds(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """The range of all actions, if it is in the metadata and exceeds [-1, 1]."""
+        """Return the range of all actions, if it is recorded and exceeds [-1, 1]."""
         stats = getattr(getattr(self._data, "meta", None), "stats", None) or {}
         if not {"min", "max"} <= dict(stats.get("action", {})).keys():
             return None
@@ -70,7 +71,7 @@ class LeRobotReader(Reader):
 
 
 def _short_name(key: str) -> str:
-    """`observation.images.top` -> `top`, `observation.state` -> `state`."""
+    """Shorten `observation.images.top` to `top`, and `observation.state` to `state`."""
     return key.removeprefix(PREFIX).removeprefix("images.")
 
 
@@ -90,9 +91,9 @@ def _convert_images(value: np.ndarray) -> np.ndarray:
 
 
 def _frame_ranges(data: Any) -> list[tuple[int, int]]:
-    """First frame and one past the last frame of every episode.
+    """Return the first frame and one past the last frame of every episode.
 
-    LeRobot before 0.4 has them in the dataset object, later versions in its metadata.
+    LeRobot before 0.4 stores them in the dataset object, later versions in `meta`.
     """
     index = getattr(data, "episode_data_index", None)
     if index is not None:

@@ -1,4 +1,4 @@
-"""Episodes in layouts that a key map describes, for HDF5 and NPZ files.
+"""Build episodes from HDF5 and NPZ files whose layout is described by a key map.
 
 A group is a mapping from names to arrays and groups, as in h5py.
 """
@@ -20,7 +20,7 @@ class MappedArrays(NamedTuple):
     """The arrays of an episode."""
 
     before: dict[str, np.ndarray]
-    """Observations before each action; if there are some after it, only the first."""
+    """Observations before each action; only the first one if `after` has the others."""
     after: dict[str, np.ndarray]
     """Observations after each action; empty if they are not stored."""
     action: np.ndarray
@@ -48,11 +48,11 @@ def count_mapped_rows(group: Any, map: KeyMap) -> int:
     steps = len(get_array(group, map.action))
     obs = find_observations(group, map)
     has_next = bool(find_next_observations(group, map, obs))
-    return count_rows(steps, row_count(obs), has_next, map)
+    return count_rows(steps, shortest_length(obs), has_next, map)
 
 
 def assemble(arrays: MappedArrays, map: KeyMap) -> Episode:
-    """Build the rows of an episode."""
+    """Build the episode, with rows in the time convention of `api.py`."""
     before, after, action, reward, terminal = arrays
     if action.ndim == 0 or not len(action):
         raise BadEpisode("is empty")
@@ -66,7 +66,7 @@ def assemble(arrays: MappedArrays, map: KeyMap) -> Episode:
         obs = {k: np.concatenate([v[:1], after[k]]) for k, v in before.items()}
     elif map.alignment == "before_obs":
         action, reward, ends = action[1:], reward[1:], ends[1:]
-    elif row_count(before) == len(action):
+    elif shortest_length(before) == len(action):
         if map.last_obs == "repeat":
             obs = {k: np.concatenate([v, v[-1:]]) for k, v in before.items()}
         elif reward[-1] or ends[-1]:
@@ -81,7 +81,7 @@ def assemble(arrays: MappedArrays, map: KeyMap) -> Episode:
 
 
 def count_rows(steps: int, obs_rows: int, has_next: bool, map: KeyMap) -> int:
-    """Number of rows that `_assemble` returns."""
+    """Return the number of rows of the episode that `assemble` builds."""
     if map.alignment == "before_obs" and not has_next:
         return steps
     dropped = not has_next and obs_rows == steps and map.last_obs == "drop"
@@ -91,7 +91,7 @@ def count_rows(steps: int, obs_rows: int, has_next: bool, map: KeyMap) -> int:
 def find_observations(
     group: Any, map: KeyMap, keys: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """Observation arrays of an episode, not loaded; `keys` selects some of them."""
+    """Return the observations of an episode, or those in `keys`, without loading."""
     if map.keys:
         pairs = [pair.partition("=")[::2] for pair in map.keys]
         arrays = {name: get_array(group, path) for name, path in pairs}
@@ -118,7 +118,7 @@ def find_observations(
 def find_next_observations(
     group: Any, map: KeyMap, obs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Observations after each action, not loaded; empty if they are not stored."""
+    """Return the observations after each action, without loading; empty if none."""
     unused = map.keys or map.alignment == "before_obs"
     arrays = None if unused else group.get(map.next_obs)
     if arrays is None or not is_group(arrays):
@@ -146,7 +146,7 @@ def get_array(group: Any, key: str) -> Any:
 
 
 def optional_array(group: Any, key: str, rows: int) -> np.ndarray:
-    """One number per row; zeros if the array does not exist."""
+    """Load an array with one number per row; zeros if it does not exist."""
     if key not in group:
         return np.zeros(rows, np.float32)
     value = np.asarray(get_array(group, key))
@@ -156,13 +156,13 @@ def optional_array(group: Any, key: str, rows: int) -> np.ndarray:
 
 
 def first_column(value: np.ndarray, key: str) -> np.ndarray:
-    """Return one number per row."""
+    """Return the first entry of every row."""
     if 0 in value.shape[1:]:
         raise BadEpisode(f"has {key!r} without entries")
     return value.reshape(len(value), -1)[:, 0] if len(value) else value.ravel()
 
 
-def row_count(obs: Mapping[str, Any]) -> int:
+def shortest_length(obs: Mapping[str, Any]) -> int:
     return min((len(value) for value in obs.values()), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Reader of NPZ files with other names than those of dreamerv3-torch, with a key map.
+"""Reader of NPZ files whose array names are described by a key map.
 
 A file is one episode. Names of arrays may contain `/`, as in `obs/image`; the part
 before it is the name of a group.
@@ -28,7 +28,7 @@ def open_npz(
     incomplete: bool = False,
     map: KeyMap | None = None,
 ) -> Reader:
-    """Open a folder of NPZ files, with a key map unless it is the default."""
+    """Open a folder of NPZ files of dreamerv3-torch, or with another key map."""
     if map is None or map == KeyMap():
         return NpzReader(path, spaces, incomplete)
     return MappedNpzReader(path, map)
@@ -77,7 +77,7 @@ class _Header(NamedTuple):
 
 
 class _Group(Mapping[str, Any]):
-    """Arrays of a file as nested groups."""
+    """Presents arrays with names such as `obs/image` as nested groups."""
 
     def __init__(self, arrays: Mapping[str, Any]):
         self._arrays = dict(arrays)

@@ -1,7 +1,7 @@
 """Reader of Minari datasets, as `minari:ID`, from Minari's own data folder.
 
 Minari stores T + 1 observations and T actions, rewards, terminations and truncations.
-Action t is taken in row t, so only the last row needs an action of zeros.
+Action t is taken in row t, as in Reverie; the last row gets an action of zeros.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class MinariReader(Reader):
 
     def __init__(self, path: str):
         self.origin = str(path)
-        self.masks: dict[str, list[str]] = {}
+        self.masks: dict[str, list[str]] = {}  # Minari has no named subsets
         self._data = _load(str(path).removeprefix("minari:"))
         self._names = [f"episode_{int(i)}" for i in self._data.episode_indices]
 
@@ -55,7 +55,8 @@ class MinariReader(Reader):
 
 
 def _observations(value: Any) -> dict[str, np.ndarray]:
-    """Flatten observations; keys are last names, or full paths if these are ambiguous.
+    """Flatten observations; the key is the last part of the path, or the full path if
+    two paths have the same last part.
 
     A single observation is named `image` or `vector`.
     """
@@ -88,9 +89,9 @@ def _flatten(value: Any, path: str = "") -> dict[str, np.ndarray]:
 
 
 def _declared_spaces(space: Any, name: str) -> Spaces:
-    """Action spaces of the dataset, if discrete or continuous with bounds.
+    """Return the discrete and continuous action spaces that the dataset declares.
 
-    The episodes may not contain every action.
+    They are preferred to inferred ones, because episodes may not contain every action.
     """
     inner = getattr(space, "spaces", None)
     if inner is not None:
@@ -109,7 +110,7 @@ def _load(name: str) -> Any:
     minari = import_optional("minari", "minari", f"The dataset {name!r}")
     try:
         return minari.load_dataset(name)
-    except Exception as error:  # the files of a dataset are read by Minari
+    except Exception as error:  # Minari may raise any error for damaged files
         raise UserError(
             f"Minari has no local dataset {name!r} ({error}).\n"
             f"  Fix: minari download {name}"

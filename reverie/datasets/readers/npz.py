@@ -1,19 +1,19 @@
 """Reader and writer of folders with one NPZ file per episode, as in dreamerv3-torch.
 
-There `action[t]` *led to* row t, so the action of a row in Reverie is that of the next
-row in the file:
+In these files `action[t]` led to row t, so the action of a row in Reverie is that of
+the next row in the file:
 
     row               0     1     2
     action in file    0     a0    a1
     action here       a0    a1    0
 
-Discrete actions are one-hot in the file and indices here. Continuous actions within
-[-1, 1] are scaled to these bounds, as dreamerv3-torch does; others are in the
-environment's own units, unless `dataset.json` has other bounds. `discount` is zero in
-the last row and one before; `is_last` is not stored and follows from the length. If a
-file has other values for them, they are kept under `log/`, which agents do not use, so
-that writing the episode again gives the same file. Files with pickled objects are
-refused.
+Discrete actions are one-hot in the file and indices here. If all continuous actions are
+within [-1, 1], they are assumed to be scaled to these bounds, as in dreamerv3-torch;
+otherwise they are in the environment's own units, unless `dataset.json` has bounds.
+`discount` is 0 in the last row and 1 before; `is_last` is not stored and follows from
+the length. If a file has other values for them, they are kept under `log/`, which
+agents do not use, so that writing the episode again gives the same file. Files with
+pickled objects are refused.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class NpzReader(FolderReader):
     """Reads a folder of NPZ files.
 
     File names end in `-<rows>`; otherwise the length is read from the file header.
-    Spaces are those of `dataset.json`, else those given, else inferred: actions that
-    are one-hot in every step are then read as discrete. With `incomplete`, files may
-    lack actions, rewards and flags: `action` and `reward` are then missing in the
-    episode, and flags follow from the length.
+    Spaces are read from `dataset.json`, else taken from `spaces`, else inferred; when
+    inferred, actions that are one-hot in every step are discrete. With `incomplete`,
+    files may lack actions, rewards and flags: `action` and `reward` are then missing in
+    the episode, and flags follow from the length.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class NpzReader(FolderReader):
         paths: dict[str, Path] = {}
         for file in self.folder.glob("*.npz"):
             name, _, rows = file.stem.rpartition("-")
-            short = name if name and rows.isdecimal() else file.stem
-            paths[file.stem if short in paths else short] = file
+            name = name if name and rows.isdecimal() else file.stem
+            paths[file.stem if name in paths else name] = file
         return paths
 
     def rows(self, name: str) -> int:
@@ -98,7 +98,7 @@ class NpzReader(FolderReader):
             if is_one_hot(space, self._names, self._read_raw):
                 act_space[key] = Space(np.int32, (), 0, space.shape[0])
             elif np.isfinite(space.high).all():
-                act_space[key] = scaled_from_unknown(space)
+                act_space[key] = scaled_space_of_unknown_bounds(space)
         return obs_space, act_space
 
     def _fits(self, key: str, space: Space) -> bool:
@@ -168,13 +168,13 @@ def write_npz_episode(
 
 
 def save_arrays(path: Path, arrays: Arrays) -> None:
-    """Write an NPZ file atomically; an existing file is replaced at the end."""
+    """Write or replace an NPZ file atomically."""
     with atomic_write(path) as temporary, open(temporary, "wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
 def from_npz(arrays: Arrays, obs_space: Spaces, act_space: Spaces) -> Episode:
-    """Convert the arrays of a file to an episode; raises `BadEpisode` if invalid."""
+    """Convert the arrays of a file to an episode; raise `BadEpisode` if invalid."""
     for key in ("reward", "is_first", "is_terminal"):
         if key not in arrays:
             raise BadEpisode(f"has no {key!r}")
@@ -275,7 +275,7 @@ def to_npz(episode: Episode, act_space: Spaces) -> Arrays:
 
 
 def _spaces_of(arrays: Arrays) -> tuple[Spaces, Spaces]:
-    """Spaces of one file: images are uint8, everything else float32."""
+    """Return the spaces of one file: images are uint8, other arrays float32."""
     obs_space: Spaces = {}
     act_space: Spaces = {}
     for key, value in sorted(arrays.items()):
@@ -300,7 +300,7 @@ def _encode(value: np.ndarray, space: Space) -> np.ndarray:
 
 
 def _decode(value: np.ndarray, key: str, space: Space) -> np.ndarray:
-    """Undo `_encode`."""
+    """Decode one-hot vectors to integers: the inverse of `_encode`."""
     if space.is_discrete:
         return decode_one_hot(value, key, space)
     if value.shape[1:] != space.shape:
@@ -325,13 +325,13 @@ def is_one_hot(
     return True
 
 
-def scaled_from_unknown(space: Space) -> Space:
+def scaled_space_of_unknown_bounds(space: Space) -> Space:
     """Return the space of actions scaled to [-1, 1] from bounds that are not stored."""
     return Space(space.dtype, space.shape, -1, 1, (-np.inf, np.inf))
 
 
 def decode_one_hot(value: np.ndarray, key: str, space: Space) -> np.ndarray:
-    """Return the indices of one-hot vectors; raises `BadEpisode` if they are not."""
+    """Convert one-hot vectors to integers; raise `BadEpisode` for other vectors."""
     width = int(np.prod(space.shape, dtype=np.int64)) * space.classes
     if value.shape[1:] != (width,):
         raise BadEpisode(

@@ -1,8 +1,8 @@
 """Reader of the episodes in the replay buffer of a run.
 
-Every row of a segment file has its stream (uninterrupted steps of one environment) and
-its position in it, so neither a checkpoint nor the agent is needed. Only complete
-episodes are read, without the extras of the agent (latents).
+Segment files store the stream (uninterrupted steps of one environment) and the position
+of every row, so neither a checkpoint nor the agent is needed. Only complete episodes
+are read, without the extras of the agent (latents).
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from reverie.storage.segments import POSITION, STREAM
 
 
 class ReplayReader(Reader):
-    """Reads complete episodes of `LOGDIR/replay`, named by environment and step."""
+    """Reads complete episodes of `LOGDIR/replay`, named by environment and step.
+
+    The other ranks of a run with a sharded replay have folders of their own in it.
+    """
 
     def __init__(self, path: str | Path):
         self.origin = str(path)
@@ -34,7 +37,13 @@ class ReplayReader(Reader):
         obs_space, act_space = read_spaces(Path(path))
         self._spaces = agent_obs_space(obs_space), act_space
         self._keys = [*self.obs_space, *self.act_space, *FLAGS]
-        self._sources = _list_segments(self.folder)
+        shards = sorted(self.folder.glob("rank*"), key=lambda x: (len(x.name), x.name))
+        self._folders = [self.folder, *shards]
+        self._sources = [
+            (folder, source)
+            for folder in self._folders
+            for source in _list_segments(folder)
+        ]
         self._rows = self._find_episodes()
         self._names = list(self._rows)
 
@@ -46,36 +55,40 @@ class ReplayReader(Reader):
         spaces = {**self.obs_space, **self.act_space, **flag_spaces()}
         episode = {key: spaces[key].zeros(len(rows)) for key in self._keys}
         for number in np.unique(rows[:, 0]).tolist():
-            source = self._sources[number]
-            if why := files.find_corruption(self.folder, source.record):
+            folder, source = self._sources[number]
+            if why := files.find_corruption(folder, source.record):
                 raise BadEpisode(f"is in {source.record.name}, which {why}")
-            columns = source.open(self.folder)[1]
+            columns = source.open(folder)[1]
             in_file = rows[:, 0] == number
             for key in self._keys:
                 episode[key][in_file] = columns[key][rows[in_file, 1]]
         return episode
 
     def _find_episodes(self) -> dict[str, np.ndarray]:
-        """Return the file number and row of each row, for every complete episode."""
+        """Return the file number and the row in that file of each episode's rows."""
         spaces = {**self.obs_space, **self.act_space, **flag_spaces()}
         shapes = {key: spaces[key].shape for key in self._keys}
         shapes |= {STREAM: (), POSITION: ()}
         parts = []
-        for number, source in enumerate(self._sources):
-            columns = source.open(self.folder)[1]
+        first_streams = {self.folder: 0}  # by folder
+        next_stream = 0
+        for number, (folder, source) in enumerate(self._sources):
+            columns = source.open(folder)[1]
             if missing := [key for key in shapes if key not in columns]:
                 raise UserError(
-                    f"{self.folder / source.record.name} has no {', '.join(missing)}, "
+                    f"{folder / source.record.name} has no {', '.join(missing)}, "
                     "which are in the spaces of the run.\n"
                     "  Fix: use the folder of one run."
                 )
             rows = columns[STREAM].shape[:1]
             if any(columns[key].shape != rows + shapes[key] for key in shapes):
                 raise UserError(
-                    f"{self.folder / source.record.name} has arrays of other shapes "
+                    f"{folder / source.record.name} has arrays of other shapes "
                     "than the spaces of the run.\n  Fix: use the folder of one run."
                 )
-            stream = np.array(columns[STREAM], np.int64)
+            first_stream = first_streams.setdefault(folder, next_stream)
+            stream = np.array(columns[STREAM], np.int64) + first_stream
+            next_stream = max(next_stream, int(stream.max(initial=-1)) + 1)
             part = np.empty((len(stream), 6), np.int64)
             part[:, 0], part[:, 1] = stream, columns[POSITION]
             part[:, 2], part[:, 3] = number, np.arange(len(stream))
@@ -85,6 +98,7 @@ class ReplayReader(Reader):
             return {}
         table = np.concatenate(parts)
         table = table[np.lexsort((table[:, 1], table[:, 0]))]
+        # rows that are in two segments count once
         _, unique = np.unique(table[:, :2], axis=0, return_index=True)
         table = table[np.sort(unique)]
         stream, position, _, _, first, last = table.T
@@ -109,7 +123,7 @@ def complete_episodes(
 
 
 def _list_segments(folder: Path) -> list[ArrayFile]:
-    """Return the segment files; if several begin at the same step, the longest."""
+    """Return the segment files; of those that begin at the same step, the longest."""
     longest: dict[int, tuple[int, Path]] = {}
     for path in sorted(folder.glob(f"*{files.SUFFIX}")):
         parts = path.stem.split("-")  # first, count, checksum; extras have one more

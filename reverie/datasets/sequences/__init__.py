@@ -12,12 +12,12 @@ implements `SequenceDataset`:
 - `obs_space` and `act_space`: one image, and the actions (an empty dict if there are
   none).
 
-A class may also have a static method `unused_settings(config)`: the names of the
-settings in `SequenceConfig` that it does not use, with the reason.
+A class may also have a static method `unused_settings(config)`, which returns the names
+of the settings in `SequenceConfig` that it does not use, with the reason.
 
-Time is that of `reverie.api`: the action of a row leads to the next row. Ground-truth
-events, if known, have the key `log/event`, bool `(B, T)`; keys under `log/` are used by
-evaluation and never by a loss.
+The time convention is that of `api.py`: the action of a row leads to the next row.
+Ground-truth events, if known, have the key `log/event`, bool `(B, T)`; keys under
+`log/` are used by evaluation and never by a loss.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 from reverie.api import UserError
-from reverie.plugins import find_in_current_folder
+from reverie.plugins import add_current_folder
 from reverie.rows import Window
 from reverie.spaces import Arrays, Spaces
 
@@ -61,7 +61,7 @@ class SequenceConfig:
     """Use the recorded actions, if the dataset has any. The authors of VTA train
     without actions."""
     chunk: int = 8192
-    """Number of sequences generated together, from which batches are drawn in shuffled
+    """Number of sequences generated together; batches are taken from them in shuffled
     order."""
     refresh: int = 512
     """Updates after which a new chunk replaces the current one; 0 keeps the first."""
@@ -119,7 +119,7 @@ def find_sequence_class(task: str) -> type:
             f"{PREFIX}{near}? For your own, use --task {PREFIX}package.module:Class."
         )
     module, _, class_name = class_path.partition(":")
-    find_in_current_folder(module)
+    add_current_folder(module)
     try:
         found: type = getattr(importlib.import_module(module), class_name)
     except Exception as error:  # user code may raise anything
@@ -147,13 +147,13 @@ def make_sequence_dataset(
             f"Task {task!r} is not a sequence dataset: {dataset_class.__name__} has no "
             f"{missing[0]}().\n  Fix: add the methods {', '.join(METHODS)}."
         )
-    with errors_of_user_code(dataset_class):
+    with explain_user_code_errors(dataset_class):
         dataset: SequenceDataset = dataset_class(config, window, seed)
     return dataset
 
 
 @contextlib.contextmanager
-def errors_of_user_code(dataset_class: type) -> Iterator[None]:
+def explain_user_code_errors(dataset_class: type) -> Iterator[None]:
     """Raise errors of a user's class as `UserError` with file and line."""
     try:
         yield

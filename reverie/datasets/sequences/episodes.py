@@ -1,6 +1,6 @@
 """Recorded episodes of any format as a sequence dataset (`--offline.data PATH`).
 
-Of each episode one image and the actions are used. Rows with a nonzero reward are
+One image and the actions of each episode are used. Rows with a nonzero reward are
 events, if all episodes have rewards. NPZ files may lack actions, rewards and flags.
 """
 
@@ -45,8 +45,8 @@ class EpisodeSequences(WindowedEpisodes):
         length = window.context + window.length
         episodes = StoredEpisodes(config.memory)
         train, test = (
-            _add_all(episodes, part, key, length, config.actions, at_least)
-            for part, at_least in ((reader, 2), (held_out, 1))
+            _add_all(episodes, part, key, length, config.actions, minimum)
+            for part, minimum in ((reader, 2), (held_out, 1))
         )
         super().__init__(
             episodes, train, test, config, window, seed, common_events=True
@@ -54,8 +54,8 @@ class EpisodeSequences(WindowedEpisodes):
 
     @staticmethod
     def unused_settings(config: SequenceConfig) -> dict[str, str]:
-        own = {"folder": "the sequences are those of the recorded episodes"}
-        return {**WindowedEpisodes.unused_settings(config), **own}
+        unused = {"folder": "the sequences are those of the recorded episodes"}
+        return {**WindowedEpisodes.unused_settings(config), **unused}
 
     def close(self) -> None:
         super().close()
@@ -64,7 +64,7 @@ class EpisodeSequences(WindowedEpisodes):
 
 
 def image_key(reader: Reader) -> str:
-    """Return the key of the only image, or `image` if there are several."""
+    """Return the key of the only image; if there are several, `image` must be one."""
     spaces = reader.obs_space.items()
     images = [key for key, s in spaces if s.is_image and 0 not in s.shape]
     if len(images) != 1 and "image" not in images:
@@ -82,11 +82,11 @@ def _add_all(
     key: str,
     length: int,
     actions: bool,
-    at_least: int,
+    minimum: int,
 ) -> list[int]:
-    """Add all usable episodes; warn about the others, or raise if few remain.
+    """Add all valid episodes and return their indices.
 
-    Returns their indices.
+    Warns about the others, or raises `UserError` if fewer than `minimum` are valid.
     """
     indices, errors = [], []
     for name in reader.names():
@@ -100,7 +100,7 @@ def _add_all(
         warnings.warn(
             f"{message} are skipped: {errors[0]}", RuntimeWarning, stacklevel=3
         )
-    if len(indices) < (at_least if errors else 1):
+    if len(indices) < (minimum if errors else 1):
         reasons = "; ".join(errors[:3]) or "there are none"
         raise UserError(
             f"The episodes of {reader.origin} cannot be used: {reasons}.\n"

@@ -1,8 +1,8 @@
 """Feed of a sequence dataset: checks its arrays and copies them to the device.
 
 With `prefetch` a thread prepares the next training batch during the current update.
-Ground-truth events are not part of training batches. They are in `report`, the
-evaluation set, and in `labelled`, training sequences to which baselines are fitted.
+Ground-truth events are not part of training batches. They are part of `report` (the
+evaluation set) and of `labelled` (training sequences to fit baselines to).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from reverie.api import Batch, StateDict, UserError
 from reverie.datasets.feed import RecordedFeed, copy_batch, to_device
-from reverie.datasets.sequences import SequenceDataset, errors_of_user_code
+from reverie.datasets.sequences import SequenceDataset, explain_user_code_errors
 from reverie.spaces import EVENT, Arrays, Space, Spaces
 
 LABELLED_BATCHES = 8
@@ -60,7 +60,7 @@ class SequenceFeed(RecordedFeed):
         return self._cached[name]
 
     def put_back(self, name: str) -> None:
-        """Return the last training batch again at the next call; it was not used."""
+        """Make the next call return the last training batch again; it was not used."""
         if name == "train":
             self.step -= 1
             self.served -= self._batch_rows
@@ -74,7 +74,7 @@ class SequenceFeed(RecordedFeed):
     def close(self) -> None:
         if self._thread:
             self._thread.shutdown(wait=True, cancel_futures=True)
-        with errors_of_user_code(type(self.dataset)):
+        with explain_user_code_errors(type(self.dataset)):
             self.dataset.close()
 
     def _prefetched(self) -> Batch:
@@ -103,7 +103,7 @@ class SequenceFeed(RecordedFeed):
     def _checked(self, method: Callable[..., Any], *arguments: Any) -> Arrays:
         """Call a method of the dataset; check that its arrays match the spaces."""
         dataset = self.dataset
-        with errors_of_user_code(type(dataset)):
+        with explain_user_code_errors(type(dataset)):
             arrays = method(*arguments)
         if why := find_problem(arrays, {**dataset.obs_space, **dataset.act_space}):
             raise UserError(

@@ -1,4 +1,4 @@
-"""Sequences sampled at random from episodes, which are read when they are needed."""
+"""Random windows of episodes, which are read from files when they are needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reverie.rows import Window
 from reverie.spaces import EVENT, Arrays
 
 ReadEpisode = Callable[[], Arrays]
-"""Reads one episode; raises ValueError if it cannot be used."""
+"""Reads one episode; raises `ValueError` if it cannot be used."""
 
 
 class StoredEpisodes:
@@ -45,19 +45,19 @@ class StoredEpisodes:
     def windows(
         self, indices: np.ndarray, starts: np.ndarray, length: int
     ) -> list[Arrays]:
-        """Return the windows of these episodes that begin at these rows."""
-        places: dict[int, list[int]] = {}
-        for place, index in enumerate(indices.tolist()):
-            places.setdefault(index, []).append(place)
+        """Return one window of each of these episodes, from the given start rows."""
+        positions: dict[int, list[int]] = {}  # in the result, by episode
+        for position, index in enumerate(indices.tolist()):
+            positions.setdefault(index, []).append(position)
         windows: list[Arrays] = [{}] * len(indices)
 
-        def cut(index: int, episode: Arrays) -> None:
-            for place in places[index]:
-                rows = slice(starts[place], starts[place] + length)
+        def copy_windows(index: int, episode: Arrays) -> None:
+            for i in positions[index]:
+                rows = slice(starts[i], starts[i] + length)
                 # copies, so that the episode can be removed from memory
-                windows[place] = {key: v[rows].copy() for key, v in episode.items()}
+                windows[i] = {key: value[rows].copy() for key, value in episode.items()}
 
-        self._cache.apply(cut, places)
+        self._cache.apply(copy_windows, positions)
         return windows
 
     def close(self) -> None:
@@ -67,9 +67,9 @@ class StoredEpisodes:
         name, read = self._sources[index]
         try:
             episode = read()
-            frames, had = len(next(iter(episode.values()))), self.frames[index]
-            if frames != had:
-                raise ValueError(f"has {frames} frames instead of {had}")
+            frames, expected = len(next(iter(episode.values()))), self.frames[index]
+            if frames != expected:
+                raise ValueError(f"has {frames} frames instead of {expected}")
             if (EVENT in episode) != self.has_events[index]:
                 raise ValueError("has other keys")
         except ValueError as error:
@@ -81,9 +81,9 @@ class StoredEpisodes:
 
 
 class RandomWindows:
-    """Samples windows of some episodes; a step always gives the same windows.
+    """Samples windows of some episodes; the same step gives the same windows.
 
-    Without `events`, they are removed, as in datasets in which some episodes have none.
+    If `events` is False, ground-truth events are removed.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class RandomWindows:
         self.episodes, self.indices, self.seed = episodes, np.array(indices), seed
         self.count, self.length = window.batch, window.context + window.length
         self.events = events
-        starts = [episodes.frames[index] - self.length + 1 for index in indices]
-        self._cumulative = np.cumsum(starts)  # all start rows are equally likely
+        num_starts = [episodes.frames[index] - self.length + 1 for index in indices]
+        self._cumulative = np.cumsum(num_starts)  # all start rows are equally likely
 
     def batch(self, step: int) -> Arrays:
         return self._sample(make_rng(self.seed, TRAINING, step), self.count)
@@ -108,19 +108,20 @@ class RandomWindows:
 
     def _sample(self, rng: np.random.Generator, count: int) -> Arrays:
         draws = rng.integers(self._cumulative[-1], size=count)
-        order = np.searchsorted(self._cumulative, draws, "right")
-        starts = draws - np.concatenate([[0], self._cumulative])[order]
-        windows = self.episodes.windows(self.indices[order], starts, self.length)
+        chosen = np.searchsorted(self._cumulative, draws, "right")
+        starts = draws - np.concatenate([[0], self._cumulative])[chosen]
+        windows = self.episodes.windows(self.indices[chosen], starts, self.length)
         keys = [key for key in windows[0] if self.events or key != EVENT]
         return {key: np.stack([window[key] for window in windows]) for key in keys}
 
 
 class WindowedEpisodes:
-    """Part of a `SequenceDataset`: windows of training and evaluation episodes.
+    """Base class of a `SequenceDataset`: windows of training and evaluation episodes.
 
-    `train` and `test` are the indices of the episodes. Events are used if all episodes
-    of a part have them, or with `common_events` all episodes of both parts; otherwise
-    frames of episodes without events would count as frames without an event.
+    `train` and `test` are the indices of the episodes. Each of the two has ground-truth
+    events only if all of its episodes have them (with `common_events`: all episodes of
+    both), because an episode without labels would otherwise count as one without
+    events.
     """
 
     def __init__(

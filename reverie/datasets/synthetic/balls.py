@@ -1,10 +1,10 @@
-"""Two bouncing balls that change color when they hit a wall, which is an event.
+"""Bouncing balls: two balls that change color when they hit a wall.
 
 The balls are diamonds of radius 3 on a black image of 32 x 32 pixels. They pass through
 each other (the second is drawn over the first), and Gaussian noise is added to their
 velocity at every step. A ball that reaches a wall is placed on it, reflected, and given
-one of the eight other colors. Frame t is an event if any ball hit a wall between t - 1
-and t; the new color is visible in frame t. The first frame is never an event.
+one of the eight other colors. Frame t is an event if a ball hit a wall between t - 1
+and t; its new color is visible in frame t. The first frame is never an event.
 
 Many sequences are simulated at once. Random numbers come from a `BallSampler`, so that
 tests can replay recorded streams.
@@ -46,7 +46,7 @@ PALETTE = np.array(
 )
 
 PIXEL = np.dtype("V3")
-"""The three bytes of a pixel as one value, which is assigned at once."""
+"""The three bytes of a pixel as one value, so that they are assigned together."""
 
 
 class Trajectories(NamedTuple):
@@ -74,6 +74,7 @@ class BallSampler:
         return self.rng.standard_normal((count, BALLS, 2))
 
     def new_color(self, hit: Bool[np.ndarray, "N 2"]) -> Int[np.ndarray, "N 2"]:
+        """Return an index into the colors other than the current one."""
         return self.rng.integers(len(PALETTE) - 1, size=hit.shape)
 
 
@@ -89,9 +90,9 @@ def simulate(sampler: BallSampler, count: int, length: int, dt: float) -> Trajec
         pos = np.clip(pos, low, high)
         vel = np.where(outside, -vel, vel)
         hit = outside.any(-1)
-        other = sampler.new_color(hit)
-        other = other + (other >= color)  # index in the palette without this color
-        color = np.where(hit, other, color)
+        new_color = sampler.new_color(hit)
+        new_color = new_color + (new_color >= color)  # skips the current color
+        color = np.where(hit, new_color, color)
         rows.append((pos, vel, color, hit.any(-1)))
     return Trajectories(*(np.stack(parts, 1) for parts in zip(*rows, strict=True)))
 
@@ -101,16 +102,16 @@ def render_balls(
 ) -> UInt8[np.ndarray, "N T 32 32 3"]:
     """Draw the frames: pixels at Manhattan distance up to 3 have the ball's color."""
     side = SIDE + 1  # a ball on the far wall extends one pixel beyond the image
-    reach = np.arange(-RADIUS, RADIUS + 1)
-    dy, dx = (near.ravel() for near in np.meshgrid(reach, reach, indexing="ij"))
+    near = np.arange(-RADIUS, RADIUS + 1)
+    dy, dx = (grid.ravel() for grid in np.meshgrid(near, near, indexing="ij"))
     offsets = (dy * side + dx)[np.abs(dx) + np.abs(dy) <= RADIUS]
     count = color[..., 0].size
     pixels = np.zeros(count * side * side, PIXEL)
-    first = np.arange(count) * side * side
+    frame_start = np.arange(count) * side * side
     x, y = pos.astype(np.int64).reshape(count, BALLS, 2).transpose(2, 1, 0)
     values = PALETTE.view(PIXEL)[color.reshape(count, BALLS).T, 0]
     for ball in range(BALLS):
-        center = first + y[ball] * side + x[ball]
+        center = frame_start + y[ball] * side + x[ball]
         for offset in offsets:
             pixels[center + offset] = values[ball]
     frames = pixels.view(np.uint8).reshape(*color.shape[:2], side, side, 3)
@@ -120,10 +121,8 @@ def render_balls(
 def make_sequences(
     rng: np.random.Generator, count: int, length: int, dt: float
 ) -> Arrays:
-    """Generate frames and events, a few hundred sequences at a time.
-
-    Small parts let other threads run in between.
-    """
+    """Generate frames and events, 256 sequences at a time so that other threads can
+    run in between."""
     image = np.empty((count, length, SIDE, SIDE, 3), np.uint8)
     event = np.empty((count, length), bool)
     sampler = BallSampler(rng)

@@ -1,7 +1,7 @@
 """Generated sequences in chunks; a thread generates the next chunk in the background.
 
-A batch depends only on the seed and the step: each chunk has its own generator, and so
-has the order of each pass over a chunk.
+A batch depends only on the seed and the step: each chunk, and the shuffled order of
+each pass over a chunk, has its own random generator.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from reverie.datasets.rng import make_rng
 from reverie.spaces import Arrays
 
 Generate = Callable[[np.random.Generator, int], Arrays]
-"""Generates a number of sequences."""
+"""Generates the given number of sequences."""
 
 TRAINING, ORDER, EVALUATION = 0, 1, 2
-"""Purposes of random draws, part of their seed."""
+"""Uses of random numbers; each is part of the seed, so that they are independent."""
 
 
 class ChunkedSequences:
@@ -41,9 +41,9 @@ class ChunkedSequences:
         self._order: tuple[tuple[int, int], np.ndarray] | None = None
 
     def batch(self, step: int) -> Arrays:
-        number, inside = divmod(step, self.refresh) if self.refresh else (0, step)
+        number, chunk_step = divmod(step, self.refresh) if self.refresh else (0, step)
         chunk = self._chunk(number)
-        epoch, index = divmod(inside, self.size // self.batch_size)
+        epoch, index = divmod(chunk_step, self.size // self.batch_size)
         order = self._shuffled(number, epoch)
         rows = order[index * self.batch_size : (index + 1) * self.batch_size]
         return {key: value[rows] for key, value in chunk.items()}

@@ -2,7 +2,7 @@
 
 A map of 16 x 11 cells with colored walls is rendered by casting one ray per image
 column. The policy moves 0.4 cells forward or turns by 0.3 rad per step, and chooses
-uniformly among the sensible actions: forward in a corridor, a turn in front of a wall,
+uniformly among the permitted actions: forward in a corridor, a turn in front of a wall,
 and any action at an opening. Episodes are NPZ files in `train/` and `test/` with
 `video` (T h w 3, uint8) and `actions` (T; the action of a row leads to the next row).
 Files written here also have `pose` and `junction`, which define the events: a frame is
@@ -62,7 +62,9 @@ COLORS[[1, 2, 3, 4, 5, 6, 9]] = [
 ]
 CEILING, FLOOR = 0.1, 0.2
 FORWARD, LEFT, RIGHT = 0, 1, 2
-STEP_LENGTH, TURN, PROBE = 0.4, 0.3, 0.6
+STEP_LENGTH, TURN = 0.4, 0.3
+PROBE = 0.6
+"""Distance in cells at which the policy looks for walls."""
 FIELD_OF_VIEW = np.pi / 3
 
 
@@ -115,7 +117,7 @@ def _reset(rng: RandomSource) -> tuple[float, float, float]:
 
 
 def permitted(x: float, y: float, angle: float) -> tuple[int, ...]:
-    """Return the sensible actions at a pose."""
+    """Return the actions that the policy may choose at a pose."""
 
     def blocked(towards: float) -> bool:
         return is_wall(x + PROBE * np.cos(towards), y + PROBE * np.sin(towards))
@@ -150,11 +152,13 @@ def render_maze(
     dx, dy = np.cos(angle), np.sin(angle)
     column, row = x.astype(int), y.astype(int)
     with np.errstate(divide="ignore"):
-        length_x, length_y = np.abs(1 / dx), np.abs(1 / dy)  # between grid lines
+        # ray length between two vertical (x) or horizontal (y) grid lines
+        length_x, length_y = np.abs(1 / dx), np.abs(1 / dy)
     step_x, step_y = np.where(dx < 0, -1, 1), np.where(dy < 0, -1, 1)
+    # ray length from the start to the next grid line
     next_x = np.where(dx < 0, x - column, column + 1 - x) * length_x
     next_y = np.where(dy < 0, y - row, row + 1 - y) * length_y
-    hit_horizontal = np.zeros(len(x), bool)  # the last line crossed was one of y
+    hit_horizontal = np.zeros(len(x), bool)  # last crossed a horizontal grid line
     active = np.ones(len(x), bool)
     while active.any():
         along_x = next_x < next_y
@@ -179,10 +183,10 @@ def render_maze(
     height = (side / (distance + 1e-6)).astype(np.int64)
     top = np.maximum(0, (side - height) // 2)[:, None]
     bottom = np.minimum(side, (side + height) // 2)[:, None]
-    line = np.arange(side)
-    values = np.where((line < top)[..., None], CEILING, FLOOR)
-    is_wall_pixel = ((line >= top) & (line < bottom))[..., None]
-    values = np.where(is_wall_pixel, color[:, None], values)  # (T side, line, 3)
+    pixel_row = np.arange(side)
+    values = np.where((pixel_row < top)[..., None], CEILING, FLOOR)
+    is_wall_pixel = ((pixel_row >= top) & (pixel_row < bottom))[..., None]
+    values = np.where(is_wall_pixel, color[:, None], values)  # (T side, side, 3)
     pixels = (np.clip(values, 0, 1) * 255).astype(np.uint8)
     return pixels.reshape(len(pose), side, side, 3).transpose(0, 2, 1, 3).copy()
 
@@ -232,7 +236,7 @@ def write_maze(
 
 
 def read_maze_episode(path: Path, window: int, actions: bool = True) -> Arrays:
-    """Return image, actions and events of a file; ValueError if it is invalid."""
+    """Return image, actions and events of a file; raise `ValueError` if invalid."""
     data = load_arrays(path)
     for key in ("video", "actions") if actions else ("video",):
         if key not in data:
@@ -284,9 +288,9 @@ def _resize(video: UInt8[np.ndarray, "T h w 3"], side: int) -> np.ndarray:
 def add_maze(
     episodes: StoredEpisodes, folder: Path, window: int, actions: bool = True
 ) -> list[int]:
-    """Add all usable episodes of a folder; warn about the others.
+    """Add all valid episodes of a folder and return their indices; warn about others.
 
-    Returns their indices.
+    Raises `UserError` if no episode is valid.
     """
     paths = sorted(folder.glob("*.npz"))
     if not paths:

@@ -1,1 +1,1 @@
-"""Adapters that present other interfaces as `reverie.api.Env`."""
+"""Adapters from other environment interfaces to `reverie.api.Env`."""

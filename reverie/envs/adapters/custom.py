@@ -1,4 +1,4 @@
-"""Environments of users: import paths and Python objects to `reverie.api.Env`."""
+"""Convert import paths and Python objects of users to `reverie.api.Env`."""
 
 from __future__ import annotations
 
@@ -71,6 +71,11 @@ def check_spaces(env: Env, task: str) -> None:
                     f"Task {task!r}: {name}[{key!r}] is a {type(space).__name__}, not "
                     "a reverie.spaces.Space.\n  Fix: use Space(dtype, shape, low, "
                     "high), or return a gymnasium.Env, whose spaces are converted."
+                )
+            if 0 in space.shape:
+                raise UserError(
+                    f"Task {task!r}: {name}[{key!r}] has the shape {space.shape}, "
+                    "which has no elements.\n  Fix: remove it from the space."
                 )
     obs_keys, act_keys = {*env.obs_space} - {*FLAGS}, {*env.act_space}
     if names := obs_keys & act_keys | (obs_keys | act_keys) & {*RESERVED}:

@@ -17,7 +17,7 @@ from reverie.spaces import Space, flag_spaces, flags
 
 
 class DmEnv:
-    """Presents a dm_env environment as a Reverie environment."""
+    """Adapts a dm_env environment to `reverie.api.Env`."""
 
     def __init__(
         self,
@@ -26,10 +26,10 @@ class DmEnv:
         repeat: int = 1,
         squeeze: bool = False,
     ):
-        """`set_seed` seeds the simulator before a reset, which dm_env has no API for.
+        """`set_seed` seeds the simulator before a reset; dm_env has no API for this.
 
         Each action is repeated `repeat` times. `squeeze` removes the leading axis of
-        length one that composer tasks add to observations.
+        length one that tasks of `dm_control.composer` add to observations.
         """
         self.dm = env
         self._set_seed = set_seed
@@ -63,7 +63,7 @@ class DmEnv:
         self.dm.close()
 
     def observe(self, timestep: Any, reward: float) -> Obs:
-        """Return the observation of a time step of the environment."""
+        """Convert a `dm_env.TimeStep` to an observation."""
         values = timestep.observation
         if not self._is_dict:
             values = {next(iter(self._obs_space)): values}
@@ -89,8 +89,8 @@ def _obs_space(spec: Any, squeeze: bool) -> Space:
         shape = shape[1:]
     if hasattr(spec, "num_values"):
         return Space(np.int32, shape, 0, int(spec.num_values))
-    # Bounds of numbers are dropped: simulators do not enforce them, and rounding to
-    # float32 can exceed them.
+    # The bounds of the spec are not used: simulators do not enforce them, and values
+    # rounded to float32 can exceed them.
     return Space(dtype, shape)
 
 

@@ -3,7 +3,8 @@
 Nested Dict and Tuple spaces become flat keys joined by `/`. An observation that is not
 a Dict is named `image` or `vector`, an action that is not a Dict is named `action`. An
 action with the key of an observation gets the prefix `action/`. `Space.source` records
-where a value is in the environment's own spaces. Discrete spaces keep their `start`.
+the position of a value in the nested Gymnasium space. Discrete spaces keep their
+`start`.
 `terminated` sets `is_terminal` and `is_last`, `truncated` only `is_last`;
 `info["is_terminal"]` overrides `terminated`. `info["success"]` or `info["is_success"]`
 is logged as `log/success`.
@@ -34,19 +35,21 @@ from reverie.spaces import (
     to_nested,
 )
 
-Path = tuple[str | int, ...]
+LeafPath = tuple[str | int, ...]
+"""Keys of Dict spaces and indices of Tuple spaces that lead to a leaf."""
 NOT_REPORTED = np.float32(-1)
+"""Value of `log/success` if `info` does not report success."""
 
 
 class GymnasiumEnv:
-    """Presents a Gymnasium environment as a Reverie environment."""
+    """Adapts a Gymnasium environment to `reverie.api.Env`."""
 
     def __init__(self, env: Any, make_rendered: Callable[[], Any] | None = None):
         """`make_rendered` makes the same environment with `render_mode="rgb_array"`."""
         self.gym, self._make_rendered = env, make_rendered
         leaves = _flatten(env.observation_space, "observation")
-        default = _default_key(next(iter(leaves.values())))
-        obs_keys = _flat_keys(leaves, default)
+        default_key = _default_key(next(iter(leaves.values())))
+        obs_keys = _flat_keys(leaves, default_key)
         self._obs_leaves = {key: (path, leaves[path]) for path, key in obs_keys.items()}
         act_leaves = _flatten(env.action_space, "action")
         act_keys = {
@@ -84,11 +87,11 @@ class GymnasiumEnv:
         return {**self._flat_obs(obs, info), **flags(0.0, first=True)}
 
     def step(self, action: Action) -> Obs:
-        own = {k: _to_own(action[k], s.source) for k, s in self.act_space.items()}
-        result = self.gym.step(to_nested(self.act_space, own))
+        leaves = {k: _to_leaf(action[k], s.source) for k, s in self.act_space.items()}
+        result = self.gym.step(to_nested(self.act_space, leaves))
         if len(result) == 5:
             obs, reward, terminated, truncated, info = result
-        else:  # the API before Gymnasium, where `info` marks time limits
+        else:  # the API of gym before 0.26, where `info` marks time limits
             obs, reward, done, info = result
             truncated = bool(info.get("TimeLimit.truncated", False))
             terminated = done and not truncated
@@ -133,7 +136,7 @@ class GymnasiumEnv:
         return ""
 
     def set_simulator_state(self, state: np.ndarray, model: str = "") -> Obs:
-        """Set the state of a MuJoCo environment; its model does not vary."""
+        """Set the state of a MuJoCo environment; `model` is not used."""
         env = self._mujoco_env()
         time, qpos, qvel, _ = split_state(env.model, state)
         env.set_state(qpos, qvel)
@@ -159,15 +162,15 @@ class GymnasiumEnv:
 
 
 def _success(info: Mapping[str, Any]) -> np.float32:
-    """Return whether `info` reports success; -1 if it does not report it."""
+    """Return 1 or 0 if `info` reports success or failure, else `NOT_REPORTED`."""
     value = info.get("success", info.get("is_success"))
     if value is None or np.asarray(value).dtype.kind not in "biuf":
         return NOT_REPORTED
     return np.float32(np.any(np.asarray(value) > 0))
 
 
-def _flatten(space: Any, kind: str, path: Path = ()) -> dict[Path, Any]:
-    """Return the leaves of a nested space by path; refuse unsupported types."""
+def _flatten(space: Any, kind: str, path: LeafPath = ()) -> dict[LeafPath, Any]:
+    """Return the leaves of a nested space; raise `UserError` for unsupported types."""
     type_name = type(space).__name__
     where = f" {'/'.join(map(str, path))}" if path else ""
     if type_name == "Dict":
@@ -182,7 +185,7 @@ def _flatten(space: Any, kind: str, path: Path = ()) -> dict[Path, Any]:
             "  Fix: use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple "
             "of them."
         )
-    leaves: dict[Path, Any] = {}
+    leaves: dict[LeafPath, Any] = {}
     for key, part in parts:
         if type_name == "Dict" and not isinstance(key, str):
             raise UserError(
@@ -198,9 +201,9 @@ def _flatten(space: Any, kind: str, path: Path = ()) -> dict[Path, Any]:
     return leaves
 
 
-def _flat_keys(leaves: dict[Path, Any], default: str) -> dict[Path, str]:
-    """Return the flat key of every leaf; `default` for a space that is not nested."""
-    keys = {path: "/".join(map(str, path)) or default for path in leaves}
+def _flat_keys(leaves: dict[LeafPath, Any], default_key: str) -> dict[LeafPath, str]:
+    """Return the flat key of every leaf; `default_key` if the space is not nested."""
+    keys = {path: "/".join(map(str, path)) or default_key for path in leaves}
     for key, count in Counter(keys.values()).items():
         if count > 1:
             raise UserError(
@@ -210,13 +213,13 @@ def _flat_keys(leaves: dict[Path, Any], default: str) -> dict[Path, str]:
     return keys
 
 
-def _to_space(path: Path, space: Any) -> Space:
-    """Return the space of a leaf, and in its source the environment's own form."""
+def _to_space(path: LeafPath, space: Any) -> Space:
+    """Convert a leaf of a Gymnasium space; `source` keeps its path, dtype and shape."""
     flat, shape = _leaf_space(space), tuple(space.shape or ())
-    own = Space(space.dtype, shape)
+    leaf = Space(space.dtype, shape)
     if flat.shape == shape:  # not for gray images, which get an axis of channels
-        own = replace(flat, dtype=space.dtype)
-    return replace(flat, source=Source(path, own, type(space).__name__ == "Discrete"))
+        leaf = replace(flat, dtype=space.dtype)
+    return replace(flat, source=Source(path, leaf, type(space).__name__ == "Discrete"))
 
 
 def _leaf_space(space: Any) -> Space:
@@ -258,8 +261,8 @@ def _default_key(space: Any) -> str:
     return "image" if is_bytes and len(space.shape) in (2, 3) else "vector"
 
 
-def _to_own(value: Any, source: Source | None) -> Any:
-    """Return an action in the dtype and shape that the environment uses."""
+def _to_leaf(value: Any, source: Source | None) -> Any:
+    """Convert an action to the type, dtype and shape of its Gymnasium leaf space."""
     assert source is not None
     if source.is_int:
         return int(value)

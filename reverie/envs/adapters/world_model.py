@@ -1,12 +1,12 @@
 """A learned world model as an environment.
 
-An episode starts from real rows (`StartRows`) and continues in the world model: it
-predicts the observations, rewards and terminations that follow the actions. Its first
-observation is the last real row. Anything that takes an environment, such as
-evaluation, works with it. A resumed run starts a new episode.
+An episode starts from real rows (`StartRows`), the last of which is its first
+observation. From there the world model predicts observations, rewards and terminations
+from the actions. Code that takes an environment, such as evaluation, can use it. Its
+state cannot be saved, so a resumed run starts a new episode.
 
-Its actions are in the task's own units, as in every other environment before
-`envs.make` scales them, and may have the task's own nested form.
+Actions are in the units of the task, as in every other environment before `envs.make`
+scales them, and may be nested like the task's own action space.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from reverie.capabilities import WorldModelEnv
 from reverie.spaces import flag_spaces, flags, to_flat
 
 StartRows = Callable[[np.random.Generator], Batch]
-"""Returns real rows of one episode, `(T, ...)` by key, to start an episode from.
+"""Returns consecutive real rows, `(T, ...)` by key, to start an episode from.
 
-Actions are as in the replay: bounded ones are scaled to [-1, 1]."""
+Actions are as in the replay: bounded continuous ones are scaled to [-1, 1]."""
 
 MAX_EPISODES = 1000
 """Number of episodes in which `StartInEnv` looks for one that is long enough."""
@@ -60,16 +60,17 @@ class ImaginedEnv:
         return {**self._cast(latest), **flags(0.0, first=True)}
 
     def step(self, action: Any) -> Obs:
-        """Return the next row; `action` is by key, or in the task's own nested form."""
+        """Return the next row; `action` is flat (by key) or nested like the task's."""
         assert self._state is not None, "call reset first"
-        own, actions = to_flat(self.act_space, action), {}
+        flat_action, actions = to_flat(self.act_space, action), {}
         for key, space in self.act_space.items():
-            if key not in own:
+            if key not in flat_action:
                 raise UserError(
                     f"The world model needs the action {key!r}.\n"
                     "  Fix: pass every key of its act_space."
                 )
-            value = np.asarray(own[key], space.dtype).reshape(1, *space.shape)
+            value = np.asarray(flat_action[key], space.dtype)
+            value = value.reshape(1, *space.shape)
             actions[key] = self.model.act_space[key].from_native(value)
         self._state, rows = self.model.step(self._state, actions)
         self._steps += 1
@@ -99,10 +100,10 @@ class ImaginedEnv:
 
 
 class StartInEnv:
-    """Start after some random steps in a real environment.
+    """Start after `steps` random steps in a real environment.
 
-    Episodes that end before `steps` steps are discarded, so the rows are always of one
-    episode. With `steps=0` the start is the first row of an episode.
+    Episodes that end earlier are discarded, so that all rows belong to one episode.
+    With `steps=0` the start is the first row of an episode.
     """
 
     def __init__(self, env: Env, steps: int = 0):

@@ -1,10 +1,10 @@
 """bsuite: small experiments that each test one ability, such as memory or exploration.
 
-A task is `experiment/number`. The number (default 0) selects a setting of the sweep,
-such as the difficulty, seed or noise. The three `mnist` experiments download their data
-when they are built. To score an agent with bsuite's own analysis, set
-`env.bsuite.results` to a folder for its result files; use one environment, and note
-that a resumed run overwrites them.
+A task is `experiment/number`. The number (default 0) selects one of the experiment's
+variants, which differ in difficulty, seed or noise. The three `mnist` experiments
+download their data when they are built. To score an agent with bsuite's own analysis,
+set `env.bsuite.results` to a folder for its result files and use one environment; a
+resumed run overwrites these files.
 """
 
 from __future__ import annotations

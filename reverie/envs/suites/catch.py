@@ -8,6 +8,7 @@ about -0.7, the optimal policy 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -40,7 +41,7 @@ class CatchConfig:
 class Catch(SeededEnv):
     """The game; `action` is 0 (left), 1 (stay) or 2 (right)."""
 
-    STATE = ("row", "ball", "paddle")
+    STATE: ClassVar[tuple[str, ...]] = ("row", "ball", "paddle")
     action_names = ("left", "stay", "right")
 
     def __init__(self, config: CatchConfig | None = None, seed: int = 0):

@@ -97,7 +97,7 @@ class DMC:
         return ""
 
     def set_simulator_state(self, state: np.ndarray, model: str = "") -> Obs:
-        """Set the state of a task of the suite; its model does not vary."""
+        """Set the state of a task of the suite; `model` is not used."""
         import dm_env
 
         sim, physics = self._sim, self._sim.physics
@@ -116,7 +116,7 @@ class DMC:
     def close(self) -> None:
         physics = self._sim.physics
         self._sim.close()
-        with contextlib.suppress(ReferenceError):  # composer tasks have freed it
+        with contextlib.suppress(ReferenceError):  # composer environments free it
             physics.free()
 
     def _make_obs_space(self) -> Spaces:
@@ -166,7 +166,7 @@ def _load(name: str, image: bool, seed: int) -> tuple[str, Any]:
 def _random_state(simulator: Any) -> Any:
     """Return the `RandomState` of a simulator, which is seeded in place.
 
-    Composer tasks store it in the environment, tasks of the suite in the task.
+    Environments of `dm_control.composer` have one; the suite stores it in the task.
     """
     rng = getattr(simulator, "random_state", None)
     return simulator.task.random if rng is None else rng

@@ -141,7 +141,7 @@ class DMLab:
             self._obs["instruction"] = embed_text(str(values["INSTR"]))
 
 
-def is_level(name: str) -> bool:
+def _is_train_variant(name: str) -> bool:
     """True for `_train` variants of listed `_test` levels."""
     return name.endswith("_train") and f"{name.removesuffix('_train')}_test" in LEVELS
 
@@ -152,7 +152,7 @@ SUITE = Suite(
     make=DMLab,
     config=DMLabConfig,
     tasks=LEVELS,
-    accepts=is_level,
+    accepts=_is_train_variant,
     name_format="dmlab_LEVEL, such as dmlab_explore_goal_locations_small",
     package=Package(
         "deepmind_lab",

@@ -26,7 +26,7 @@ class DummyConfig(ImageConfig):
 class Dummy(SeededEnv):
     """Counts its steps and returns noise; `kind` is `disc` or `cont`."""
 
-    STATE = ("count", "episode")
+    STATE = ("count", "episode")  # `_count` and `_episode` are saved in checkpoints
 
     def __init__(
         self, kind: str = "disc", config: DummyConfig | None = None, seed: int = 0

@@ -31,9 +31,9 @@ def make_gym(name: str) -> Env:
 
 
 def gym_tasks() -> list[str]:
-    """Return the tasks of Gymnasium's own ids, each in its newest version.
+    """Return the task names of Gymnasium's own environments, in their newest versions.
 
-    Other packages register theirs when they are imported.
+    Environments of other packages are not registered until these are imported.
     """
     import gymnasium
 

@@ -34,6 +34,8 @@ TASKS: tuple[str, ...] = tuple(f"{body}_maze_{s}" for body in BODIES for s in SI
 SECONDS = 60
 RATE = 50
 """Default number of actions per second."""
+MAX_TIMESTEP = 0.005
+"""Maximum time step of the physics simulation, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ def _make(body: str, size: str, rate: int, seed: int) -> Any:
     from dm_control.locomotion.walkers import ant
 
     class FindGoal(random_goal_maze.RepeatSingleGoalMaze):  # type: ignore
-        """Rewards every step after the goal was found, without a new start."""
+        """Rewards every step after the goal was found; the original starts again."""
 
         walker, arena = property(lambda s: s._walker), property(lambda s: s._maze_arena)
 
@@ -155,7 +157,7 @@ def _make(body: str, size: str, rate: int, seed: int) -> Any:
     maze = labmaze.FixedMazeWithRandomGoals(
         layout(SIZES[size]), num_spawns=1, num_objects=1
     )
-    substeps = int(np.ceil(1 / rate / 0.005))
+    substeps = int(np.ceil(1 / rate / MAX_TIMESTEP))
     task = FindGoal(
         walker,
         mazes.MazeWithTargets(maze, xy_scale=3.0, z_height=2.0),
@@ -243,6 +245,6 @@ SUITE = Suite(
     config=LocoNavConfig,
     tasks=TASKS,
     accepts=is_task,
-    name_format="loconav_BODY_MAZE, such as loconav_ant_maze_m",
+    name_format="loconav_BODY_maze_SIZE, such as loconav_ant_maze_m",
     package=PACKAGE,
 )

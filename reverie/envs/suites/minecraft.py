@@ -1,7 +1,8 @@
 """Minecraft on MineRL 0.4: find a diamond, collect wood, or climb.
 
-The simulator needs Java 8; `tools/install_minecraft.sh` installs it. Actions are a flat
-list. The camera turns by 15 degrees, and its pitch is limited to `pitch_limit`. A jump
+The simulator needs Java 8; `tools/install_minecraft.sh` installs both. An action is an
+index into a list of commands (`BASIC`, and `TOOLS` in the task `diamond`). The camera
+turns by 15 degrees per action, and its pitch is limited to `pitch_limit`. A jump
 is repeated for `sticky_jump` steps while moving forward. An attack is repeated for
 `sticky_attack` steps, but only if blocks break at the original speed.
 
@@ -29,7 +30,7 @@ HEALTH_SCALE = 0.01
 MAX_LIFE, MAX_FOOD, MAX_AIR = 20, 20, 300
 
 Command = dict[str, Any]
-"""Action of the simulator: all keys, or those that differ from `NOOP`."""
+"""Action of the simulator: all entries, or only those that differ from `NOOP`."""
 
 KEYS = ("forward", "back", "left", "right", "jump", "sneak", "attack")
 NOOP: Command = {
@@ -126,11 +127,11 @@ class Minecraft:
         self._max_inventory = np.zeros(len(self._items), np.float32)
         self._collected: set[str] = set()
         self._previous: dict[str, float] = {}
-        amount, number = Space(np.float32, (len(self._items),), 0), Space(np.float32)
+        items, number = Space(np.float32, (len(self._items),), 0), Space(np.float32)
         self.obs_space = {
             "image": Space(np.uint8, (*config.size, 3)),
-            "inventory": amount,
-            "inventory_max": amount,
+            "inventory": items,
+            "inventory_max": items,
             "equipped": Space(np.float32, (len(self._equippable),), 0, 1),
             **dict.fromkeys(("health", "hunger", "breath"), number),
             **flag_spaces(),
@@ -203,9 +204,9 @@ class Minecraft:
         new_items = {name for name in MILESTONES if items.get(name, 0)}
         new_items -= self._collected
         self._collected |= new_items
-        reward = HEALTH_SCALE * (current["health"] - previous["health"])
-        if previous is current:
+        if previous is current:  # first row of an episode
             return 0.0
+        reward = HEALTH_SCALE * (current["health"] - previous["health"])
         if self.task == "diamond":
             reward += len(new_items)
         elif self.task == "wood":

@@ -1,9 +1,9 @@
 """MiniGrid: small grid worlds, partially observed as a view of 7x7 cells.
 
-The observation is an image of the view, centered on black, or (`view=symbols`) the
-object, color and state of every cell and the direction of the agent. If the mission
-differs between episodes, it is observed as a text embedding. The time limit truncates
-episodes.
+The observation is an image of the view, centered on a black background, or
+(`view=symbols`) the object, color and state of every cell and the direction of the
+agent. If the mission differs between episodes, it is observed as a text embedding. The
+time limit truncates episodes.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class MiniGrid:
 
 
 def is_task(name: str) -> bool:
-    """True for BabyAI tasks, which are checked when built, and registered ids."""
+    """True for registered ids, and for all BabyAI names (checked when built)."""
     return name.startswith("BabyAI-") or bool(_versions(name))
 
 
@@ -128,7 +128,8 @@ def _full_id(name: str) -> str:
 
 
 def _versions(name: str) -> list[str]:
-    """Return the registered ids of a task, the newest last; one if `name` has `-v`."""
+    """Return the registered ids of a task, newest last; only one if `name` has a
+    version."""
     import gymnasium
     import minigrid  # noqa: F401  registers the tasks
 

@@ -3,8 +3,8 @@
 The player moves in a grid of 16 by 14 cells with three to six pads. Stepping on a pad
 adds it to the history of recently pressed pads, drawn as a bar below the grid. When the
 history equals the full sequence, the reward is 10; after a countdown of 10 steps the
-history is cleared and the player is moved to a random free cell. The sparse reward is
-the only hint to the order. Episodes are truncated after 10,000 steps.
+history is cleared and the player is moved to a random free cell. The order can only be
+learned from this sparse reward. Episodes are truncated after 10,000 steps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from reverie.envs.seeding import SeededEnv
 from reverie.envs.suite import Suite
 from reverie.spaces import Space, flag_spaces, flags
 
-WIDTH, HEIGHT, CELL = 16, 14, 4
+WIDTH, HEIGHT = 16, 14  # of the grid in cells
+CELL = 4  # height and width of a cell in pixels
 COUNTDOWN = 10
 REWARD = 10.0
 MOVES = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))

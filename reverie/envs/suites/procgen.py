@@ -57,7 +57,7 @@ class Procgen:
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:
             self._start(seed)
-        elif not self._game.observe()[2][0]:  # truncated by a wrapper
+        elif not self._game.observe()[2][0]:  # not ended, but truncated by a wrapper
             self._game.act(np.array([RESTART], np.int32))
         self._update_image()
         return {"image": self._image, **flags(0.0, first=True)}

@@ -10,24 +10,24 @@ import numpy as np
 from reverie.api import Action, Metrics, Obs, StateDict, UserError
 from reverie.spaces import Spaces
 
-Rows = Mapping[str, np.ndarray]
+ObsArrays = Mapping[str, np.ndarray]
 """Observations of all environments: one array per key, the environments on axis 0."""
 
 
 class BaseVecEnv:
-    """What the implementations of `reverie.api.VecEnv` share."""
+    """Base class of the implementations of `reverie.api.VecEnv`."""
 
     obs_space: Spaces
     act_space: Spaces
     render_fps: float = 0
-    """Steps per second in real time, for videos; 0 if that is not known."""
+    """Steps per second in real time, for videos; 0 if unknown."""
 
     def __init__(self, count: int):
         self._count = count
         self._restarts: Counter[str] = Counter()  # by cause
         self.waiting = np.zeros(count, bool)
-        """Environments whose episode has ended and that wait for the others
-        (`VecEnvConfig.lockstep`). Their rows repeat the last one."""
+        """True for environments whose episode has ended and that wait for the others
+        (`VecEnvConfig.lockstep`). They return their last row again in every step."""
 
     def __len__(self) -> int:
         return self._count
@@ -49,9 +49,9 @@ class BaseVecEnv:
         metrics = {f"env/{cause}": self._restarts[cause] for cause in causes}
         return {"env/restarts": sum(metrics.values()), **metrics}
 
-    def _make_state(self, slots: list[StateDict], obs: Rows) -> StateDict:
+    def _make_state(self, slots: list[StateDict], obs: ObsArrays) -> StateDict:
         """Combine the states of all env slots and the latest observations."""
-        # A list, because keys of observations may contain any character.
+        # A list, because observation keys may be invalid as keys of a state dict.
         rows = [obs[key].copy() for key in sorted(self.obs_space)]
         state: StateDict = {"envs": slots, "obs": rows}
         if self.waiting.any():
@@ -68,7 +68,7 @@ class BaseVecEnv:
         arrays = map(np.asarray, state["obs"])
         return dict(zip(sorted(self.obs_space), arrays, strict=True))
 
-    def _load_waiting(self, state: StateDict, obs: Rows) -> None:
+    def _load_waiting(self, state: StateDict, obs: ObsArrays) -> None:
         """Restore `waiting`, except where an environment started a new episode."""
         waiting = np.asarray(state.get("waiting", np.zeros(len(self), bool)))
         self.waiting = np.asarray(waiting & obs["is_last"])
@@ -86,23 +86,23 @@ def common_spaces(spaces: list[tuple[Spaces, Spaces]]) -> tuple[Spaces, Spaces]:
     return first
 
 
-def write_row(rows: Rows, index: int, obs: Obs) -> None:
+def write_row(rows: ObsArrays, index: int, obs: Obs) -> None:
     for key, array in rows.items():
         array[index] = obs[key]
 
 
-def get_row(rows: Rows, index: int) -> Obs:
+def get_row(rows: ObsArrays, index: int) -> Obs:
     return {key: array[index] for key, array in rows.items()}
 
 
-def truncated_row(rows: Rows, index: int) -> Obs:
-    """Return a copy of the latest row with `is_last` set, for a failed environment."""
+def truncated_row(rows: ObsArrays, index: int) -> Obs:
+    """Return the latest row with `is_last` set, to end a failed episode."""
     end = {"reward": 0.0, "is_first": False, "is_last": True, "is_terminal": False}
     return {**get_row(rows, index), **end}
 
 
 def find_waiting(is_last: np.ndarray, lockstep: bool) -> np.ndarray:
-    """Return which environments wait for others to end their episode."""
+    """Return a mask of the environments that wait for the others in lockstep."""
     if lockstep and not is_last.all():
         return np.array(is_last, bool)
     return np.zeros(len(is_last), bool)

@@ -38,15 +38,15 @@ class EnvSlot:
         self,
         make_env: MakeEnv,
         index: int,
-        failures: int,
+        max_failures: int,
         seed: int | None,
         attempt: int = 0,
     ):
         self.index = index
         self.attempt = attempt
-        """How many times the environment was restarted; part of its seed."""
+        """Number of restarts so far; part of the seed, so that episodes differ."""
         self._make_env = make_env
-        self._max_failures = failures
+        self._max_failures = max_failures
         self._seed = seed
         self._env: Env | None = None
         self._needs_seed = True
@@ -55,9 +55,9 @@ class EnvSlot:
         self._errors: list[str] = []
 
     def open(self) -> None:
-        """Build the environment; unlike later failures, an error is raised at once."""
+        """Build the environment; raise `EnvFailure` at the first error."""
         try:
-            env = self._build()
+            env = self._get_env()
             self.obs_space: Spaces = dict(env.obs_space)
             self.act_space: Spaces = dict(env.act_space)
             self.render_fps = float(getattr(env, "render_fps", 0))
@@ -74,7 +74,7 @@ class EnvSlot:
         """Return the first row of a new episode, rebuilding the env while it fails."""
         while True:
             try:
-                obs = self._build().reset(self._next_seed())
+                obs = self._get_env().reset(self._next_seed())
                 self._needs_seed = False
                 return obs
             except BaseException as error:
@@ -104,7 +104,7 @@ class EnvSlot:
         return errors
 
     def state_dict(self) -> StateDict:
-        """Return the state; without that of the environment if it cannot be saved."""
+        """Return the state; its entry `env` is None if the env cannot be saved."""
         env, state = self._env, None
         if is_resumable(env):
             try:
@@ -121,7 +121,7 @@ class EnvSlot:
     def load_state_dict(self, state: StateDict) -> bool:
         """Restore a state; False if the environment has to start a new episode."""
         self.attempt, self._failures = int(state["attempt"]), int(state["failures"])
-        env = self._build()
+        env = self._get_env()
         if state["env"] is None or not is_resumable(env):
             self.attempt += 1  # another seed, or the same episodes would be repeated
             self._needs_seed = True
@@ -146,7 +146,8 @@ class EnvSlot:
                     raise
                 log.debug("environment %d: %s", self.index, summarize_error(error))
 
-    def _build(self) -> Env:
+    def _get_env(self) -> Env:
+        """Return the environment, built first if it is missing."""
         if self._env is None:
             self._env = self._make_env(self.index)
             self._needs_seed = True
@@ -174,7 +175,7 @@ class EnvSlot:
 def is_resumable(env: Any) -> TypeGuard[Stateful]:
     """True if the environment can be saved and resumed exactly.
 
-    `isinstance` does not see attributes that wrappers forward.
+    `isinstance` does not find attributes that wrappers forward.
     """
     return hasattr(env, "state_dict") and hasattr(env, "load_state_dict")
 

@@ -2,7 +2,7 @@
 
 `make_vec_env` returns an implementation of `reverie.api.VecEnv`: in this process, in
 worker processes, or the simulator's own. Returned arrays are never overwritten by later
-calls, but must not be modified: the latest batch is read again if an environment fails.
+calls, but must not be modified: if an environment fails, its latest row is read again.
 
 An environment that raises an exception is closed and rebuilt, with a warning. Its row
 repeats the last observation with `is_last` (but not `is_terminal`), and the next row is
@@ -25,6 +25,8 @@ from reverie.envs.vector.env_slot import EnvSlot, MakeEnv, warn_of_restart
 
 @dataclass(frozen=True)
 class VecEnvConfig:
+    """Settings of vectorized environments."""
+
     workers: int = 0
     """Number of worker processes. 0 steps all environments in this process, -1 uses one
     process per environment but at most one per CPU core. Runs with `run.overlap` and
@@ -55,10 +57,10 @@ class IndexOffset:
     run (such as training and evaluation) get different seeds."""
 
     make_env: MakeEnv
-    first: int
+    offset: int
 
     def __call__(self, index: int) -> Env:
-        return self.make_env(self.first + index)
+        return self.make_env(self.offset + index)
 
 
 def make_vec_env(
@@ -93,7 +95,7 @@ def _make_native(
     factory: Any = make_env
     first = 0
     while isinstance(factory, IndexOffset):
-        factory, first = factory.make_env, first + factory.first
+        factory, first = factory.make_env, first + factory.offset
     if not hasattr(factory, "make_native"):
         raise UserError(
             "A native vectorized environment is built from a task name, not from a "
@@ -139,7 +141,7 @@ class SyncVecEnv(base.BaseVecEnv):
         assert self._obs is not None
         action, self._action = self._action, None
         previous, obs = self._obs, self._empty_rows()
-        self._has_failed = True  # unless all rows are written
+        self._has_failed = True  # set to False after all rows are written
         self.waiting = base.find_waiting(previous["is_last"], self._lockstep)
         for index, slot in enumerate(self._slots):
             if self.waiting[index]:

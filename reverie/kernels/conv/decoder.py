@@ -1,9 +1,10 @@
-"""Fast version of the image decoder, computed at half the resolution of each layer.
+"""Fast version of the image decoder: layers compute at half their output resolution.
 
 A layer is one convolution that includes the upsampling (`space_to_depth.py`) and one
-kernel that adds the bias, normalizes, activates, and writes the full-resolution map.
-For training, the image itself is never written: a kernel compares the last layer's
-space-to-depth map with the stored image and sums the squared error of every image.
+kernel that adds the bias, normalizes, activates, and writes the full-resolution feature
+map. In training, the predicted image is never written to memory: a kernel compares the
+space-to-depth output of the last layer with the stored image and sums the squared error
+of every image.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from reverie.nets.distributions import Distribution
 ALIGNMENT = 16
 """Output channels of the last layer are padded to a multiple of this."""
 TILE = 2048
+"""Elements per tile of the image loss."""
 
 
 class FastDecoder(Decoder):
@@ -48,7 +50,7 @@ class FastDecoder(Decoder):
         if not is_supported(self.config, norm, self.act, deter.dtype):
             return super()._image_outputs(deter, stoch)
         batch, dtype = deter.shape[:-1], deter.dtype
-        x = self._smallest(deter.flatten(0, -2), stoch.flatten(0, -2))
+        x = self._smallest_map(deter.flatten(0, -2), stoch.flatten(0, -2))
         for i in reversed(range(len(self.config.mults) - 1)):
             norm = getattr(self, f"conv{i}norm")
             weight, bias = getattr(self, f"conv{i}").cast(dtype)
@@ -64,8 +66,8 @@ class FastDecoder(Decoder):
             offset += space.shape[2]
         return distributions
 
-    def _smallest(self, deter: Tensor, stoch: Tensor) -> Float[Tensor, "b h w c"]:
-        """Return the input of the first convolution."""
+    def _smallest_map(self, deter: Tensor, stoch: Tensor) -> Float[Tensor, "b h w c"]:
+        """Return the smallest feature map, the input of the first convolution."""
         norm: Norm
         if not self.config.bspace:
             feat = torch.cat([stoch, deter], -1)
@@ -77,7 +79,8 @@ class FastDecoder(Decoder):
         rows = deter.reshape(len(deter), len(weight0), -1).transpose(0, 1)
         norm = self.spnorm
         return apply_autograd(
-            *(_SumNorm, torch.bmm(rows, weight0), F.linear(x, weight1), bias0, bias1),
+            *(_AddNormSilu, torch.bmm(rows, weight0), F.linear(x, weight1)),
+            *(bias0, bias1),
             *(norm.scale, norm.eps, self.smallest),
         )
 
@@ -95,15 +98,15 @@ class LazyLastLayer:
 
     @cached_property
     def output(self) -> Float[Tensor, "n h w o"]:
-        """Space-to-depth map of all images, before bias and sigmoid."""
+        """Space-to-depth output for all images, before bias and sigmoid."""
         return conv2d(self.x, self.kernel)
 
 
 class FusedImageMSE:
     """Prediction of one image with a squared error loss, as `distributions.MSE`.
 
-    The image has some channels of the last layer, from `offset`. The layer's map may be
-    larger than the image, at the bottom and right.
+    The channels of the image start at channel `offset` of the last layer. The layer's
+    output may be larger than the image, at the bottom and right.
     """
 
     def __init__(
@@ -135,7 +138,7 @@ class FusedImageMSE:
         target = target.reshape(-1, *self.shape)
         x, kernel, bias = self.layer.x, self.layer.kernel, self.layer.bias
         is_only_image = self.shape[-1] == len(bias)
-        if is_only_image and last_layer.is_supported(x.shape[-1], len(bias), x.dtype):
+        if is_only_image and last_layer.is_supported(x.shape[-1], len(bias), x):
             loss = last_layer.last_layer_loss(x, kernel, bias, target)
         else:
             output = self.layer.output
@@ -143,11 +146,11 @@ class FusedImageMSE:
         return loss.reshape(self.batch)
 
 
-class _SumNorm(torch.autograd.Function):
-    """Sum of a block-linear and a linear layer's outputs, with RMS norm and SiLU.
+class _AddNormSilu(torch.autograd.Function):
+    """Add outputs of a block-linear (`x0`) and a linear layer (`x1`); RMS norm; SiLU.
 
-    The first is (blocks, rows, pixels, channels of a block), the second (rows, pixels,
-    channels), both before their bias; biases likewise, without rows.
+    `x0` is (blocks, batch, pixels, channels of a block), `x1` is (batch, pixels,
+    channels), both without bias; the biases have the same axes except batch.
     """
 
     @staticmethod
@@ -169,33 +172,34 @@ class _SumNorm(torch.autograd.Function):
             block_rows, columns = tile_shape(channels)
             grid = (triton.cdiv(len(x1) * h * w, block_rows),)
             inputs = (x0, x1, bias0, bias1, scale, y)
-            _sum_norm[grid](*inputs, *ctx.settings, block_rows, columns)
+            _add_norm_silu[grid](*inputs, *ctx.settings, block_rows, columns)
         ctx.save_for_backward(x0, x1, bias0, bias1, scale)
         return y.view(-1, h, w, channels)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x0, x1, bias0, bias1, scale = ctx.saved_tensors
-        rows, pixels, channels, _, _ = ctx.settings
+        batch, pixels, channels, _, _ = ctx.settings
         dx0, dx1 = torch.empty_like(x0), torch.empty_like(x1)
         block_rows, columns = tile_shape(channels)
-        tiles = triton.cdiv(rows * pixels, block_rows)
+        tiles = triton.cdiv(batch * pixels, block_rows)
         programs = num_programs(x0.device, tiles)
         partial = torch.empty(programs, channels, device=x0.device)
-        _sum_norm_backward[(programs,)](
+        _add_norm_silu_backward[(programs,)](
             *(x0, x1, bias0, bias1, scale, grad.contiguous(), dx0, dx1, partial),
             *(*ctx.settings, triton.cdiv(tiles, programs), block_rows, columns),
         )
-        dbias = dx1.sum(0, dtype=torch.float32)
-        in_blocks = dbias.view(pixels, len(x0), -1).transpose(0, 1).reshape(-1)
+        # `dx0` and `dx1` are equal except for their layout, and so are the bias grads
+        dbias1 = dx1.sum(0, dtype=torch.float32)
+        dbias0 = dbias1.view(pixels, len(x0), -1).transpose(0, 1).reshape(-1)
         return (
-            *(dx0, dx1, in_blocks.to(bias0.dtype), dbias.to(bias1.dtype)),
+            *(dx0, dx1, dbias0.to(bias0.dtype), dbias1.to(bias1.dtype)),
             *(sum_partials(partial).to(scale.dtype), None, None),
         )
 
 
 class _ImageLoss(torch.autograd.Function):
-    """Squared error of every image, from the space-to-depth map of the last layer."""
+    """Squared error of every image, from the last layer's space-to-depth output."""
 
     @staticmethod
     def forward(
@@ -225,7 +229,7 @@ class _ImageLoss(torch.autograd.Function):
 def _loss_sizes(
     x: Tensor, bias: Tensor, target: Tensor, offset: int
 ) -> tuple[int, ...]:
-    """Return the size arguments of the loss kernel."""
+    """Return the size arguments of `_image_loss`."""
     _, h, w, channels = x.shape
     rows, columns = tile_shape(channels, TILE)
     steps = triton.cdiv(h * w, rows)
@@ -235,12 +239,15 @@ def _loss_sizes(
 
 @jit
 def _load_sum(
-    x0, x1, bias0, bias1, row, col, mask, rows, pixels, channels, block_width
+    x0, x1, bias0, bias1, row, col, mask, batch, pixels, channels, block_width
 ):
-    """Return the sum of both inputs with their biases, and the offsets of both."""
+    """Return the sum of both inputs with their biases, and the offsets of both.
+
+    A row is one pixel of one batch entry.
+    """
     b, pixel = row // pixels, row % pixels
     block, unit = col // block_width, col % block_width
-    offset0 = ((block * rows + b) * pixels + pixel) * block_width + unit
+    offset0 = ((block * batch + b) * pixels + pixel) * block_width + unit
     offset1 = row * channels + col
     v = tl.load(x0 + offset0, mask, 0.0).to(tl.float32)
     v += tl.load(x1 + offset1, mask, 0.0).to(tl.float32)
@@ -251,24 +258,24 @@ def _load_sum(
 
 
 @jit
-def _sum_norm(
-    x0, x1, bias0, bias1, scale, y, rows, pixels, channels, block_width, eps,
+def _add_norm_silu(
+    x0, x1, bias0, bias1, scale, y, batch, pixels, channels, block_width, eps,
     R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, C)[None, :]
-    mask = (row < rows * pixels) & (col < channels)
+    mask = (row < batch * pixels) & (col < channels)
     v, _, offset = _load_sum(
-        x0, x1, bias0, bias1, row, col, mask, rows, pixels, channels, block_width
+        x0, x1, bias0, bias1, row, col, mask, batch, pixels, channels, block_width
     )
     gain = load_columns(scale, col, channels)
     tl.store(y + offset, norm_rows(v, gain, channels, eps), mask)
 
 
 @jit
-def _sum_norm_backward(
+def _add_norm_silu_backward(
     x0, x1, bias0, bias1, scale, dy, dx0, dx1, partial,
-    rows, pixels, channels, block_width, eps,
+    batch, pixels, channels, block_width, eps,
     STEPS: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     col = tl.arange(0, C)[None, :]
@@ -277,9 +284,9 @@ def _sum_norm_backward(
     for step in range(STEPS):
         tile = step * tl.num_programs(0) + tl.program_id(0)
         row = tile.to(tl.int64) * R + tl.arange(0, R)[:, None]
-        mask = (row < rows * pixels) & (col < channels)
+        mask = (row < batch * pixels) & (col < channels)
         v, offset0, offset1 = _load_sum(
-            x0, x1, bias0, bias1, row, col, mask, rows, pixels, channels, block_width
+            x0, x1, bias0, bias1, row, col, mask, batch, pixels, channels, block_width
         )
         dv = tl.load(dy + offset1, mask, 0.0).to(tl.float32)
         dv, dgain = norm_rows_backward(v, dv, gain, channels, eps)
@@ -299,14 +306,15 @@ def _image_loss(
 ):  # fmt: skip
     """Sum the squared error of one image; with `grad`, compute its gradient instead.
 
-    The map has `total` colors per sub-pixel; those of the image start at `first_color`.
+    The layer has `total` colors per sub-pixel; those of the image start at
+    `first_color`.
     """
     row = tl.program_id(0).to(tl.int64)
     x += row * pixels * channels
     target += row * height * width * colors
     if grad is not None:
         dx += row * pixels * channels
-        twice = 2 * tl.load(grad + row)
+        twice_grad = 2 * tl.load(grad + row)
     col = tl.arange(0, C)[None, :]
     shift = tl.load(bias + col % total, col < 4 * total, 0.0).to(tl.float32)
     sums = tl.zeros((R, C), tl.float32)
@@ -315,18 +323,18 @@ def _image_loss(
         sub, color = col // total, col % total - first_color
         offset, mask = image_offset(pixel, sub, color, map_width, height, width, colors)
         mask = mask & (color >= 0) & (color < colors) & (pixel < pixels)
-        place = pixel * channels + col
-        v = tl.load(x + place, mask, 0.0).to(tl.float32)
+        x_offset = pixel * channels + col
+        v = tl.load(x + x_offset, mask, 0.0).to(tl.float32)
         true = tl.load(target + offset, mask, 0).to(tl.float32) / 255
         pred = tl.sigmoid(v + shift)
         if grad is None:
             error = tl.where(mask, pred - true, 0.0)
             sums += error * error
         else:
-            dv = tl.where(mask, twice * (pred - true) * pred * (1 - pred), 0.0)
+            dv = twice_grad * (pred - true) * pred * (1 - pred)
+            dv = tl.where(mask, dv, 0.0)
             sums += dv
-            inside = (pixel < pixels) & (col < channels)
-            tl.store(dx + place, dv, inside)
+            tl.store(dx + x_offset, dv, (pixel < pixels) & (col < channels))
     if grad is None:
         tl.store(loss + row, tl.sum(sums))
     else:

@@ -1,7 +1,8 @@
-"""Fast version of the image encoder, computed on space-to-depth maps.
+"""Fast version of the image encoder, computed on space-to-depth feature maps.
 
-A layer is one convolution (`space_to_depth.py`) and one kernel for everything after it
-(`max_pool.py`); a first layer with few channels is a single kernel (`first_layer.py`).
+A layer is one convolution (`space_to_depth.py`) and one kernel for pooling, norm and
+activation (`max_pool.py`); a first layer with few channels is one kernel in total
+(`first_layer.py`). "Depth" in names means space-to-depth.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from reverie.nets.conv import SameConv
 from reverie.nets.encoder import Encoder
 
 MIN_FULL_CHANNELS, CHANNEL_MULTIPLE = 96, 32
-"""Layers are convolved at full resolution if they have at least the first number of
-input channels, and both of their channel counts are multiples of the second. Others use
-space-to-depth maps: 1.44 times the arithmetic, but tensor cores are only efficient on
-such counts. Forward and backward on an H200, in ms:
+"""Layers are convolved at full resolution if they have at least `MIN_FULL_CHANNELS`
+input channels, and input and output channels are multiples of `CHANNEL_MULTIPLE`. Other
+layers use space-to-depth maps, which quadruple the channels: this takes 1.44 times the
+arithmetic, but tensor cores are inefficient with few or unaligned channels. Forward and
+backward on an H200, in ms:
 
     channels       space-to-depth   full resolution
      64 to  96       1.83             1.90
@@ -55,7 +57,7 @@ class FastEncoder(Encoder):
             return super()._images(images, dtype)
         last = len(self.config.mults) - 1
         use_depth = [self._uses_depth(i) for i in range(last + 1)] + [False]
-        x = self._first(images, dtype, to_depth=use_depth[1])
+        x = self._first_layer(images, dtype, to_depth=use_depth[1])
         for i in range(1, last + 1):
             weight, bias = getattr(self, f"cnn{i}").cast(dtype)
             if use_depth[i]:
@@ -63,7 +65,7 @@ class FastEncoder(Encoder):
             x = self._layer(i, x, weight, bias, use_depth[i], use_depth[i + 1])
         return x.reshape(*images[0].shape[:-3], -1)
 
-    def _first(
+    def _first_layer(
         self, images: list[Tensor], dtype: torch.dtype, to_depth: bool
     ) -> Tensor:
         conv: SameConv = getattr(self, "cnn0")  # noqa: B009
@@ -71,7 +73,7 @@ class FastEncoder(Encoder):
         weight, bias = conv.cast(dtype)
         x = images_to_depth(images, *self.padded_size, dtype)
         kernel = space_to_depth_kernel(weight, 4 * len(bias), x.shape[-1])
-        if first_layer.is_supported(weight.shape[1], len(bias), dtype):
+        if first_layer.is_supported(weight.shape[1], len(bias), x):
             return first_layer.first_layer(
                 x, kernel, norm.scale, norm.eps, bias, to_depth=to_depth
             )
@@ -86,7 +88,10 @@ class FastEncoder(Encoder):
         from_depth: bool,
         to_depth: bool,
     ) -> Tensor:
-        """Convolve a space-to-depth or full-resolution map; pool, norm, activation."""
+        """Convolution, pooling, norm and activation of layer `i`.
+
+        `from_depth` and `to_depth`: input and output are space-to-depth maps.
+        """
         norm: Norm = getattr(self, f"cnn{i}norm")
         y = conv2d(x, kernel) if from_depth else apply_autograd(_Convolve, x, kernel)
         return max_pool_rms_norm_silu(
@@ -123,9 +128,10 @@ def images_to_depth(
     width: int,
     dtype: torch.dtype,
 ) -> Float[Tensor, "n h w c"]:
-    """Return images, scaled to [-0.5, 0.5], as one space-to-depth map.
+    """Return images as one space-to-depth map.
 
-    They are padded with zeros to the given size, and their channels concatenated.
+    Pixels are scaled to [-0.5, 0.5], images are padded with zeros to the given size,
+    and their channels are concatenated.
     """
     rows = images[0].shape[:-3].numel()
     total = sum(image.shape[-1] for image in images)
@@ -146,8 +152,8 @@ def images_to_depth(
 class _Convolve(torch.autograd.Function):
     """A "same" convolution, computed as the input gradient of another convolution.
 
-    cuDNN has faster kernels for that: 128 to 192 channels on 32x32 pixels take 1.8 ms
-    on an H200, and 3.2 ms as a forward convolution.
+    cuDNN has faster kernels for input gradients: 128 to 192 channels on 32x32 pixels
+    take 1.8 ms on an H200, and 3.2 ms as a forward convolution.
     """
 
     @staticmethod
@@ -169,15 +175,15 @@ def _images_to_depth(
     CHANNELS: tl.constexpr, COLORS: tl.constexpr, TOTAL: tl.constexpr,
     OFFSET: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write one row of the map; the first image also clears the other channels."""
+    """Write the channels of one image to a row of the map; FIRST zeroes the others."""
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, BLOCK)
     channel = index % CHANNELS
     sub, color = channel // TOTAL, channel % TOTAL - OFFSET
     y = tl.program_id(1) * 2 + sub // 2
     x = index // CHANNELS * 2 + sub % 2
-    own = (sub < 4) & (color >= 0) & (color < COLORS) & (index < size)
-    inside = own & (y < height) & (x < width)
+    is_own = (sub < 4) & (color >= 0) & (color < COLORS) & (index < size)
+    inside = is_own & (y < height) & (x < width)
     image += row * height * width * COLORS
     value = tl.load(image + (y * width + x) * COLORS + color, inside, 0)
     value = tl.where(inside, value.to(tl.float32) / 255 - 0.5, 0.0)
@@ -185,4 +191,4 @@ def _images_to_depth(
     if FIRST:
         tl.store(out + index, value, index < size)
     else:
-        tl.store(out + index, value, own)
+        tl.store(out + index, value, is_own)

@@ -1,14 +1,15 @@
-"""3x3 convolutions with few channels on one side: first and last layers of a network.
+"""3x3 convolutions with few input or output channels: first and last layers.
 
-Libraries are slow at them (a fifth of what memory bandwidth allows). With 9 * few taps,
-the neighbourhood of a pixel is a row of a matrix (im2col) that the kernels gather from
-the map with few channels, and the convolution is a product on the tensor cores:
+cuDNN reaches only a fifth of the memory bandwidth with them. Here such a convolution is
+a matrix product on the tensor cores. Taps are the 9 positions of the kernel, times the
+number of few channels:
 
-- from few to many channels, the product of those rows with the weights is the result;
-- from many to few, each pixel is first multiplied with all weights, which gives its
-  contribution to each neighbour; a second kernel sums the contributions (col2im). The
-  norm and activation before such a layer are part of the same kernels, so the activated
-  map is never written.
+- from few to many channels, the kernel gathers the neighborhood of each pixel as a
+  matrix row with one column per tap (im2col), and multiplies it with the weights;
+- from many to few channels, each pixel is first multiplied with all weights, which
+  gives its contribution to each neighbor; a second kernel sums the contributions
+  (col2im). The group norm and SiLU before the layer are part of the same kernels, so
+  the activated feature map is never written to memory.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from reverie.kernels.conv.nhwc import conv2d_input_grad
 from reverie.kernels.launch import apply_autograd, can_launch, jit, num_programs
 from reverie.kernels.norm.group_norm import sum_pixels, tile_by_pixels
 from reverie.kernels.norm.group_norm_kernels import (
-    factor_and_offset,
+    factor_and_intercept,
     gradient_means,
     group_statistics,
     input_grad,
@@ -41,18 +42,19 @@ from reverie.kernels.sums import sum_partials
 from reverie.nets.residual import EPS, FrameConv, NormSilu
 
 MAX_TAPS = 64
-"""Most taps (9 per channel) on the side with few channels."""
+"""Maximum number of taps (9 per channel) on the side with few channels."""
 MAX_CHANNELS = 128
-"""Most channels on the other side: a program's tile holds all of them."""
+"""Maximum number of channels on the other side: a tile holds all of them."""
 WARPS = 4
 ROWS = 64
 """Pixels of a tile."""
 BACKWARD_ROWS, BACKWARD_PROGRAMS_PER_SM = 32, 16
-"""The same in the backward pass of the norm, which holds more values per pixel."""
+"""Pixels of a tile in the backward pass of `_NormConvToFew`, which holds more values
+per pixel, and programs per multiprocessor."""
 MAX_STEPS = 8
-"""Most tiles per program."""
+"""Maximum number of tiles per program."""
 MAX_ELEMENTS = 2**30
-"""Most elements of a map, as offsets are 32-bit."""
+"""Maximum number of elements of a tensor, because offsets are 32-bit."""
 
 
 def conv_from_few(
@@ -72,7 +74,7 @@ def norm_conv_to_few(
 
 
 def is_supported(conv: FrameConv, few: int, many: int, x: Tensor) -> bool:
-    """True if these kernels can compute a convolution between so many channels."""
+    """True if these kernels support a convolution with these numbers of channels."""
     return (
         conv.kernel == 3
         and conv.stride == 1
@@ -85,7 +87,7 @@ def is_supported(conv: FrameConv, few: int, many: int, x: Tensor) -> bool:
 
 
 def _padded_taps(few: int) -> int:
-    """Return the width of a neighbourhood, padded for the tensor cores."""
+    """Return the number of taps, padded for the tensor cores."""
     return 16 if 9 * few <= 16 else 32 if 9 * few <= 32 else MAX_TAPS
 
 
@@ -183,25 +185,24 @@ class _NormConvToFew(torch.autograd.Function):
 
 
 def _zero_pad(x: Tensor) -> Tensor:
-    """Return maps with one pixel of zeros on every side."""
+    """Return feature maps with one pixel of zeros added on every side."""
     return F.pad(x, (0, 0, 1, 1, 1, 1)).contiguous()
 
 
 def _weight_matrix(weight: Tensor) -> Tensor:
-    """Return the matrix from a pixel to its contributions, by tap and few channels."""
+    """Return the weights as a matrix (many channels, padded taps)."""
     matrix = rearrange(weight, "o i y x -> i (y x o)")
     return F.pad(matrix, (0, _padded_taps(len(weight)) - matrix.shape[1])).contiguous()
 
 
 @jit
-def _load_neighbourhoods(
+def _load_neighborhoods(
     x, index, mask, height, width,
     SIGN: tl.constexpr, FEW: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
-    """Load the neighbourhoods of pixels of zero-padded maps; mirrored if SIGN is -1.
+    """Load neighborhoods of pixels of zero-padded maps; mirrored if SIGN is -1.
 
-    A program reads thousands of them, so offsets are 32-bit, and the zero padding saves
-    comparisons.
+    For speed, offsets are 32-bit, and the zero padding makes bounds checks unnecessary.
     """
     k = tl.arange(0, TAPS)
     tap = k // FEW
@@ -220,7 +221,8 @@ def _load_weights(
 ):
     """Load the weights of taps `k` and channels `col`; zero for padded taps.
 
-    They are read in place: a copy in another layout would take as long as the product.
+    The layout is given by strides: a copy in another layout would take as long as the
+    matrix product.
     """
     tap = k // FEW
     offset = k % FEW * few_stride + tap // 3 * y_stride + tap % 3 * x_stride
@@ -243,7 +245,7 @@ def _from_few(
         tile = tl.program_id(0) * STEPS + step
         index = tile * R + tl.arange(0, R)
         mask = index < total
-        columns = _load_neighbourhoods(x, index, mask, height, width, 1, FEW, TAPS)
+        columns = _load_neighborhoods(x, index, mask, height, width, 1, FEW, TAPS)
         y = tl.dot(columns, kernel, input_precision="ieee") + shift
         ptr = out + tile.to(tl.int64) * R * MANY
         offset = tl.arange(0, R)[:, None] * MANY + col
@@ -263,7 +265,7 @@ def _from_few_backward(
         tile = step * tl.num_programs(0) + tl.program_id(0)
         index = tile * R + tl.arange(0, R)
         mask = index < total
-        columns = _load_neighbourhoods(x, index, mask, height, width, 1, FEW, TAPS)
+        columns = _load_neighborhoods(x, index, mask, height, width, 1, FEW, TAPS)
         ptr = grad + tile.to(tl.int64) * R * MANY
         offset = tl.arange(0, R)[:, None] * MANY + col[None, :]
         dy = tl.load(ptr + offset, mask[:, None], 0.0)
@@ -282,7 +284,7 @@ def _to_few(
     few_stride, many_stride, y_stride, x_stride,
     FEW: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the contribution of each activated pixel by each tap."""
+    """Apply norm and SiLU; compute the contribution of each pixel by each tap."""
     row, part = tl.program_id(0), tl.program_id(1)
     col, k = tl.arange(0, C), tl.arange(0, TAPS)
     x += row.to(tl.int64) * pixels * C
@@ -293,7 +295,7 @@ def _to_few(
     )
     if part == 0:
         store_pair(stats + row * 2 * C + col, mean, rstd, C)
-    factor, intercept = factor_and_offset(mean, rstd, None, scale, shift, col)
+    factor, intercept = factor_and_intercept(mean, rstd, None, scale, shift, col)
     taps, channels = k[None, :], col[:, None]
     kernel = _load_weights(
         weight, few_stride, many_stride, y_stride, x_stride, taps, channels, FEW
@@ -314,7 +316,7 @@ def _sum_contributions(
     parts, bias, out, size, height, width,
     FEW: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sum the contributions that reach each pixel."""
+    """Sum the contributions of all neighbors to each pixel."""
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = index < size
     pixel, channel = index // FEW, index % FEW
@@ -336,10 +338,10 @@ def _to_few_backward(
     PER_GROUP: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
     height, width, FEW: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
-    """Without `dx`, compute the gradients of shift, scale and weights; else of the map.
+    """Without `dx`, compute the gradients of shift, scale and weights; else of `x`.
 
-    The gradient of the activation is the product of the output gradient's
-    neighbourhoods with the kernel.
+    The gradient of the activations is the product of neighborhoods of the output
+    gradient with the kernel.
     """
     row, part = tl.program_id(0), tl.program_id(1)
     start = row.to(tl.int64) * pixels * C
@@ -357,7 +359,7 @@ def _to_few_backward(
         pixel = (part * STEPS + i) * R + tl.arange(0, R)
         mask = pixel < pixels
         index = row * pixels + pixel
-        columns = _load_neighbourhoods(dy, index, mask, height, width, -1, FEW, TAPS)
+        columns = _load_neighborhoods(dy, index, mask, height, width, -1, FEW, TAPS)
         dz = tl.dot(columns, kernel, input_precision="ieee")
         offset = start + (pixel[:, None] * C + col[None, :])
         v = tl.load(x + offset, mask[:, None], 0.0)

@@ -1,10 +1,12 @@
-"""The encoder's first layer (convolution, pool, norm, SiLU) as one kernel each way.
+"""The encoder's first layer (convolution, max-pool, norm, SiLU) as one forward kernel
+and one backward kernel.
 
-It has few input channels and the largest maps of the network, so it is limited by
-memory bandwidth: a convolution and a pool as two kernels would exchange four times its
-output. Here a program gathers the neighbourhoods of its half-resolution pixels,
-multiplies them with the kernel of every sub-pixel (`space_to_depth.py`), keeps the
-largest result, and applies norm and activation. Images get no gradient.
+The layer has few input channels and the largest feature map of the network, so memory
+bandwidth limits it: separate kernels for convolution and pooling would exchange a
+tensor four times as large as the output. Here a program gathers the neighborhoods of
+its half-resolution pixels, multiplies them with the kernels of all sub-pixels
+(`space_to_depth.py`), keeps the maximum, and applies norm and activation. Images get no
+gradient.
 """
 
 from __future__ import annotations
@@ -18,24 +20,31 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reverie.kernels.conv.max_pool import empty_pooled, load_pooled, output_offset
-from reverie.kernels.launch import apply_autograd, block_size, jit, num_programs
+from reverie.kernels.launch import (
+    apply_autograd,
+    block_size,
+    jit,
+    num_programs,
+    supports_large_tiles,
+)
 from reverie.kernels.norm.rms_norm import load_affine, norm_rows, norm_rows_backward
 from reverie.kernels.sums import sum_partials
 
 INPUTS = 16
 """Input channels: four sub-pixels of up to four colors, zero-padded."""
 MAX_UNITS = 32
-"""Most output channels for which this is faster than a convolution and a pool; the
-gradients of more do not fit a program's registers. Forward and backward with 32 take
-0.61 ms on an H200, against 0.72; with 64, 2.2 against 1.3."""
+"""Maximum number of output channels for which this is faster than separate convolution
+and pooling; gradients of more do not fit into registers. Forward and backward with 32
+channels take 0.61 ms on an H200 (separately 0.72 ms), with 64 channels 2.2 ms (1.3)."""
 ROWS = 128
 """Half-resolution pixels of one tile."""
 
 
-def is_supported(colors: int, units: int, dtype: torch.dtype) -> bool:
-    """True if these kernels can compute the layer; they multiply in half precision."""
-    half = dtype in (torch.bfloat16, torch.float16)
-    return half and 4 * colors <= INPUTS and units <= MAX_UNITS
+def is_supported(colors: int, units: int, like: Tensor) -> bool:
+    """True if these kernels support the layer: half precision, and large tiles."""
+    half = like.dtype in (torch.bfloat16, torch.float16)
+    fits = 4 * colors <= INPUTS and units <= MAX_UNITS
+    return half and fits and supports_large_tiles(like.device)
 
 
 def first_layer(
@@ -72,13 +81,13 @@ class _FirstLayer(torch.autograd.Function):
         pooled, argmax = empty_pooled(ctx, y)
         if n:
             tiles = triton.cdiv(rows, ROWS)
-            programs = num_programs(x.device, tiles, per_sm=64)
+            programs = num_programs(x.device, tiles, per_sm=8)
             _forward[(programs,)](
                 *(x, matrix, bias, scale, y, pooled, argmax),
                 *(rows, h, w, channels, eps, to_depth, triton.cdiv(tiles, programs)),
-                *(ROWS, block_size(channels), INPUTS),
-                num_warps=8,
-                num_stages=1,
+                *(ROWS, block_size(channels), INPUTS, _needs_int64(x)),
+                num_warps=4,
+                num_stages=2,
             )
         ctx.save_for_backward(x, pooled, argmax, scale, bias)
         ctx.eps, ctx.to_depth = eps, to_depth
@@ -96,6 +105,7 @@ class _FirstLayer(torch.autograd.Function):
             *(x, pooled, argmax, bias, scale, grad.contiguous(), dmatrix, partial),
             *(n * h * w, h, w, channels, ctx.eps, ctx.to_depth),
             *(triton.cdiv(tiles, programs), ROWS, block_size(channels), INPUTS),
+            _needs_int64(x),
             num_warps=8,
             num_stages=1,
         )
@@ -107,51 +117,83 @@ class _FirstLayer(torch.autograd.Function):
         )
 
 
+def _needs_int64(x: Tensor) -> bool:
+    """True if offsets in `x` need 64 bits, which are slower to compute."""
+    return x.numel() >= 2**31
+
+
 @jit
-def _neighbour(x, row, tap, j, rows, h, w, J: tl.constexpr):
-    """Load channel `j` of the pixel in the direction of a tap; zero outside."""
+def _neighbor(x, row, tap, j, rows, h, w, J: tl.constexpr, INT64: tl.constexpr):
+    """Load channel `j` of the neighbor at a tap of the 3x3 kernel; zero outside."""
     down, right = tap // 3 - 1, tap % 3 - 1
-    line, place = row // w % h + down, row % w + right
-    mask = (row < rows) & (line >= 0) & (line < h) & (place >= 0) & (place < w)
-    return tl.load(x + (row + down * w + right).to(tl.int64) * J + j, mask, 0.0)
+    pixel_y, pixel_x = row // w % h + down, row % w + right
+    mask = (pixel_y >= 0) & (pixel_y < h) & (pixel_x >= 0) & (pixel_x < w)
+    mask = mask & (row < rows)
+    pixel = row + down * w + right
+    if INT64:
+        pixel = pixel.to(tl.int64)
+    return tl.load(x + pixel * J + j, mask, 0.0)
 
 
 @jit
-def _neighbourhood(x, row, rows, h, w, J: tl.constexpr):
-    """Load eight taps side by side, and the ninth apart: widths are powers of two."""
+def _neighborhood(x, row, rows, h, w, J: tl.constexpr, INT64: tl.constexpr):
+    """Load the first eight taps as one tile and the ninth as another.
+
+    Triton needs tile widths that are powers of two. `J` is the number of input
+    channels.
+    """
     k, j = tl.arange(0, 8 * J)[None, :], tl.arange(0, J)[None, :]
-    eight = _neighbour(x, row, k // J, k % J, rows, h, w, J)
-    return eight, _neighbour(x, row, 8, j, rows, h, w, J)
+    eight = _neighbor(x, row, k // J, k % J, rows, h, w, J, INT64)
+    return eight, _neighbor(x, row, 8, j, rows, h, w, J, INT64)
 
 
 @jit
-def _convolve(eight, ninth, matrix, sub, channels, C: tl.constexpr, J: tl.constexpr):
-    """Return the convolution's output at one sub-pixel."""
-    col = tl.arange(0, C)[None, :]
+def _load_matrix(matrix, channels, C: tl.constexpr, J: tl.constexpr):
+    """Load the kernels of all sub-pixels as columns: eight taps, and the ninth."""
+    k = tl.arange(0, 4 * C)[None, :]
+    sub, col = k // C, k % C
     ptr = matrix + (sub * channels + col) * (9 * J)
-    mask = col < channels
-    value = tl.dot(eight, tl.load(ptr + tl.arange(0, 8 * J)[:, None], mask, 0.0))
-    tail = tl.load(ptr + 8 * J + tl.arange(0, J)[:, None], mask, 0.0)
-    return tl.dot(ninth, tail, value)
+    eight = tl.load(ptr + tl.arange(0, 8 * J)[:, None], col < channels, 0.0)
+    ninth = tl.load(ptr + 8 * J + tl.arange(0, J)[:, None], col < channels, 0.0)
+    return eight, ninth
+
+
+@jit
+def _sub_pixels(value, R: tl.constexpr, C: tl.constexpr):
+    """Split columns into the outputs of the four sub-pixels."""
+    value = tl.permute(tl.reshape(value, (R, 2, 2, C)), (0, 3, 1, 2))
+    left, right = tl.split(value)
+    first, third = tl.split(left)
+    second, fourth = tl.split(right)
+    return first, second, third, fourth
+
+
+@jit
+def _update_max(best, index, other, sub: tl.constexpr):
+    index = tl.where(other > best, sub, index)
+    return tl.maximum(best, other, propagate_nan=tl.PropagateNan.ALL), index
 
 
 @jit
 def _forward(
-    x, matrix, bias, scale, out, pooled, argmax, rows, h, w, channels, eps,
+    x, matrix, bias, scale, out, pooled, argmax, rows,
+    h: tl.constexpr, w: tl.constexpr, channels: tl.constexpr, eps,
     TO_DEPTH: tl.constexpr, STEPS: tl.constexpr,
-    R: tl.constexpr, C: tl.constexpr, J: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr, J: tl.constexpr, INT64: tl.constexpr,
 ):  # fmt: skip
     col, gain, shift = load_affine(scale, bias, C, channels)
+    # one product for all sub-pixels, because tensor cores are faster on wide matrices
+    matrix_eight, matrix_ninth = _load_matrix(matrix, channels, C, J)
     for step in range(STEPS):
         tile = step * tl.num_programs(0) + tl.program_id(0)
         row = tile * R + tl.arange(0, R)[:, None]
-        eight, ninth = _neighbourhood(x, row, rows, h, w, J)
-        best = _convolve(eight, ninth, matrix, 0, channels, C, J)
+        eight, ninth = _neighborhood(x, row, rows, h, w, J, INT64)
+        value = tl.dot(ninth, matrix_ninth, tl.dot(eight, matrix_eight))
+        best, second, third, fourth = _sub_pixels(value, R, C)
         index = tl.zeros((R, C), tl.int32)
-        for i in tl.static_range(1, 4):
-            other = _convolve(eight, ninth, matrix, i, channels, C, J)
-            index = tl.where(other > best, i, index)
-            best = tl.maximum(best, other, propagate_nan=tl.PropagateNan.ALL)
+        best, index = _update_max(best, index, second, 1)
+        best, index = _update_max(best, index, third, 2)
+        best, index = _update_max(best, index, fourth, 3)
         best = best.to(matrix.dtype.element_ty)
         mask = (row < rows) & (col < channels)
         if pooled is not None:
@@ -179,7 +221,7 @@ def _store_grad(ptr, sum_eight, sum_ninth, mask, J: tl.constexpr):
 def _backward(
     x, pooled, argmax, bias, scale, dy, dmatrix, partial, rows, h, w, channels, eps,
     TO_DEPTH: tl.constexpr, STEPS: tl.constexpr,
-    R: tl.constexpr, C: tl.constexpr, J: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr, J: tl.constexpr, INT64: tl.constexpr,
 ):  # fmt: skip
     col, gain, shift = load_affine(scale, bias, C, channels)
     dscale = tl.zeros((1, C), tl.float32)
@@ -194,7 +236,7 @@ def _backward(
         v, index, dv, _ = load_pooled(
             pooled, argmax, dy, shift, row, col, rows, w, channels, TO_DEPTH
         )
-        eight, ninth = _neighbourhood(x, row, rows, h, w, J)
+        eight, ninth = _neighborhood(x, row, rows, h, w, J, INT64)
         eight, ninth = tl.trans(eight), tl.trans(ninth)
         dv, dgain = norm_rows_backward(v, dv, gain, channels, eps)
         dscale += tl.sum(dgain, 0)[None, :]

@@ -1,14 +1,13 @@
-"""4 x 4 convolutions of stride 2 with an image on one side, as matrix products.
+"""4 x 4 convolutions of stride 2 from or to an image, as matrix products.
 
-The first layer of an encoder and the last one of a decoder have a map of many channels
-on one side and an image on the other. Libraries pad the colors of the image to the
-channel count their kernels need. Here the 4 x 4 patches of the image, two pixels apart,
-are the rows of a matrix (im2col). The convolution gathers patches and multiplies; the
-transposed convolution multiplies and adds up overlapping patches (col2im). Each is the
-backward pass of the other.
+The input of an encoder's first layer and the output of a decoder's last layer are
+images. cuDNN pads their few channels (colors) to the number that its kernels need. Here
+the 4 x 4 patches of the image, two pixels apart, are the rows of a matrix (im2col). The
+convolution gathers patches and multiplies; the transposed convolution multiplies and
+adds up overlapping patches (col2im). Each is the backward pass of the other.
 
-The product has its own kernel: on a part of a GPU (28 multiprocessors of an H200, under
-MPS) cuBLAS leaves some of so many rows unwritten.
+The matrix product is a Triton kernel, because cuBLAS leaves some rows of such tall
+matrices unwritten on a part of a GPU (28 multiprocessors of an H200, under MPS).
 
 Letters: `K` elements of a patch, sixteen per color, in the order y, x, color.
 """
@@ -29,17 +28,17 @@ GEOMETRY = KERNEL, STRIDE, PADDING = 4, 2, 1
 """Kernel size, stride and padding of the supported layers."""
 MAX_COLORS = 4
 CHUNKS = 256
-"""Chunks of rows that are multiplied apart in the gradient of the weights."""
+"""For the gradient of the weights, the rows are split into so many partial products."""
 ELEMENTS, WARPS = 1024, 4
-"""Elements of an image per program."""
+"""Elements and warps per program of the im2col and col2im kernels."""
 ROWS, DEPTH, MAX_COLUMNS = 128, 64, 128
-"""Tile of a program of the matrix product."""
+"""Tile of the matrix product: output rows, inner size per step, output columns."""
 
 
 def conv2d(
     x: Float[Tensor, "n c h w"], weight: Float[Tensor, "o c 4 4"]
 ) -> Float[Tensor, "n o h2 w2"]:
-    """Convolve an image, which gets no gradient."""
+    """Convolve an image; the image gets no gradient."""
     n, _, h, w = x.shape
     matrix = weight.permute(2, 3, 1, 0).flatten(0, 2).to(x.dtype)  # (K, o)
     with torch.no_grad():
@@ -165,7 +164,7 @@ def _im2col_kernel(
 
 @jit
 def _col2im_kernel(patches, image, h, w, COLORS: tl.constexpr, N: tl.constexpr):
-    """Sum the patches of every pixel: two along each axis contain it."""
+    """Sum the patches that contain each pixel: two along each axis."""
     n = tl.program_id(0).to(tl.int64)
     offset = tl.program_id(1) * N + tl.arange(0, N)
     valid = offset < 4 * h * w * COLORS

@@ -1,7 +1,7 @@
-"""2 x 2 max pool, bias, RMS norm and SiLU in one pass over a convolution's output.
+"""2 x 2 max-pooling, bias, RMS norm and SiLU in one pass over a convolution's output.
 
-Input and output are full-resolution maps or space-to-depth maps (`space_to_depth.py`).
-The pooled map and the position of each maximum are saved for the backward pass. Of
+Input and output are plain feature maps or space-to-depth maps (`space_to_depth.py`).
+The pooled values and the positions of the maxima are saved for the backward pass. Of
 equal values, the first one is the maximum, as in PyTorch.
 """
 
@@ -92,7 +92,7 @@ class _MaxPool(torch.autograd.Function):
 
 
 def empty_pooled(ctx: Any, y: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Return empty tensors for maxima and argmax; None if no gradient is needed."""
+    """Return uninitialized tensors for maxima and argmax; None if no grad is needed."""
     if not any(ctx.needs_input_grad):
         return None, None
     return torch.empty_like(y), torch.empty_like(y, dtype=torch.uint8)
@@ -106,7 +106,7 @@ def _tile(channels: int) -> tuple[int, int, int]:
 
 @jit
 def _block_offsets(row, col, width, channels, FROM_DEPTH: tl.constexpr):
-    """Return the offset of a block's first pixel, and from there to its lower row."""
+    """Return the offset of a 2 x 2 block, and the distance to its lower row."""
     if FROM_DEPTH:
         return row.to(tl.int64) * (4 * channels) + col, 2 * channels
     else:
@@ -116,7 +116,7 @@ def _block_offsets(row, col, width, channels, FROM_DEPTH: tl.constexpr):
 
 @jit
 def output_offset(row, width, channels, TO_DEPTH: tl.constexpr):
-    """Return the offset of a pixel's channels in the output."""
+    """Return the offset of the first channel of a pixel in the output."""
     if TO_DEPTH:
         row = space_to_depth_index(row, width)
     return row.to(tl.int64) * channels

@@ -1,4 +1,4 @@
-"""Stride-1 convolutions of channels-last `(b, h, w, c)` maps, and their gradients."""
+"""Stride-1 convolutions of `(b, h, w, c)` tensors, and their gradients."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """Fast versions of the residual networks (`nets/residual.py`).
 
-Norm, activation and the bias before them are one pass over a map. A residual block is
-one autograd function that saves its input and the output of its first convolution; the
+Bias, norm and activation are one pass over a feature map. A residual block is one
+autograd function that saves its input and the output of its first convolution; the
 backward pass recomputes everything else (`group_norm.py`). Biases of convolutions,
-inside a block or before one, are never added separately: the next norm or the sum at
-the end of the block adds them, and the backward kernels sum their gradients. The first
-and last convolution of a network have their own kernels (`few_channels.py`), and so
-have whole blocks of few channels, where the norms and sums around a convolution take
-longer than its arithmetic (`fused_residual/`).
+inside a block or before it, are never added separately: the next norm or the sum at the
+end of the block adds them, and the backward kernels sum their gradients. The first and
+last convolution of a network have separate kernels (`few_channels.py`), and so have
+blocks with few channels, whose norms and sums take longer than their convolutions
+(`fused_residual/`).
 
 Upsampling by two followed by a 3x3 convolution is computed as a transposed convolution
 with 4x4 kernels, which has 2.25 times less arithmetic.
@@ -29,11 +29,8 @@ from reverie.kernels.conv import few_channels
 from reverie.kernels.conv.fused_residual import launch as fused_residual
 from reverie.kernels.conv.nhwc import conv2d, conv2d_input_grad, conv2d_weight_grad
 from reverie.kernels.launch import apply_autograd, can_launch, jit
-from reverie.kernels.norm.group_norm import (
-    group_norm_silu,
-    norm_conv_backward,
-    supports,
-)
+from reverie.kernels.norm.group_norm import group_norm_silu, norm_conv_backward
+from reverie.kernels.norm.group_norm import supports as supports_group_norm
 from reverie.kernels.sums import sum_rows
 from reverie.nets.residual import (
     Downsample,
@@ -46,18 +43,19 @@ from reverie.nets.residual import (
 )
 
 TILE = 4096
-"""Elements per program of the final sum."""
+"""Elements per program in the sum at the end of a block."""
 
 
 class FastResidual(Residual):
     cached_bias: Tensor | None = None
-    """Sum of all biases that are added at the end of the block, once computed."""
+    """Output of `_output_bias`, if `cache_bias` was called."""
 
     def forward(
         self, x: Float[Tensor, "b h w c"], input_bias: Float[Tensor, " c"] | None = None
     ) -> Float[Tensor, "b h w c2"]:
         """Return the block's output for `x + input_bias`."""
-        if not supports(x, len(self.norm0.scale), len(self.norm1.scale)):
+        widths = len(self.norm0.scale), len(self.norm1.scale)
+        if not supports_group_norm(x, *widths):
             return super().forward(x if input_bias is None else x + input_bias)
         norms = (self.norm0.scale, self.norm0.shift, self.norm1.scale, self.norm1.shift)
         convs = (*self.conv0.cast(x.dtype), self.conv1.cast(x.dtype)[0])
@@ -79,6 +77,7 @@ class FastResidual(Residual):
     def _output_bias(
         self, input_bias: Float[Tensor, " c"] | None, dtype: torch.dtype
     ) -> Float[Tensor, " c2"]:
+        """Return the sum of all biases that are added at the end of the block."""
         output_bias = self.conv1.cast(dtype)[1]
         if self.skip is None:
             return output_bias if input_bias is None else output_bias + input_bias
@@ -90,7 +89,7 @@ class FastResidual(Residual):
 
 
 class _FastLayers:
-    """`forward` and `prepare` of both networks."""
+    """`forward` and `prepare` of the fast encoder and decoder."""
 
     layers: nn.Sequential
 
@@ -155,10 +154,10 @@ class FastUpsample(Upsample):
 
 
 def upsample_kernel_4x4(weight: Float[Tensor, "o i 3 3"]) -> Float[Tensor, "i o 4 4"]:
-    """Return the transposed kernel equal to upsampling by two and a 3x3 convolution.
+    """Return the kernel of a transposed convolution that equals upsample + 3x3 conv.
 
-    Along one axis, a pixel reaches four pixels of the upsampled map; the middle two see
-    it through two taps.
+    Along one axis, an input pixel contributes to four output pixels, to the middle two
+    of them by two taps.
     """
     left, center, right = weight.unbind(-1)
     wide = torch.stack([right, center + right, left + center, left], -1)
@@ -168,30 +167,30 @@ def upsample_kernel_4x4(weight: Float[Tensor, "o i 3 3"]) -> Float[Tensor, "i o 
 
 
 def _forward_layers(net: nn.Sequential, x: Tensor) -> Tensor:
-    """Apply all layers of a network; the last norm is fused with the last layer."""
+    """Apply all layers of an encoder or decoder, with fused first and last layers."""
     first, *layers, norm, last = net
     assert isinstance(first, FrameConv)
     assert isinstance(last, FrameConv)
     assert isinstance(norm, NormSilu)
     bias: Tensor | None = None
-    many, few = first.weight.shape[:2]
-    if few_channels.is_supported(first, few, many, x):
+    units, inputs = first.weight.shape[:2]
+    if few_channels.is_supported(first, few=inputs, many=units, x=x):
         x = few_channels.conv_from_few(x, first)
     else:
         x = first(x)
-    for layer, after in zip(layers, [*layers[1:], None], strict=True):
+    for layer, following in zip(layers, [*layers[1:], None], strict=True):
         if isinstance(layer, FastDownsample | FastUpsample) and _adds_input_bias(
-            after, x
+            following, x
         ):
             x, bias = layer.without_bias(x), layer.conv.cast(x.dtype)[1]
         elif isinstance(layer, FastResidual):
             x, bias = layer(x, bias), None
         else:
             x = layer(x)
-    few, many = last.weight.shape[:2]
-    if few_channels.is_supported(last, few, many, x):
+    outputs, units = last.weight.shape[:2]
+    if few_channels.is_supported(last, few=outputs, many=units, x=x):
         return few_channels.norm_conv_to_few(x, norm, last)
-    if not supports(x, many):
+    if not supports_group_norm(x, units):
         out: Tensor = last(norm(x))
         return out
     weight, bias = last.cast(x.dtype)
@@ -259,29 +258,30 @@ class _Block(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *saved, input_bias, output_bias, skip = ctx.saved_tensors
-        x, scale0, shift0, stats0, weight0 = saved[:5]
+        x, scale0, shift0, stats0, weight0, middle, bias0, *norm_conv1 = saved
         grad = grad.contiguous()
-        back1 = norm_conv_backward(grad, *saved[5:])
+        back1 = norm_conv_backward(grad, middle, bias0, *norm_conv1)
         dskip, residual_grad = None, grad
         if skip is not None:
             dskip = conv2d_weight_grad(grad, x, skip)
             residual_grad = conv2d_input_grad(grad, x, skip).contiguous()
         norm0 = (input_bias, scale0, shift0, stats0)
         back0 = norm_conv_backward(back1.x, x, *norm0, weight0, residual_grad)
-        dinput = None if input_bias is None else back0.bias.to(input_bias.dtype)
-        doutput = back0.residual if skip is None else sum_rows(grad.flatten(0, 2))
+        dinput_bias = None if input_bias is None else back0.bias.to(input_bias.dtype)
+        # `grad` summed over all pixels; without `skip`, the kernel has summed it
+        dbias = back0.residual if skip is None else sum_rows(grad.flatten(0, 2))
         return (
-            *(back0.x, dinput),
+            *(back0.x, dinput_bias),
             *(back0.scale, back0.shift, back1.scale, back1.shift),
-            *(back0.weight, back1.bias.to(saved[6].dtype), back1.weight),
-            *(doutput.to(output_bias.dtype), dskip),
+            *(back0.weight, back1.bias.to(bias0.dtype), back1.weight),
+            *(dbias.to(output_bias.dtype), dskip),
         )
 
 
 def _forward_block(
     x: Tensor, weights: fused_residual.BlockWeights, skip: Tensor | None
 ) -> fused_residual.BlockResult:
-    """Compute any block, with one kernel per norm, convolution and sum."""
+    """Compute a block of any size, with one kernel per norm, convolution and sum."""
     norm0 = (weights.input_bias, weights.scale0, weights.shift0)
     active, stats0 = group_norm_silu(x, *norm0)
     middle = conv2d(active, weights.weight0).contiguous()

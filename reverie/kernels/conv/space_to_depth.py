@@ -2,16 +2,17 @@
 
 Space-to-depth moves each 2 x 2 block of pixels into the channels of one pixel at half
 the resolution. Its four sub-pixels are numbered left to right and top to bottom; the
-channels are ordered by sub-pixel first, then by channel. Along one axis, tap y of a
-5-tap kernel connects output sub-pixel p to input sub-pixel q of the neighbour a, where
-`y + p = 2 a + q`. So each output sub-pixel has its own 3x3 kernel:
+channels are ordered by sub-pixel first, then by channel. Along one axis, tap y (0 to 4)
+of the 5x5 kernel connects output sub-pixel p (0 or 1) to input sub-pixel q of the
+half-resolution neighbor a (0 to 2), where `y + p = 2 a + q`. So each output sub-pixel
+has its own 3x3 kernel:
 
-- if the input is a space-to-depth map too (an encoder layer, whose max pool then takes
-  the largest sub-pixel), each of its weights is one tap or zero;
-- if the input is a map at half the resolution, upsampled by repeating pixels (a decoder
-  layer), the taps that see the same input pixel are added.
+- if the input is a space-to-depth map too (in the encoder, where max-pooling then takes
+  the maximum of the sub-pixels), each weight of the 3x3 kernel is one tap or zero;
+- if the input is a half-resolution map that would be upsampled by repeating pixels (in
+  the decoder), each weight is the sum of the taps that read the same input pixel.
 
-Gradients reach the 5x5 weight, which is what is trained and saved.
+The 5x5 weight is the trained and saved parameter, and gets the gradients.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def space_to_depth_kernel(
 def upsample_kernel(
     weight: Float[Tensor, "o i 5 5"], units: int
 ) -> Float[Tensor, "{units} i 3 3"]:
-    """Return the kernel that upsamples, convolves, and gives a space-to-depth map.
+    """Return the kernel for upsampling and convolution; outputs are space-to-depth.
 
     `units` is its number of output channels, which may include zero padding.
     """
@@ -52,7 +53,7 @@ def upsample_kernel(
 
 
 class _HalfResolution(torch.autograd.Function):
-    """A 3x3 kernel from a 5x5 kernel; inputs are upsampled or space-to-depth maps."""
+    """Compute the 3x3 kernel from the 5x5 kernel, for one of the two kinds of input."""
 
     @staticmethod
     def forward(
@@ -82,7 +83,7 @@ class _HalfResolution(torch.autograd.Function):
 
 @jit
 def _weight_index(channels, SIDE: tl.constexpr, BLOCK: tl.constexpr):
-    """Return indices of weights, and their output channel, row, column and channel."""
+    """Return indices of weights, their output channel, row, column, input channel."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tap = index // channels
     return index, tap // (SIDE * SIDE), tap // SIDE % SIDE, tap % SIDE, index % channels
@@ -93,7 +94,7 @@ def _forward(
     taps, kernel, size, units, channels, inputs,
     UPSAMPLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute every weight of the 3x3 kernel from its taps."""
+    """Compute every weight of the 3x3 kernel: tap y = 2 a + q - p, and x likewise."""
     index, unit, a, b, channel = _weight_index(inputs, 3, BLOCK)
     sub = unit // units  # sub-pixel of the output
     y, x = 2 * a - sub // 2, 2 * b - sub % 2
@@ -102,9 +103,9 @@ def _forward(
     if UPSAMPLE:
         value = tl.zeros((BLOCK,), tl.float32)
         for q in tl.static_range(4):
-            u, v = y + q // 2, x + q % 2
-            inside = mask & (u >= 0) & (u < 5) & (v >= 0) & (v < 5)
-            tap = (source + u * 5 + v) * channels + channel
+            tap_y, tap_x = y + q // 2, x + q % 2
+            inside = mask & (tap_y >= 0) & (tap_y < 5) & (tap_x >= 0) & (tap_x < 5)
+            tap = (source + tap_y * 5 + tap_x) * channels + channel
             value += tl.load(taps + tap, inside, 0.0)
     else:
         q = channel // channels  # sub-pixel of the input
@@ -124,10 +125,10 @@ def _backward(
     index, unit, y, x, channel = _weight_index(channels, 5, BLOCK)
     value = tl.zeros((BLOCK,), tl.float32)
     for sub in tl.static_range(4):
-        u, v = y + sub // 2, x + sub % 2
-        entry = ((sub * units + unit) * 9 + u // 2 * 3 + v // 2) * inputs + channel
+        row, col = y + sub // 2, x + sub % 2  # 2 a + q
+        entry = ((sub * units + unit) * 9 + row // 2 * 3 + col // 2) * inputs + channel
         if not UPSAMPLE:
-            entry += (u % 2 * 2 + v % 2) * channels
+            entry += (row % 2 * 2 + col % 2) * channels
         value += tl.load(kernel + entry, index < size, 0.0)
     tl.store(taps + index, value, index < size)
 
@@ -141,7 +142,7 @@ def space_to_depth_index(pixel, width):
 
 @jit
 def image_offset(pixel, sub, color, map_width, height, width, colors):
-    """Return the offset of a sub-pixel's color in an image, and if it is inside."""
+    """Return the offset of a sub-pixel's color in an image, and whether it exists."""
     y = pixel // map_width * 2 + sub // 2
     x = pixel % map_width * 2 + sub % 2
     inside = (sub < 4) & (y < height) & (x < width)

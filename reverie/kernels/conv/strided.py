@@ -1,7 +1,7 @@
 """Fast versions of the strided image encoder and decoder (`nets/strided.py`).
 
-Batch norm and ELU are fused. The layers next to the image, which have few channels on
-one side, are matrix products of image patches (`im2col.py`).
+Batch norm and ELU are fused. The encoder's first layer and the decoder's last layer,
+which have few channels on one side, are matrix products of image patches (`im2col.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import triton
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from reverie.distributed.collective import local_sequences
 from reverie.kernels.conv import im2col
 from reverie.kernels.launch import can_launch
 from reverie.kernels.norm.batch_norm import MAX_CHANNELS, batch_norm_elu
@@ -50,7 +51,7 @@ class FastImageDecoder(ImageDecoder):
 
 
 def _has_image_side(conv: nn.Conv2d | nn.ConvTranspose2d) -> bool:
-    """True if one side of the layer is an image, and `im2col` supports the layer."""
+    """True if input or output of the layer is an image that `im2col` supports."""
     geometry = conv.kernel_size[0], conv.stride[0], conv.padding[0]
     colors = conv.weight.shape[1]  # for both kinds of convolution
     return geometry == im2col.GEOMETRY and colors <= im2col.MAX_COLORS
@@ -65,7 +66,9 @@ def _conv_dtype(x: Tensor) -> torch.dtype:
 
 
 def _is_supported(net: nn.Module) -> bool:
+    if local_sequences() is not None:
+        return False  # several ranks: only the plain batch norm synchronizes statistics
     weight = next(net.parameters())  # of the first convolution
-    channels = max(weight.shape[:2])
-    is_power = triton.next_power_of_2(channels) == channels <= MAX_CHANNELS
-    return is_power and can_launch(weight.device, weight.dtype)
+    channels = max(weight.shape[:2])  # all hidden layers have the same number
+    is_fusable = triton.next_power_of_2(channels) == channels <= MAX_CHANNELS
+    return is_fusable and can_launch(weight.device, weight.dtype)

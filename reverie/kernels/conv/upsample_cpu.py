@@ -1,13 +1,13 @@
 """Nearest upsampling followed by a 5x5 convolution, fused for the CPU.
 
-A 5x5 convolution of an upsampled map sees each input pixel several times. If the taps
-that see the same pixel are added first, a 3x3 convolution at the input's resolution is
-left for each of the four sub-pixels of an output block: one convolution with four times
-the outputs and a quarter of the pixels, 2.8 times less work. Gradients reach the 5x5
-weight.
+A 5x5 convolution of an upsampled feature map reads each input pixel several times. If
+the weights (taps) that read the same pixel are added first, each of the four sub-pixels
+of a 2 x 2 output block is a 3x3 convolution at the input's resolution. Together they
+are one convolution with four times the output channels and a quarter of the pixels,
+which takes 2.8 times less arithmetic. Gradients reach the 5x5 weight.
 
-The same idea for an encoder (`space_to_depth.py`) is slower on a CPU: it does more
-arithmetic in exchange for wider matrix products.
+Space-to-depth in the encoder (`space_to_depth.py`) is slower on a CPU, because it takes
+more arithmetic in exchange for wider matrix products.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ KERNEL = 5
 """The supported kernel size."""
 
 MIN_PIXELS = 4096
-"""Input pixels of a batch from which adding the taps first is faster."""
+"""Minimum number of input pixels of a batch for which this is faster."""
 
 
 def _tap_inputs() -> Float[Tensor, "2 3 5"]:
-    """Return which of three input pixels each tap sees, for both sub-pixels."""
+    """Return 1 where a tap reads an input pixel: (sub-pixel, input pixel, tap)."""
     inputs = torch.zeros(2, 3, KERNEL)
     for sub in range(2):
         for tap in range(KERNEL):
@@ -41,12 +41,12 @@ TAP_INPUTS = _tap_inputs()
 class FusedUpsampleConv(SameConv):
     """A convolution that fuses the upsampling before it."""
 
-    def after_upsampling(
+    def upsample_and_conv(
         self, x: Float[Tensor, "b h w c"]
     ) -> Float[Tensor, "b h2 w2 o"]:
         supported = self.kernel == KERNEL and self.stride == 1
         if not supported or x[..., 0].numel() < MIN_PIXELS:
-            return super().after_upsampling(x)
+            return super().upsample_and_conv(x)
         weight, bias = self.cast(x.dtype)
         taps = TAP_INPUTS.to(weight)
         kernel = torch.einsum("pay,qbx,oiyx->pqoiab", taps, taps, weight)

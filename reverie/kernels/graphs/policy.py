@@ -1,33 +1,42 @@
 """A policy step as a CUDA graph, with actions returned in host memory.
 
-A policy step is a few dozen small kernels. As a graph on its own high-priority stream,
-it neither launches them one by one nor waits for an update that is still running.
+A policy step is a few dozen small kernels. A graph launches them all at once, and a
+separate high-priority stream lets it run in parallel with an update.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from operator import is_
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from reverie.kernels.graphs.runner import CudaGraphRunner, clone_outputs
+from reverie.kernels.graphs.runner import (
+    CapturedGraph,
+    CudaGraphRunner,
+    clone_outputs,
+)
 from reverie.nets.blocks import AffineLayer
-from reverie.nets.tree import tree_map
+from reverie.nets.tree import tree_leaves, tree_map
 
 Module = TypeVar("Module", bound=nn.Module)
+
+PRIORITY = -5
+"""CUDA priority of policy steps: the highest, because environments wait for them."""
 
 Act = Callable[[Any, dict[str, Any]], tuple[Any, Any, Any]]
 """Maps carry and observations to the new carry, actions and extras."""
 
 
 class GraphedPolicy:
-    """Runs `act` as a CUDA graph.
+    """Runs `act` as a CUDA graph, which includes the copies from and to host memory.
 
-    With `copies`, whose weights `act` must use, a step waits only for the update before
-    the last one; otherwise for all updates launched so far.
+    With `copies`, `act` must use these copies of the weights, which are one update old.
+    A step then does not wait for the running update, only for the one before it;
+    without `copies`, it waits for all updates launched so far.
     """
 
     def __init__(
@@ -37,32 +46,68 @@ class GraphedPolicy:
         generators: Iterable[torch.Generator],
         copies: WeightCopies | None = None,
     ):
-        self.act = CudaGraphRunner(act, "policy", device, generators)
+        self.act = act
         self.copies = copies
-        stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        stream = torch.cuda.Stream(device, PRIORITY)  # type: ignore[no-untyped-call]
         self.stream = stream
-        self.copied: Any = None  # the event after which the copies are complete
+        self.copies_ready: Any = None  # CUDA event: the copies are complete
+        self._run = CudaGraphRunner(
+            self._step, "policy", device, generators, priority=PRIORITY
+        )
+        self._pinned: dict[Any, Any] = {}  # actions and extras in host memory, by shape
+        self._last: tuple[list[Tensor], CapturedGraph | None] = [], None
+        """Tensors of the last returned carry, and the graph that computed them."""
 
     def __call__(self, carry: Any, obs: dict[str, Any]) -> tuple[Any, Any, Any]:
-        if self.copies is None or self.copied is None:
+        if self.copies is None or self.copies_ready is None:
             self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
         else:
-            self.stream.wait_event(self.copied)
+            self.stream.wait_event(self.copies_ready)
+        last, graph = self._last
+        leaves = tree_leaves(carry)
         with torch.cuda.stream(self.stream):
-            carry, action, extras = self.act(carry, obs)
+            if graph and len(leaves) == len(last) and all(map(is_, leaves, last)):
+                graph_carry, _ = graph.inputs  # already updated by the last replay
+                carry, outputs = graph.replay((graph_carry, obs))
+            else:
+                carry, outputs = self._run(carry, obs)
+                graph = self._run.find_graph(carry, obs)
             carry = clone_outputs(carry)
-            outputs = tree_map(
-                lambda x: x.to("cpu", non_blocking=True), (action, extras)
-            )
+        self._last = tree_leaves(carry), graph
         self.stream.synchronize()
-        action, extras = tree_map(lambda x: x.numpy(), outputs)
+        # copies, because the next step overwrites the pinned memory
+        action, extras = tree_map(lambda x: x.numpy().copy(), outputs)
         return carry, action, extras
+
+    def _step(self, carry: Any, obs: dict[str, Any]) -> tuple[Any, Any]:
+        """Return the next carry, and actions and extras in pinned memory.
+
+        A graph also writes the next carry to its input buffers, so that the next step
+        need not copy it there.
+        """
+        new_carry, *outputs = self.act(carry, obs)
+        key = tuple((x.shape, x.dtype) for x in tree_leaves((carry, obs)))
+        if key not in self._pinned:  # in the first call, which is not captured
+            self._pinned[key] = tree_map(_pinned_like, tuple(outputs))
+        tree_map(_copy, self._pinned[key], tuple(outputs))
+        if torch.cuda.is_current_stream_capturing():
+            tree_map(_copy, carry, new_carry)
+        return new_carry, self._pinned[key]
 
     def before_update(self) -> None:
         """Copy the weights that the next update will change."""
         if self.copies is not None:
             self.copies.refresh()
-            self.copied = torch.cuda.current_stream(self.stream.device).record_event()
+            current = torch.cuda.current_stream(self.stream.device)
+            self.copies_ready = current.record_event()
+
+
+def _pinned_like(x: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
+
+
+def _copy(target: Tensor, source: Tensor) -> None:
+    target.copy_(source, non_blocking=True)
 
 
 class WeightCopies:
@@ -74,34 +119,39 @@ class WeightCopies:
     """
 
     def __init__(self) -> None:
-        self.sources: list[Tensor] = []
-        self.targets: list[Tensor] = []
+        self._pairs: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
+        """Copies and their sources by dtype: `_foreach_copy_` copies many tensors per
+        kernel only if they have the same dtype."""
 
     def of(self, module: Module) -> Module:
-        """A copy of the module with its own weights, and everything else shared."""
+        """Return a copy of the module with its own weights; the rest is shared."""
         shared: list[Tensor] = [*module.parameters(), *module.buffers()]
         for layer in module.modules():
             if isinstance(layer, AffineLayer):
                 shared += layer.low_precision or ()
         memo = {id(tensor): tensor for tensor in shared}
         copied = copy.deepcopy(module, memo)
-        for layer, own in zip(module.modules(), copied.modules(), strict=True):
-            if isinstance(layer, AffineLayer) and isinstance(own, AffineLayer):
-                # the float32 weights are not computed with, so they stay shared
+        for layer, new in zip(module.modules(), copied.modules(), strict=True):
+            if isinstance(layer, AffineLayer) and isinstance(new, AffineLayer):
+                # The forward pass of the copy reads only `low_precision`, which gets
+                # copies of the layer's low-precision weights or, if it has none, of its
+                # float32 weights. The parameters are not read and stay shared.
                 weight, bias = layer.low_precision or (layer.weight, layer.bias)
-                own.low_precision = (self._copy(weight), self._copy(bias))
+                new.low_precision = (self._copy(weight), self._copy(bias))
                 continue
             for name, parameter in layer.named_parameters(recurse=False):
-                setattr(own, name, nn.Parameter(self._copy(parameter), False))
+                setattr(new, name, nn.Parameter(self._copy(parameter), False))
         return copied
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the current weights."""
-        torch._foreach_copy_(self.targets, self.sources)
+        for targets, sources in self._pairs.values():
+            torch._foreach_copy_(targets, sources)
 
     def _copy(self, source: Tensor) -> Tensor:
         target = source.detach().clone()
-        self.sources.append(source.detach())
-        self.targets.append(target)
+        targets, sources = self._pairs.setdefault(source.dtype, ([], []))
+        targets.append(target)
+        sources.append(source.detach())
         return target

@@ -1,9 +1,9 @@
 """Capture a function as a CUDA graph, and replay the graph in later calls.
 
-A replay launches thousands of kernels at once. Small networks need it: their kernels
-run for less time than it takes to launch them one by one. In exchange, the function
-must do the same work on the same memory in every call: it takes and returns trees of
-tensors, changes its state in place, and never syncs with the host.
+A replay launches thousands of kernels at once. Small networks need this, because
+launching one of their kernels takes longer than running it. The function must do the
+same work on the same memory in every call: it takes and returns trees of tensors,
+changes its state in place, and never syncs with the host.
 """
 
 from __future__ import annotations
@@ -19,11 +19,15 @@ from reverie.nets.streams import GRAPH_PRIORITY
 from reverie.nets.tree import tree_leaves, tree_map
 
 WARM_UP = 2
-"""Eager calls before the capture, in which libraries select their algorithms."""
+"""Eager calls before the capture, in which cuDNN, cuBLAS and Triton select kernels."""
 
 
 class CudaGraphRunner:
     """Calls a function; from the third call with inputs of the same shapes, as a graph.
+
+    A replay copies its inputs into the buffers of the graph. With `static_inputs`, the
+    graph reads the tensors passed at capture in place: calls that pass the same tensors
+    copy nothing, others overwrite them. No other code may use these tensors.
 
     Inputs may be in host memory; the function gets them on the device. The outputs of a
     replay are overwritten by the next one: use `clone_outputs` to keep them. A function
@@ -36,16 +40,19 @@ class CudaGraphRunner:
         name: str,
         device: torch.device,
         generators: Iterable[torch.Generator] = (),
+        priority: int = GRAPH_PRIORITY,
+        static_inputs: bool = False,
     ):
         self.function, self.name, self.device = function, name, device
         self.generators = list(generators)
-        self.graphs: dict[Any, CapturedGraph | int] = {}  # or the number of warm-ups
+        self.priority, self.static_inputs = priority, static_inputs
+        self.graphs: dict[Any, CapturedGraph | int] = {}  # or number of warm-up calls
         self.can_capture = device.type == "cuda"
 
     def __call__(self, *inputs: Any) -> Any:
         if not self.can_capture:
             return self.function(*inputs)
-        key = tuple((x.shape, x.dtype) for x in tree_leaves(inputs))
+        key = _shapes(inputs)
         graph = self.graphs.get(key, 0)
         if isinstance(graph, CapturedGraph):
             return graph.replay(inputs)
@@ -54,7 +61,10 @@ class CudaGraphRunner:
             inputs = tree_map(lambda x: x.to(self.device), inputs)
             return _run_on_new_stream(self.function, inputs)
         try:
-            graph = CapturedGraph(self.function, inputs, self.device, self.generators)
+            graph = CapturedGraph(
+                *(self.function, inputs, self.device, self.generators),
+                *(self.priority, self.static_inputs),
+            )
         except RuntimeError as error:
             self.can_capture = False
             reason = str(error).splitlines()[0]
@@ -67,6 +77,11 @@ class CudaGraphRunner:
         self.graphs[key] = graph
         return graph.replay(inputs)
 
+    def find_graph(self, *inputs: Any) -> CapturedGraph | None:
+        """Return the graph for inputs of these shapes, if one was captured."""
+        graph = self.graphs.get(_shapes(inputs))
+        return graph if isinstance(graph, CapturedGraph) else None
+
 
 class CapturedGraph:
     """One CUDA graph with the tensors it reads and writes."""
@@ -77,8 +92,15 @@ class CapturedGraph:
         inputs: Any,
         device: torch.device,
         generators: Iterable[torch.Generator],
+        priority: int = GRAPH_PRIORITY,
+        static_inputs: bool = False,
     ):
-        self.inputs = tree_map(lambda x: x.to(device, copy=True), inputs)
+        self.inputs = inputs if static_inputs else tree_map(_make_buffer, inputs)
+        # The graph reads inputs of the host from pinned memory. They may be overwritten
+        # only after the last replay has read them.
+        self.inputs_read: Any = None
+        if any(not x.is_cuda for x in tree_leaves(inputs)):
+            self.inputs_read = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.graph = torch.cuda.CUDAGraph()
         for generator in generators:
             self.graph.register_generator_state(generator)
@@ -86,21 +108,37 @@ class CapturedGraph:
         # cuBLAS keeps a workspace per stream: graphs captured on the same stream would
         # share it and could not be replayed in parallel. `thread_local` lets other
         # threads (a prefetching feed) allocate and copy during the capture.
-        stream = torch.cuda.Stream(priority=GRAPH_PRIORITY)  # type: ignore[no-untyped-call]
+        stream = torch.cuda.Stream(priority=priority)  # type: ignore[no-untyped-call]
         with torch.cuda.graph(
             self.graph, stream=stream, capture_error_mode="thread_local"
         ):
-            self.outputs = function(*self.inputs)
+            on_device = tree_map(lambda x: x.to(device, non_blocking=True), self.inputs)
+            self.outputs = function(*on_device)
 
     def replay(self, inputs: Any) -> Any:
+        if self.inputs_read is not None:
+            self.inputs_read.synchronize()
         tree_map(_copy_input, self.inputs, inputs)
         self.graph.replay()
+        if self.inputs_read is not None:
+            self.inputs_read.record()
         return self.outputs
 
 
 def clone_outputs(outputs: Any) -> Any:
-    """Copies of the outputs, which later replays do not overwrite."""
+    """Return copies of the outputs, which later replays do not overwrite."""
     return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, outputs)
+
+
+def _shapes(inputs: Any) -> tuple[Any, ...]:
+    return tuple((x.shape, x.dtype) for x in tree_leaves(inputs))
+
+
+def _make_buffer(x: Tensor) -> Tensor:
+    """Return memory for an input of a graph: on the device, or pinned on the host."""
+    if x.is_cuda:
+        return torch.empty_like(x)
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
 
 
 def _copy_input(buffer: Tensor, value: Tensor) -> None:
@@ -109,7 +147,7 @@ def _copy_input(buffer: Tensor, value: Tensor) -> None:
 
 
 def _run_on_new_stream(function: Callable[..., Any], inputs: Any) -> Any:
-    """Run on a side stream, as the capture will."""
+    """Run on another stream than the current one, as the capture does."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     current = torch.cuda.current_stream()
     stream.wait_stream(current)
@@ -117,5 +155,6 @@ def _run_on_new_stream(function: Callable[..., Any], inputs: Any) -> Any:
         outputs = function(*inputs)
     current.wait_stream(stream)
     for tensor in tree_leaves(outputs):
-        tensor.record_stream(current)
+        if tensor.is_cuda:  # outputs may also be in pinned memory
+            tensor.record_stream(current)
     return outputs

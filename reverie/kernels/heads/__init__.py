@@ -1,1 +1,1 @@
-"""Distributions, heads and lambda-returns as single kernels."""
+"""Fused kernels for distributions, heads and lambda-returns."""

@@ -1,4 +1,4 @@
-"""Categorical actions: sampling, and log-probability with entropy, as kernels."""
+"""Categorical actions: one kernel for sampling, one for log-probability and entropy."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from reverie.nets.rng import Rng
 from reverie.spaces import Space
 
 MAX_CLASSES = 2048
-"""Maximum number of classes of the kernels."""
+"""Maximum number of classes that the kernels support."""
 
 
 class FastPolicyHead(PolicyHead):
-    def _out(self, key: str, space: Space, x: Tensor) -> ActionDistribution:
+    def _distribution(self, key: str, space: Space, x: Tensor) -> ActionDistribution:
         out = self.head[key]
         is_masked = "allowed" in dict(out.named_buffers(recurse=False))
         supported = space.is_discrete and not is_masked and space.classes <= MAX_CLASSES
         if not supported or not can_launch(x.device, x.dtype):
-            return super()._out(key, space, x)
+            return super()._distribution(key, space, x)
         layer: Linear = out.get_submodule("logits")  # type: ignore[assignment]
         classes, unimix = space.classes, self.config.unimix
         logits = padded_linear(layer, x) if not space.shape else layer(x)
@@ -37,7 +37,10 @@ class FastPolicyHead(PolicyHead):
 
 
 class FastCategorical(Categorical):
-    """`logp` also computes the entropy, which `entropy` then returns."""
+    """`Categorical` with fused kernels; `logp` also computes the entropy.
+
+    `raw` are logits that may be followed by columns of padding.
+    """
 
     def __init__(
         self,
@@ -116,14 +119,14 @@ class _LogpEntropy(torch.autograd.Function):
 
 
 def _rows(logits: Tensor) -> tuple[Tensor, tuple[int, int]]:
-    """Logits as a matrix, and the tile (rows, columns) of one program."""
+    """Return logits as a matrix, and the tile (rows, columns) of one program."""
     width = logits.shape[-1]
     return logits.reshape(-1, width).contiguous(), tile_shape(width)
 
 
 @jit
 def _softmax(logits, row, col, rows, stride, classes, unimix, MIXED: tl.constexpr):
-    """Softmax, probabilities after mixing, and their logarithms."""
+    """Return the softmax, the probabilities after mixing, and their logarithms."""
     inside = (row < rows) & (col < classes)
     v = tl.load(logits + row * stride + col, inside, float("-inf")).to(tl.float32)
     v = tl.where(row < rows, v, 0.0)
@@ -141,16 +144,9 @@ def _softmax(logits, row, col, rows, stride, classes, unimix, MIXED: tl.constexp
 
 @jit
 def _sample(
-    logits,
-    noise,
-    index,
-    unimix,
-    rows,
-    stride,
-    classes,
-    R: tl.constexpr,
-    K: tl.constexpr,
-):
+    logits, noise, index, unimix, rows, stride, classes,
+    R: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, K)[None, :]
     _, p, _ = _softmax(logits, row, col, rows, stride, classes, unimix, True)
@@ -163,20 +159,13 @@ def _sample(
 
 @jit
 def _logp_entropy(
-    logits,
-    event,
-    logp,
-    entropy,
-    dlogits,
-    unimix,
-    rows,
-    stride,
-    classes,
-    MIXED: tl.constexpr,
-    R: tl.constexpr,
-    K: tl.constexpr,
-):
-    """Store both results; with `dlogits`, load their gradients and store its own."""
+    logits, event, logp, entropy, dlogits, unimix, rows, stride, classes,
+    MIXED: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """Without `dlogits`, store `logp` and `entropy`.
+
+    With `dlogits`, `logp` and `entropy` are gradients; store that of the logits.
+    """
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, K)[None, :]
     s, p, log = _softmax(logits, row, col, rows, stride, classes, unimix, MIXED)

@@ -1,4 +1,4 @@
-"""One-hot categoricals of the RSSM: KL between two of them, and sampling."""
+"""One-hot categoricals of the RSSM: KL divergence and sampling."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class OneHotKL(NamedTuple):
 def onehot_kl(
     post: Float[Tensor, "*b S K"], prior: Float[Tensor, "*b S K"], unimix: float
 ) -> OneHotKL:
-    """`OneHot.kl` and `OneHot.entropy` of two sets of logits, in one kernel."""
+    """Compute `OneHot.kl` and `OneHot.entropy` of two sets of logits in one kernel."""
     batch, groups, classes = post.shape[:-2], post.shape[-2], post.shape[-1]
     shape = (-1, groups, classes)
     function: Any = _KL
@@ -43,7 +43,7 @@ def sample_onehot(
     unimix: float,
     out: Float[Tensor, "*b S K"] | None = None,
 ) -> Float[Tensor, "*b S K"]:
-    """One-hot samples in the dtype of the logits, without a gradient.
+    """Return one-hot samples in the dtype of the logits, without a gradient.
 
     `noise` is exponential (`Rng.exponential`); the sample is `argmax(probs / noise)`,
     as in `Rng.categorical`. The first axis of `out` may have any stride.
@@ -101,7 +101,7 @@ def _sizes(logits: Tensor) -> tuple[int, ...]:
 
 @jit
 def _tile(row, groups, classes, S: tl.constexpr, K: tl.constexpr):
-    """Offsets of all groups and classes of a row, and a mask without the padding."""
+    """Return offsets of all groups and classes of a row, and a mask of valid ones."""
     group, col = tl.arange(0, S)[:, None], tl.arange(0, K)[None, :]
     inside = (group < groups) & (col < classes)
     return (row.to(tl.int64) * groups + group) * classes + col, inside
@@ -109,31 +109,20 @@ def _tile(row, groups, classes, S: tl.constexpr, K: tl.constexpr):
 
 @jit
 def _softmax(logits, at, inside, unimix, classes):
-    """Softmax, and the probabilities after mixing with a uniform distribution."""
+    """Return the softmax, and its mixture with a uniform distribution."""
     v = tl.load(logits + at, inside, float("-inf")).to(tl.float32)
-    # -1e30 for rows of padding, which are all -inf
-    top = tl.maximum(tl.max(v, 1)[:, None], -1e30)
-    v = tl.exp(v - top)
+    # at least -1e30, because all values of a row of padding are -inf
+    max_logit = tl.maximum(tl.max(v, 1)[:, None], -1e30)
+    v = tl.exp(v - max_logit)
     v /= tl.maximum(tl.sum(v, 1)[:, None], 1e-30)
     return v, (1 - unimix) * v + unimix / classes
 
 
 @jit
 def _kl(
-    post,
-    prior,
-    results,
-    dyn,
-    rep,
-    dpost,
-    dprior,
-    unimix,
-    rows,
-    groups,
-    classes,
-    S: tl.constexpr,
-    K: tl.constexpr,
-):
+    post, prior, results, dyn, rep, dpost, dprior, unimix, rows, groups, classes,
+    S: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
     """Compute KL and entropies of one row; without `results`, the gradients."""
     row = tl.program_id(0)
     at, inside = _tile(row, groups, classes, S, K)
@@ -158,17 +147,9 @@ def _kl(
 
 @jit
 def _sample(
-    logits,
-    noise,
-    onehot,
-    unimix,
-    rows,
-    groups,
-    classes,
-    stride,
-    R: tl.constexpr,
-    K: tl.constexpr,
-):
+    logits, noise, onehot, unimix, rows, groups, classes, stride,
+    R: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, K)[None, :]
     inside = (row < rows) & (col < classes)

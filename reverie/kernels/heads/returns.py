@@ -1,4 +1,4 @@
-"""Lambda-returns in one kernel: each program runs backwards through some rows."""
+"""Lambda-returns in one kernel: each program loops backwards over time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def lambda_return(
     discount: float,
     lam: float,
 ) -> Float[Tensor, "B T-1"]:
-    """Equal to `agents/returns.py`, without a gradient."""
+    """Return the same as `lambda_return` in `agents/returns.py`, without a gradient."""
     rows, steps = reward.shape
     returns = torch.empty(rows, steps - 1, device=reward.device)
     inputs = [
@@ -39,17 +39,9 @@ def lambda_return(
 
 @jit
 def _lambda_return(
-    reward,
-    bootstrap,
-    is_last,
-    is_terminal,
-    returns,
-    rows,
-    discount,
-    lam,
-    STEPS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    reward, bootstrap, is_last, is_terminal, returns, rows, discount, lam,
+    STEPS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
     last = row * STEPS + STEPS - 1

@@ -1,4 +1,4 @@
-"""Two-hot distribution: mean, loss and gradient as one kernel each."""
+"""Two-hot distribution: one kernel each for mean, loss and gradient."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from reverie.nets.distributions import Distribution, TwoHot
 from reverie.nets.heads import Head
 
 MAX_BINS = 2048
-"""Maximum number of bins of the kernels."""
+"""Maximum number of bins that the kernels support."""
 
 
 class FastHead(Head):
@@ -94,26 +94,28 @@ def _launch_loss(logits: Tensor, bins: Tensor, *tensors: Tensor | None) -> None:
 
 @jit
 def _mean(logits, bins, mean, rows, stride, count, R: tl.constexpr, C: tl.constexpr):
-    """Mean; adds symmetric bins in pairs, so that uniform gives exactly 0."""
+    """Compute the mean; symmetric bins are added in pairs, as in `TwoHot.pred`."""
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, C)[None, :]
     inside = (row < rows) & (col < count)
-    low = float("-inf")
-    right = tl.load(logits + row * stride + col, inside, low).to(tl.float32)
-    top = tl.max(right, 1)[:, None]
-    right = tl.exp(right - top)
-    upper = inside & (col >= count - count // 2)
-    left = tl.load(logits + row * stride + count - 1 - col, upper, low).to(tl.float32)
-    left = tl.exp(left - top)
+    inf = float("inf")
+    right = tl.load(logits + row * stride + col, inside, -inf).to(tl.float32)
+    max_logit = tl.max(right, 1)[:, None]
+    right = tl.exp(right - max_logit)
+    is_positive = inside & (col >= count - count // 2)
+    mirrored = logits + row * stride + count - 1 - col
+    left = tl.load(mirrored, is_positive, -inf).to(tl.float32)
+    left = tl.exp(left - max_logit)
     difference = (right - left) / tl.sum(right, 1)[:, None]
-    value = tl.load(bins + col, upper, 0.0) * tl.where(upper, difference, 0.0)
+    difference = tl.where(is_positive, difference, 0.0)
+    value = tl.load(bins + col, is_positive, 0.0) * difference
     row = tl.program_id(0) * R + tl.arange(0, R)
     tl.store(mean + row, tl.sum(value, 1), row < rows)
 
 
 @jit
 def _two_hot(bins, target, row, rows, col, count):
-    """The two bins around each target, and the weight of the lower one."""
+    """Return the two bins around each target, and the weight of the lower one."""
     bin = tl.load(bins + col, col < count, float("inf"))
     point = tl.load(target + row, row < rows, 0.0)
     above = tl.sum(((bin <= point) & (col < count)).to(tl.int32), 1)[:, None]
@@ -122,32 +124,29 @@ def _two_hot(bins, target, row, rows, col, count):
     bin = tl.where(col < count, bin, 0.0)
     to_below = tl.abs(tl.sum(tl.where(col == below, bin, 0.0), 1)[:, None] - point)
     to_above = tl.abs(tl.sum(tl.where(col == above, bin, 0.0), 1)[:, None] - point)
-    share = tl.where(below == above, 0.5, to_above / (to_below + to_above))
+    weight = tl.where(below == above, 0.5, to_above / (to_below + to_above))
     # NaN for NaN targets
-    return below, above, tl.where(point == point, share, point)
+    return below, above, tl.where(point == point, weight, point)
 
 
 @jit
 def _loss(
-    logits,
-    bins,
-    target,
-    loss,
-    dlogits,
-    rows,
-    stride,
-    count,
-    R: tl.constexpr,
-    C: tl.constexpr,
-):
-    """Store the loss; with `dlogits`, load its gradient and store theirs."""
+    logits, bins, target, loss, dlogits, rows, stride, count,
+    R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """Write the loss to `loss` if `dlogits` is None.
+
+    Otherwise read the gradient of the loss from `loss`, and write the gradient of the
+    logits to `dlogits`.
+    """
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, C)[None, :]
     inside = (row < rows) & (col < count)
-    below, above, share = _two_hot(bins, target, row, rows, col, count)
+    below, above, lower_weight = _two_hot(bins, target, row, rows, col, count)
     v = tl.load(logits + row * stride + col, inside, float("-inf")).to(tl.float32)
     v -= tl.max(v, 1)[:, None]
-    weight = tl.where(col == below, share, 0.0) + tl.where(col == above, 1 - share, 0.0)
+    weight = tl.where(col == below, lower_weight, 0.0)
+    weight += tl.where(col == above, 1 - lower_weight, 0.0)
     if dlogits is None:
         total = tl.log(tl.sum(tl.exp(v), 1))
         chosen = tl.sum(tl.where(weight != 0, weight * v, 0.0), 1)

@@ -1,7 +1,8 @@
-"""Batch norm with ELU, two kernels per direction, for channels-last maps.
+"""Batch norm with ELU for channels-last feature maps.
 
-One kernel sums over all pixels, one applies. Only the input is saved for the backward
-pass, which recomputes the activation in the kernels that read the input anyway.
+Forward and backward pass have two kernels each: one sums over all pixels, the other
+applies the norm or computes the gradient. Only the input is saved; the backward kernels
+recompute the activation from it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ TILE = 4096
 """Elements per step of a program."""
 WARPS = 8
 MAX_CHANNELS = 1024
-"""Most channels that one program holds."""
+"""Maximum number of channels; a tile has all channels of its pixels."""
 PROGRAMS_PER_SM = 8
 
 
@@ -32,8 +33,8 @@ def batch_norm_elu(
 ) -> Float[Tensor, "n c h w"]:
     """Return `elu(norm(x + bias))` in training mode; update the running statistics.
 
-    A bias before the norm changes only the running mean, so it is not added to the map
-    and its gradient is zero.
+    The norm subtracts the mean, so a bias before it affects only the running mean: it
+    is not added to `x`, and its gradient is zero.
     """
     assert norm.num_batches_tracked is not None
     norm.num_batches_tracked.add_(1)
@@ -89,7 +90,7 @@ def _tiling(x: Tensor) -> tuple[tuple[int], tuple[int, ...]]:
 
 @jit
 def _tile(i, pixels, steps, col, C: tl.constexpr, R: tl.constexpr):
-    """Return the offsets of tile `i` of this program, and which pixels exist."""
+    """Return the offsets of tile `i` of this program, and a mask of valid pixels."""
     step = tl.program_id(0) * steps + i
     row = (step * R + tl.arange(0, R)[:, None]).to(tl.int64)
     return row * C + col[None, :], (row < pixels) & (col < C)[None, :]
@@ -104,10 +105,10 @@ def _load_norm(stats, scale, shift, col, C: tl.constexpr):
 
 
 @jit
-def _norm_grad(x, dy, offset, mask, mean, rstd, factor, shift):
+def _norm_grad(x, dy, offset, mask, mean, rstd, factor, intercept):
     """Return the normalized input, and the gradient of the norm's output."""
     v = tl.load(x + offset, mask, 0.0).to(tl.float32)
-    y = v * factor[None, :] + shift[None, :]
+    y = v * factor[None, :] + intercept[None, :]
     d = tl.load(dy + offset, mask, 0.0).to(tl.float32)
     d *= tl.where(y > 0, 1.0, tl.exp(tl.minimum(y, 0.0)))
     return (v - mean[None, :]) * rstd[None, :], d
@@ -115,7 +116,10 @@ def _norm_grad(x, dy, offset, mask, mean, rstd, factor, shift):
 
 @jit
 def _sum(x, sums, pixels, steps, C: tl.constexpr, R: tl.constexpr):
-    """Sum the differences from the first pixel and their squares: both stay small."""
+    """Sum the differences from the first pixel and their squares.
+
+    Squares of the values themselves would lose precision if the mean is large.
+    """
     col = tl.arange(0, C)
     origin = tl.load(x + col).to(tl.float32)
     total = tl.zeros((R, C), tl.float32)
@@ -150,13 +154,13 @@ def _apply(
         unbiased = var * (pixels / tl.maximum(pixels - 1.0, 1.0))
         tl.store(running_var + col, old + momentum * (unbiased - old))
     factor = tl.load(scale + col) * rstd
-    offset = tl.load(shift + col) - mean * factor
+    intercept = tl.load(shift + col) - mean * factor
     for i in range(steps):
-        place, mask = _tile(i, pixels, steps, col, C, R)
-        v = tl.load(x + place, mask, 0.0).to(tl.float32)
-        v = v * factor[None, :] + offset[None, :]
+        offset, mask = _tile(i, pixels, steps, col, C, R)
+        v = tl.load(x + offset, mask, 0.0).to(tl.float32)
+        v = v * factor[None, :] + intercept[None, :]
         v = tl.where(v > 0, v, tl.exp(tl.minimum(v, 0.0)) - 1)
-        tl.store(out + place, v.to(out.dtype.element_ty), mask)
+        tl.store(out + offset, v.to(out.dtype.element_ty), mask)
 
 
 @jit

@@ -1,15 +1,15 @@
-"""Group norm with SiLU for `(batch, h, w, c)` maps, and its backward pass.
+"""Group norm with SiLU for feature maps `(batch, h, w, c)`, and its backward pass.
 
-Two ways to share the work are chosen by size:
+There are two ways to divide the work among programs, chosen by size:
 
-- by pixels: one kernel sums, a second one applies the norm, each with several programs
-  per map, so that a few maps still fill the GPU;
-- by groups: one kernel does everything, a program per map and some of its groups. It
-  saves launches when there is little work: small maps are read once, and the second
-  read of a few large ones is served by the cache.
+- by pixels: one kernel sums, a second one applies the norm, both with several programs
+  per feature map, so that even a small batch uses the whole GPU;
+- by groups: one kernel does everything, and a program handles some groups of one
+  feature map. This saves launches when there is little work: small maps are read once,
+  and the second read of a few large ones is served by the cache.
 
-Where the GPU supports it, `cluster_group_norm` replaces both. Only the norm's input is
-saved for the backward pass, which recomputes the activation.
+On Hopper GPUs, `cluster_group_norm` replaces both where it supports the size. Only the
+norm's input is saved for the backward pass, which recomputes the activation.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from reverie.kernels.sums import sum_partials
 from reverie.nets.residual import EPS, GROUPS
 
 TILE = 2048
-"""Elements per step of a program: eight per thread, which gives wide loads, and few
-enough registers for several programs per SM."""
+"""Elements per step of a program: eight per thread, so that loads are wide, and few
+enough registers for several programs per multiprocessor (SM)."""
 WARPS = 8
 MAX_CHANNELS = 1024
-"""Most channels that one program holds."""
+"""Maximum number of channels, which one program holds."""
 MAX_PARTS = 16
-"""Most programs that share a map."""
+"""Maximum number of programs per feature map."""
 PROGRAMS_PER_SM = 8
 GROUP_TILE = 4096
 """Elements per step of a program that handles whole groups."""
 SECTOR_BYTES = 32
 """Bytes of a sector, the unit of device memory accesses."""
 MAX_BATCH_BY_GROUPS = 256
-"""Batch size up to which maps larger than `GROUP_TILE` are shared by groups."""
+"""Maximum batch size for which maps larger than `GROUP_TILE` are divided by groups."""
 
 
 class Tiling(NamedTuple):
-    """How the work on a map is shared: its programs have some pixels and channels."""
+    """How the work on a feature map is divided among programs."""
 
     batch: int
-    parts: int  # programs that share a map
+    parts: int  # programs per feature map
     pixels: int
     channels: int
     block_channels: int
@@ -76,7 +76,7 @@ class Tiling(NamedTuple):
 
 
 def tile_by_groups(x: Tensor) -> Tiling | None:
-    """Return how to share the work by groups; None if sharing by pixels is faster."""
+    """Return how to divide the work by groups; None if it is faster by pixels."""
     batch, height, width, channels = x.shape
     pixels = height * width
     smallest = max(SECTOR_BYTES // x.element_size(), channels // GROUPS)
@@ -105,7 +105,7 @@ def tile_by_pixels(
     block_pixels: int | None = None,
     programs_per_sm: int = PROGRAMS_PER_SM,
 ) -> Tiling:
-    """Share the work by pixels: several programs per map, each with all channels."""
+    """Divide the work by pixels: several programs per map, each with all channels."""
     batch, height, width, channels = x.shape
     pixels = height * width
     block_pixels = block_pixels or max(1, TILE // channels)
@@ -119,13 +119,13 @@ def tile_by_pixels(
 
 
 def supports(x: Tensor, *channels: int) -> bool:
-    """True if the kernels can be used for such maps, with these channel counts."""
+    """True if the kernels support the dtype of `x` and these numbers of channels."""
     powers = all(triton.next_power_of_2(c) == c and c <= MAX_CHANNELS for c in channels)
     return powers and x.numel() > 0 and can_launch(x.device, x.dtype)
 
 
 def sum_pixels(x: Tensor, tiling: Tiling) -> tuple[Tensor, Tensor]:
-    """Return sums over parts of each map, and an empty tensor for its statistics."""
+    """Return sums over parts of each map, and a tensor to write the statistics to."""
     sums = x.new_empty(*tiling.grid, 2, tiling.channels, dtype=torch.float32)
     stats = x.new_empty(tiling.batch, 2, tiling.channels, dtype=torch.float32)
     sum_kernel[tiling.grid](x, sums, *tiling.sizes, num_warps=WARPS)
@@ -164,7 +164,7 @@ class NormConvGrads(NamedTuple):
     shift: Tensor
     weight: Tensor
     bias: Tensor  # added before the norm
-    residual: Tensor  # sum over all pixels of `residual_grad`
+    residual: Tensor  # `residual_grad` summed over all pixels
 
 
 def norm_conv_backward(
@@ -179,7 +179,7 @@ def norm_conv_backward(
 ) -> NormConvGrads:
     """Return the gradients of `conv(silu(group_norm(x + bias)))`.
 
-    `residual_grad` is added to the gradient of x.
+    `residual_grad`, the gradient of a parallel branch, is added to the gradient of `x`.
     """
     dy = conv2d_input_grad(grad, x, weight).contiguous()
     saved = (x, bias, scale, shift, stats, dy)
@@ -191,7 +191,7 @@ def norm_conv_backward(
             cluster_group_norm.fallback.enable(error)
         else:
             dweight = conv2d_weight_grad(grad, active, weight)
-            return _collect(dy, dweight, sums)
+            return _sum_grads(dy, dweight, sums)
     groups, active = tile_by_groups(x), torch.empty_like(x)
     if groups is not None and groups.steps == 1:
         dx = torch.empty_like(x)
@@ -200,7 +200,7 @@ def norm_conv_backward(
             *(*saved, residual_grad, active, dx, sums, *groups.sizes),
             num_warps=groups.warps,
         )
-        return _collect(dx, conv2d_weight_grad(grad, active, weight), sums)
+        return _sum_grads(dx, conv2d_weight_grad(grad, active, weight), sums)
     tiling = tile_by_pixels(x)
     sums = x.new_empty(*tiling.grid, 4, tiling.channels, dtype=torch.float32)
     backward_kernel[tiling.grid](
@@ -211,9 +211,10 @@ def norm_conv_backward(
     backward_kernel[tiling.grid](
         *(*saved, sums, None, residual_grad, dx, *tiling.sizes), num_warps=WARPS
     )
-    return _collect(dx, dweight, sums.flatten(0, 1))
+    return _sum_grads(dx, dweight, sums.flatten(0, 1))
 
 
-def _collect(dx: Tensor, dweight: Tensor, sums: Tensor) -> NormConvGrads:
+def _sum_grads(dx: Tensor, dweight: Tensor, sums: Tensor) -> NormConvGrads:
+    """Add up the partial sums of all programs, `(programs, 4, channels)`."""
     dshift, dscale, dbias, residual = sum_partials(sums)
     return NormConvGrads(dx, dscale, dshift, dweight, dbias, residual)

@@ -1,9 +1,11 @@
 """Triton kernels and functions of group norm with SiLU.
 
-The grid is (map, part). With work shared by pixels, a part has all channels of some
-pixels (C is CHANNELS); shared by groups, it has all pixels of some channels. A tile has
-R pixels and C channels. `rstd` is one over the standard deviation. Statistics and sums
-are stored for each channel, also where they belong to its group.
+The grid is (feature maps, parts). If the work is divided by pixels, a part has all
+channels of some pixels (C is CHANNELS); if by groups, all pixels of some channels. A
+tile has R pixels and C channels. `rstd` is one over the standard deviation. Statistics
+and sums are stored per channel, even if they are the same for all channels of a group.
+In variable names, `v` is the input (normalized by `normalize_tile`), `z` the output of
+the norm, and `dz` its gradient.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from reverie.kernels.launch import jit
 from reverie.kernels.norm.rms_norm import silu_grad
 
 STAGES: tl.constexpr = tl.constexpr(3)
-"""Tiles in flight: one is processed while the others are loaded."""
+"""Pipeline stages: one tile is processed while the next ones are loaded."""
 
 
 @jit
@@ -23,7 +25,7 @@ def sum_kernel(
     STEPS: tl.constexpr, PARTS: tl.constexpr, CHANNELS: tl.constexpr,
     PER_GROUP: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """Sum over the pixels of each part of a map."""
+    """Sum over the pixels of each part of a feature map."""
     row, part = tl.program_id(0), tl.program_id(1)
     col = tl.arange(0, C)
     x += row.to(tl.int64) * pixels * CHANNELS
@@ -40,7 +42,7 @@ def norm_kernel(
     STEPS: tl.constexpr, PARTS: tl.constexpr, CHANNELS: tl.constexpr,
     PER_GROUP: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """Normalize and activate; without `sums`, the work is shared by groups."""
+    """Normalize and activate; without `sums`, the work is divided by groups."""
     row, part = tl.program_id(0), tl.program_id(1)
     start = row.to(tl.int64) * pixels * CHANNELS
     x, out = x + start, out + start
@@ -59,12 +61,12 @@ def norm_kernel(
     )
     if sums is None or part == 0:
         store_pair(stats + row * 2 * CHANNELS + col, mean, rstd, CHANNELS)
-    factor, offset = factor_and_offset(mean, rstd, bias, scale, shift, col)
+    factor, intercept = factor_and_intercept(mean, rstd, bias, scale, shift, col)
     for i in tl.range(0, STEPS, num_stages=STAGES):
-        place, mask = _tile(start_step + i, pixels, col, CHANNELS, R)
-        v = tl.load(x + place, mask, 0.0).to(tl.float32)
-        z = v * factor[None, :] + offset[None, :]
-        tl.store(out + place, z * tl.sigmoid(z), mask)
+        offset, mask = _tile(start_step + i, pixels, col, CHANNELS, R)
+        v = tl.load(x + offset, mask, 0.0).to(tl.float32)
+        z = v * factor[None, :] + intercept[None, :]
+        tl.store(out + offset, z * tl.sigmoid(z), mask)
 
 
 @jit
@@ -73,10 +75,11 @@ def backward_kernel(
     STEPS: tl.constexpr, PARTS: tl.constexpr, CHANNELS: tl.constexpr,
     PER_GROUP: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """One of two passes of the backward pass, shared by pixels.
+    """Backward pass with the work divided by pixels; it is called twice.
 
-    Without `dx`, compute the gradients of shift and scale, and the activation again.
-    With `dx`, compute the gradient of the map, and sums over pixels of its two terms.
+    Without `dx`, compute the gradients of shift and scale, and recompute the
+    activation. With `dx`, compute the gradient of `x`, and sums over pixels of its two
+    terms: the gradient through the norm, and `residual_grad`.
     """
     row, part = tl.program_id(0), tl.program_id(1)
     col = tl.arange(0, C)
@@ -114,8 +117,8 @@ def backward_kernel(
                 second += extra
                 dv += extra
             tl.store(dx + offset, dv, mask)
-    kind = 0 if dx is None else 2
-    ptr = sums + ((row * PARTS + part) * 4 + kind) * C + col
+    index = 0 if dx is None else 2  # of the two sums
+    ptr = sums + ((row * PARTS + part) * 4 + index) * C + col
     store_pair(ptr, tl.sum(first, 0), tl.sum(second, 0), C)
 
 
@@ -125,7 +128,7 @@ def groups_backward_kernel(
     STEPS: tl.constexpr, PARTS: tl.constexpr, CHANNELS: tl.constexpr,
     PER_GROUP: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """The whole backward pass, shared by groups; a tile has all pixels of the map."""
+    """The whole backward pass, divided by groups; a tile has all pixels of the map."""
     row, part = tl.program_id(0), tl.program_id(1)
     col = part * C + tl.arange(0, C)
     mean, rstd, gain, beta = load_norm(stats, bias, scale, shift, row, col, CHANNELS)
@@ -154,7 +157,7 @@ def groups_backward_kernel(
 
 @jit
 def _tile(step, pixels, col, CHANNELS: tl.constexpr, R: tl.constexpr):
-    """Return offsets of a tile in its map, and a mask of the pixels inside of it."""
+    """Return the offsets of a tile in its feature map, and a mask of valid pixels."""
     pixel = step * R + tl.arange(0, R)[:, None]
     return pixel * CHANNELS + col[None, :], pixel < pixels
 
@@ -166,7 +169,8 @@ def _sum_tiles(
 ):  # fmt: skip
     """Sum the differences from the first pixel, and their squares.
 
-    Squaring the values themselves would lose the variance of almost constant maps.
+    Squares of the values themselves would lose the variance of almost constant maps to
+    rounding.
     """
     total = tl.zeros((R, C), tl.float32)
     square = tl.zeros((R, C), tl.float32)
@@ -187,7 +191,7 @@ def store_pair(ptr, first, second, stride):
 
 @jit
 def sum_parts(sums, row, PARTS: tl.constexpr, KINDS: tl.constexpr, C: tl.constexpr):
-    """Add up the first two of KINDS sums that each part of a map has."""
+    """Add up, over the parts of a map, the first two of the KINDS sums of each part."""
     first = tl.zeros((C,), tl.float32)
     second = tl.zeros((C,), tl.float32)
     for i in range(PARTS):
@@ -212,7 +216,7 @@ def group_statistics(
 ):  # fmt: skip
     """Return mean and rstd of a map plus bias, from `_sum_tiles` of all its pixels."""
     mean = total / pixels
-    deviations = square - total * mean  # squared, from the mean of the channel
+    deviations = square - total * mean  # squared deviations from the channel's mean
     mean += first
     if bias is not None:
         mean += tl.load(bias + col).to(tl.float32)
@@ -224,7 +228,7 @@ def group_statistics(
 
 
 @jit
-def factor_and_offset(mean, rstd, bias, scale, shift, col):
+def factor_and_intercept(mean, rstd, bias, scale, shift, col):
     """Return (a, b) such that `group_norm(x + bias) = a * x + b`."""
     if bias is not None:
         mean -= tl.load(bias + col).to(tl.float32)
@@ -234,7 +238,7 @@ def factor_and_offset(mean, rstd, bias, scale, shift, col):
 
 @jit
 def load_norm(stats, bias, scale, shift, row, col, CHANNELS: tl.constexpr):
-    """Return mean (less the bias that was added to the map), rstd, scale and shift."""
+    """Return mean (minus the bias added before the norm), rstd, scale and shift."""
     mean = tl.load(stats + row * 2 * CHANNELS + col)
     rstd = tl.load(stats + row * 2 * CHANNELS + CHANNELS + col)
     if bias is not None:
@@ -245,7 +249,7 @@ def load_norm(stats, bias, scale, shift, row, col, CHANNELS: tl.constexpr):
 
 @jit
 def normalize_tile(v, mean, rstd, gain, beta):
-    """Return the normalized tile, the output of the norm, and its sigmoid."""
+    """Return the normalized tile, the output of the norm, and the output's sigmoid."""
     v = (v - mean[None, :]) * rstd[None, :]
     z = v * gain[None, :] + beta[None, :]
     return v, z, tl.sigmoid(z)
@@ -263,5 +267,5 @@ def gradient_means(
 
 @jit
 def input_grad(dz, v, mean_dz, mean_dzv, rstd):
-    """Return the gradient of a map; `dz` includes the scale, `v` is normalized."""
+    """Return the gradient of the input; `dz` includes the scale, `v` is normalized."""
     return (dz - mean_dz[None, :] - v * mean_dzv[None, :]) * rstd[None, :]

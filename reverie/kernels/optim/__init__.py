@@ -1,1 +1,1 @@
-"""The optimizer as fused kernels, and low-precision weights."""
+"""Optimizer with fused kernels, and low-precision copies of the weights."""

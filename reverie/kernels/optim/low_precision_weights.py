@@ -1,9 +1,9 @@
 """Low-precision copies of the weights, which layers compute with.
 
-Parameters are float32. Without copies, every layer casts its weights each time it is
-called, which for a scan of 64 steps is most of the kernel launches. With them,
-gradients are those of the copies, and the optimizer writes copies and parameters
-together. Norms compute in float32 and have no copies.
+Parameters are float32. Without copies, every layer casts its weights in every call; in
+a loop of 64 time steps, the casts are most of the kernel launches. With copies, the
+loss is differentiated with respect to the copies, and the optimizer updates parameters
+and copies together. Norms compute in float32 and have no copies.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class LowPrecisionWeights:
                     )
 
     def leaf(self, parameter: Tensor) -> Tensor:
-        """The tensor that gets the gradient: the copy of a parameter, if any."""
+        """Return the tensor that gets the gradient: the copy, or the parameter."""
         return self._copies.get(parameter, parameter)
 
     @torch.no_grad()
     def refresh(self, frozen: bool = False) -> None:
-        """Copy all parameters, or only the `frozen` ones, which are not optimized."""
+        """Copy all parameters, or with `frozen` only those without gradients."""
         pairs = [(p, c) for p, c in self.pairs if not (frozen and p.requires_grad)]
         if pairs:
             parameters, copies = zip(*pairs, strict=True)

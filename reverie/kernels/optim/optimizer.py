@@ -3,9 +3,8 @@
 The plain optimizer (`nets/optim`) reads and writes every tensor about fifteen times.
 Here one kernel computes the norms of all gradients and parameters, and another one
 clips, updates moments and parameters, and writes the low-precision weights. Each
-program of a kernel handles one chunk of one tensor and finds its data in tables of
-addresses (`Tables`): parameters, moments, low-precision weights, and the gradients of
-this update.
+program of a kernel handles one chunk of one tensor. It reads the addresses of its
+parameters, moments, low-precision weights and gradients from tables (`Tables`).
 """
 
 from __future__ import annotations
@@ -28,76 +27,70 @@ COLUMNS = 5
 """Addresses per tensor: parameter, mu, nu, low-precision weight, nu_max."""
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""How kernels are passed the dtype of a tensor."""
+"""Numbers that encode dtypes in kernel arguments."""
 
 
 @jit
-def load_as_float32(address, dtype, at, mask):
+def load_as_float32(address, dtype, offsets, mask):
     """Load values of any of the `DTYPES`."""
     if dtype == 0:
-        x = tl.load(address.to(tl.pointer_type(tl.float32)) + at, mask, 0.0)
+        x = tl.load(address.to(tl.pointer_type(tl.float32)) + offsets, mask, 0.0)
     elif dtype == 1:
-        x = tl.load(address.to(tl.pointer_type(tl.bfloat16)) + at, mask, 0.0).to(
+        x = tl.load(address.to(tl.pointer_type(tl.bfloat16)) + offsets, mask, 0.0).to(
             tl.float32
         )
     else:
-        x = tl.load(address.to(tl.pointer_type(tl.float16)) + at, mask, 0.0).to(
+        x = tl.load(address.to(tl.pointer_type(tl.float16)) + offsets, mask, 0.0).to(
             tl.float32
         )
     return x
 
 
 @jit
-def store_low_precision(address, dtype, at, x, mask):
+def store_low_precision(address, dtype, offsets, x, mask):
     """Store a bfloat16 or float16 copy; nothing for float32, which has no copy."""
     if dtype == 1:
-        to_bfloat = address.to(tl.pointer_type(tl.bfloat16)) + at
+        to_bfloat = address.to(tl.pointer_type(tl.bfloat16)) + offsets
         tl.store(to_bfloat, x.to(tl.bfloat16), mask)
     elif dtype == 2:
-        to_half = address.to(tl.pointer_type(tl.float16)) + at
+        to_half = address.to(tl.pointer_type(tl.float16)) + offsets
         tl.store(to_half, x.to(tl.float16), mask)
 
 
 @jit
 def _sum_squares(
-    chunks,
-    addresses,
-    grads,
-    dtypes,
-    sizes,
-    sums,
-    COLUMNS: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
+    chunks, addresses, grads, dtypes, sizes, sums,
+    COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
     """Sum the squares of gradient and parameter over one chunk."""
     chunk = tl.program_id(0)
     tensor, start = tl.load(chunks + 2 * chunk), tl.load(chunks + 2 * chunk + 1)
-    at = start + tl.arange(0, CHUNK)
-    mask = at < tl.load(sizes + tensor)
+    offsets = start + tl.arange(0, CHUNK)
+    mask = offsets < tl.load(sizes + tensor)
     grad = load_as_float32(
-        tl.load(grads + tensor), tl.load(dtypes + 2 * tensor), at, mask
+        tl.load(grads + tensor), tl.load(dtypes + 2 * tensor), offsets, mask
     )
     address = tl.load(addresses + COLUMNS * tensor)
-    parameter = tl.load(address.to(tl.pointer_type(tl.float32)) + at, mask, 0.0)
+    parameter = tl.load(address.to(tl.pointer_type(tl.float32)) + offsets, mask, 0.0)
     tl.store(sums + 2 * chunk, tl.sum(grad * grad))
     tl.store(sums + 2 * chunk + 1, tl.sum(parameter * parameter))
 
 
 @jit
-def _root_of_sums(
-    sums, firsts, norms, tensors, MOST: tl.constexpr, WIDTH: tl.constexpr
+def _norms_from_sums(
+    sums, firsts, norms, tensors, MAX_CHUNKS: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """Add up both sums of the chunks of one tensor, in order; store the roots."""
+    """Add up both sums of the chunks of one tensor; store the square roots."""
     tensor = tl.program_id(0)
     first, end = tl.load(firsts + tensor), tl.load(firsts + tensor + 1)
-    left = tl.zeros((WIDTH,), tl.float32)
-    right = tl.zeros((WIDTH,), tl.float32)
-    for base in range(0, MOST, WIDTH):
-        at = first + base + tl.arange(0, WIDTH)
-        left += tl.load(sums + 2 * at, at < end, 0.0)
-        right += tl.load(sums + 2 * at + 1, at < end, 0.0)
-    tl.store(norms + tensor, tl.sqrt(tl.sum(left)))
-    tl.store(norms + tensors + tensor, tl.sqrt(tl.sum(right)))
+    sum0 = tl.zeros((WIDTH,), tl.float32)
+    sum1 = tl.zeros((WIDTH,), tl.float32)
+    for base in range(0, MAX_CHUNKS, WIDTH):
+        offsets = first + base + tl.arange(0, WIDTH)
+        sum0 += tl.load(sums + 2 * offsets, offsets < end, 0.0)
+        sum1 += tl.load(sums + 2 * offsets + 1, offsets < end, 0.0)
+    tl.store(norms + tensor, tl.sqrt(tl.sum(sum0)))
+    tl.store(norms + tensors + tensor, tl.sqrt(tl.sum(sum1)))
 
 
 class Tables:
@@ -115,7 +108,8 @@ class Tables:
         float32_grads: bool = False,
     ):
         self.tensors, device = tensors, tensors[0].device
-        chunks, firsts = [], [0]
+        chunks = []  # of each chunk: number of its tensor, first element
+        firsts = [0]  # of each tensor: number of its first chunk
         for i, tensor in enumerate(tensors):
             chunks += [(i, start) for start in range(0, tensor.numel(), CHUNK)]
             firsts.append(len(chunks))
@@ -124,7 +118,7 @@ class Tables:
             return torch.tensor(rows, dtype=torch.int64, device=device)
 
         self.chunks, self.firsts = table(chunks), table(firsts)
-        self.most_chunks = max(end - first for first, end in itertools.pairwise(firsts))
+        self.max_chunks = max(end - first for first, end in itertools.pairwise(firsts))
         self.sizes = table([tensor.numel() for tensor in tensors])
         addresses, dtypes = [], []
         for i, (tensor, leaf) in enumerate(zip(tensors, leaves, strict=True)):
@@ -136,7 +130,7 @@ class Tables:
             dtypes.append((DTYPES[grad_dtype], DTYPES[copy_dtype]))
         self.addresses, self.dtypes = table(addresses), table(dtypes)
         self.sums = torch.zeros(len(chunks), 2, device=device)
-        self.grads = torch.zeros(len(tensors), dtype=torch.int64, device=device)
+        self.grad_addresses = table([0] * len(tensors))
         self._spare_buffer: Tensor | None = None
         self._captured: list[tuple[Tensor, list[Tensor]]] = []
 
@@ -145,42 +139,37 @@ class Tables:
         return (len(self.chunks),)
 
     def norms(self, grads: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Norms of each gradient and each parameter; stores the gradient addresses."""
+        """Return the norms of each gradient and parameter; store gradient addresses."""
         self._store_addresses(grads)
         _sum_squares[self.grid](
-            self.chunks,
-            self.addresses,
-            self.grads,
-            self.dtypes,
-            self.sizes,
-            self.sums,
-            COLUMNS,
-            CHUNK,
+            *(self.chunks, self.addresses, self.grad_addresses, self.dtypes),
+            *(self.sizes, self.sums, COLUMNS, CHUNK),
         )
         return self.norms_from_sums()
 
     def norms_from_sums(self) -> tuple[Tensor, Tensor]:
-        """Roots of both sums of squares that a kernel stored per chunk, by tensor."""
+        """Return two norms per tensor, from the sums of squares stored per chunk."""
         count = len(self.tensors)
         norms = torch.empty(2, count, device=self.sums.device)
-        _root_of_sums[(count,)](
-            self.sums, self.firsts, norms, count, self.most_chunks, 256
+        _norms_from_sums[(count,)](
+            self.sums, self.firsts, norms, count, self.max_chunks, 256
         )
         return norms[0], norms[1]
 
     def _store_addresses(self, grads: list[Tensor]) -> None:
         """Copy the addresses of this update's gradients to the device.
 
-        During CUDA graph capture the copy becomes part of the graph, so its pinned
-        source buffer is then kept unchanged.
+        A captured CUDA graph repeats this copy in every replay, so the pinned buffer it
+        reads from is never reused. Pinned memory cannot be allocated during capture, so
+        the buffer is allocated before (`_spare_buffer`).
         """
         self._grads = [
-            _with_strides_of(tensor, grad)
+            _match_strides(grad, tensor)
             for grad, tensor in zip(grads, self.tensors, strict=True)
         ]
         addresses = torch.tensor([grad.data_ptr() for grad in self._grads])
         if (
-            self.grads.device.type == "cuda"
+            self.grad_addresses.device.type == "cuda"
             and torch.cuda.is_current_stream_capturing()
         ):
             buffer, self._spare_buffer = self._spare_buffer, None
@@ -190,15 +179,15 @@ class Tables:
             buffer = self._host_buffer()
             if self._spare_buffer is None:
                 self._spare_buffer = self._host_buffer()
-        self.grads.copy_(buffer.copy_(addresses), non_blocking=True)
+        self.grad_addresses.copy_(buffer.copy_(addresses), non_blocking=True)
 
     def _host_buffer(self) -> Tensor:
-        pinned = self.grads.device.type == "cuda"
+        pinned = self.grad_addresses.device.type == "cuda"
         return torch.empty(len(self.tensors), dtype=torch.int64, pin_memory=pinned)
 
 
-def _with_strides_of(tensor: Tensor, grad: Tensor) -> Tensor:
-    """The gradient in the memory order of its parameter."""
+def _match_strides(grad: Tensor, tensor: Tensor) -> Tensor:
+    """Return the gradient in the memory order of its parameter."""
     if grad.stride() == tensor.stride():
         return grad
     return torch.empty_like(tensor, dtype=grad.dtype).copy_(grad)
@@ -206,45 +195,33 @@ def _with_strides_of(tensor: Tensor, grad: Tensor) -> Tensor:
 
 @jit
 def _update(
-    chunks,
-    addresses,
-    grads,
-    dtypes,
-    sizes,
-    clips,
-    decays,
-    scalars,
-    sums,
-    beta1,
-    beta2,
+    chunks, addresses, grads, dtypes, sizes, clips, decays, scalars, sums, beta1, beta2,
     eps,
-    RULE: tl.constexpr,
-    NESTEROV: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    RULE: tl.constexpr, NESTEROV: tl.constexpr, COLUMNS: tl.constexpr,
     CHUNK: tl.constexpr,
-):
-    """Clip the gradient, update moments and parameters: one chunk of one tensor.
+):  # fmt: skip
+    """Clip the gradient, update moments and parameters of one chunk of one tensor.
 
     The formulas are those of the `update` methods in `nets/optim`.
     """
     chunk = tl.program_id(0)
     tensor, start = tl.load(chunks + 2 * chunk), tl.load(chunks + 2 * chunk + 1)
-    at = start + tl.arange(0, CHUNK)
-    mask = at < tl.load(sizes + tensor)
-    gate, rate = tl.load(scalars), tl.load(scalars + 1)
+    offsets = start + tl.arange(0, CHUNK)
+    mask = offsets < tl.load(sizes + tensor)
+    gate, rate = tl.load(scalars), tl.load(scalars + 1)  # gate: 0 to skip the update
     mu_correction, nu_correction = tl.load(scalars + 2), tl.load(scalars + 3)
 
     grad = load_as_float32(
-        tl.load(grads + tensor), tl.load(dtypes + 2 * tensor), at, mask
+        tl.load(grads + tensor), tl.load(dtypes + 2 * tensor), offsets, mask
     )
     grad = tl.where(gate > 0, grad, 0.0) * tl.load(clips + tensor)
     row = addresses + COLUMNS * tensor
-    parameters = tl.load(row).to(tl.pointer_type(tl.float32)) + at
-    mus = tl.load(row + 1).to(tl.pointer_type(tl.float32)) + at
-    nus = tl.load(row + 2).to(tl.pointer_type(tl.float32)) + at
+    parameters = tl.load(row).to(tl.pointer_type(tl.float32)) + offsets
+    mus = tl.load(row + 1).to(tl.pointer_type(tl.float32)) + offsets
+    nus = tl.load(row + 2).to(tl.pointer_type(tl.float32)) + offsets
 
-    # The order of loads and stores is part of the result: the compiler selects by it
-    # which products it fuses with an addition.
+    # Do not reorder loads and stores: the compiler's choice of fused multiply-adds
+    # depends on their order, and with it the last bits of the result.
     if RULE == "laprop":
         nu = tl.load(nus, mask, 0.0)
         nu = nu * (1 - (1 - beta2) * gate) + grad * grad * ((1 - beta2) * gate)
@@ -271,8 +248,8 @@ def _update(
         parameter = tl.load(parameters, mask, 0.0)
         parameter *= 1 - tl.load(decays + tensor) * gate
         parameter -= rate * mu / (tl.sqrt(nu / nu_correction) + eps)
-    else:
-        nu_maxs = tl.load(row + 4).to(tl.pointer_type(tl.float32)) + at
+    else:  # AMSGrad
+        nu_maxs = tl.load(row + 4).to(tl.pointer_type(tl.float32)) + offsets
         mu = tl.load(mus, mask, 0.0) * (1 - (1 - beta1) * gate) + grad * (1 - beta1)
         tl.store(mus, mu, mask)
         nu = tl.load(nus, mask, 0.0) * (1 - (1 - beta2) * gate)
@@ -285,17 +262,17 @@ def _update(
     tl.store(parameters, parameter, mask)
 
     copy, dtype = tl.load(row + 3), tl.load(dtypes + 2 * tensor + 1)
-    store_low_precision(copy, dtype, at, parameter, mask)
+    store_low_precision(copy, dtype, offsets, parameter, mask)
     if RULE == "laprop":
         tl.store(sums + 2 * chunk, tl.sum(change * change))
         tl.store(sums + 2 * chunk + 1, tl.sum(parameter * parameter))
 
 
 class FusedOptimizer(Optimizer):
-    """`Optimizer` with the two kernels; other arguments are those of `Optimizer`.
+    """`Optimizer` with fused kernels; other arguments are those of `Optimizer`.
 
     Gradients have the dtype of the weights that the layers compute with. With
-    `float32_grads` they are converted to float32, in order to be accumulated.
+    `float32_grads` they are converted to float32, so that they can be accumulated.
     """
 
     def __init__(
@@ -327,23 +304,12 @@ class FusedOptimizer(Optimizer):
     ) -> tuple[Scalar, Scalar] | None:
         config, tables, gate = self.config, self._tables, ok.float()
         scalars = self.rule.scalars(lr, gate, self.step)
+        nesterov = getattr(config, "nesterov", False)
         _update[tables.grid](
-            tables.chunks,
-            tables.addresses,
-            tables.grads,
-            tables.dtypes,
-            tables.sizes,
-            clip,
-            self._decays,
-            torch.stack([gate, *scalars]),
-            tables.sums,
-            config.beta1,
-            config.beta2,
-            config.eps,
-            self.rule.NAME,
-            getattr(config, "nesterov", False),
-            COLUMNS,
-            CHUNK,
+            *(tables.chunks, tables.addresses, tables.grad_addresses, tables.dtypes),
+            *(tables.sizes, clip, self._decays, torch.stack([gate, *scalars])),
+            *(tables.sums, config.beta1, config.beta2, config.eps),
+            *(self.rule.NAME, nesterov, COLUMNS, CHUNK),
         )
         if self.rule.NAME != "laprop":
             return None

@@ -1,5 +1,5 @@
-// Parts of the kernels' arguments. The members are in the order of the tuples of the same
-// name in `tensors.py`, which also explains them.
+// Structs that are part of the kernels' arguments. `tensors.py` has named tuples of the
+// same names, with the members in the same order, and explains them.
 
 struct ScanWeights {
   const bf16 *in0_weight, *in0_bias;

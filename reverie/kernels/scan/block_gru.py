@@ -1,4 +1,4 @@
-"""The gates of the block GRU as one kernel, for imagination: it has no gradient."""
+"""The gates of the block GRU as one kernel without gradients, for imagination."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from reverie.kernels.launch import jit
 
 BLOCK = 1024
-"""Units that one program computes."""
+"""Units of deter that one program computes."""
 
 
 def block_gru_gates(
@@ -20,10 +20,10 @@ def block_gru_gates(
     deter: Float[Tensor, "N D"],
     out: Float[Tensor, "N D"] | None = None,
 ) -> Float[Tensor, "N D"]:
-    """Return the next `deter` from the outputs of the gate layer without its bias.
+    """Return the next `deter`, given the outputs of the gate layer without its bias.
 
-    Each of the `G` blocks holds reset, candidate and update. `deter` and `out` may have
-    any row stride.
+    Each of the `G` blocks has W reset gates, then W candidates and W update gates: W3
+    and D3 are 3 W and 3 D. `deter` and `out` may have any row stride.
     """
     blocks, rows, _ = gates.shape
     gates, width = gates.contiguous(), deter.shape[1]

@@ -1,12 +1,13 @@
 """Fast version of the GRU's loop over time (`nets/gru.py`): one kernel per direction.
 
-A program computes some rows of one of the `G` GRUs (a unit) for all steps and keeps its
-recurrent weights. The backward kernel stores the gradients of all gates; the weight
-gradients are then one product over all steps. `nets.gru.StateUpdate` explains the
-factors `keep`, `move` and `stay` and the term `fresh`.
+A program computes some rows of one of the `G` GRUs for all steps, and keeps the
+recurrent weights of this GRU in registers. The backward kernel stores the gradients of
+all gates and, as `drecurrent`, those of the products with the recurrent weights; the
+weight gradients are then one matrix product over all steps. See
+`nets.gru.StateUpdate` for `input_scale`, `output_scale`, `state_scale` and `offset`.
 
-Shapes: `D` width, `W` three times `D`. States are float32; products are computed in the
-GRU's dtype.
+Shapes: `D` width, `W` = 3 D gates. States are float32; products are computed in the
+GRU's dtype. A variable `dx` is the gradient of `x`.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from reverie.kernels.launch import apply_autograd, can_launch, jit
 from reverie.nets.gru import GRU, SegmentHold, StateUpdate
 
 ROWS = 16
-"""Rows of one program: the smallest side of a matrix product in Triton."""
+"""Rows of one program: the smallest size of a matrix product in Triton."""
 WIDTHS = {2: (16, 32, 64, 128), 4: (16, 32)}
-"""Widths whose weights fit into one program, by the bytes of a number."""
+"""Widths whose weights fit into the registers of one program, by bytes per weight."""
 WARPS = 8
 
 
 class FastGRU(GRU):
-    """GRU whose scan is one kernel per direction."""
+    """GRU whose `scan` is one kernel each for the forward and the backward pass."""
 
     def scan(
         self,
@@ -44,46 +45,46 @@ class FastGRU(GRU):
         if not fits or not can_launch(gates.device, gates.dtype):
             return super().scan(gates, start, state_update, backwards)
         weight, bias = self.weight_hh.to(self.dtype), self.bias_hh
-        reversed_units = sum(1 << unit for unit in backwards)
+        reversed_grus = sum(1 << gru for gru in backwards)
         tensors = (gates, start, weight, bias, *state_update)
-        return apply_autograd(_GRUScan, *tensors, reversed_units)
+        return apply_autograd(_GRUScan, *tensors, reversed_grus)
 
 
 class FastSegmentHold(SegmentHold):
-    """SegmentHold with one kernel per direction."""
+    """`SegmentHold` with one kernel each for the forward and the backward pass."""
 
     def forward(
         self,
-        fresh: Float[Tensor, "B T Z"],
-        read: Float[Tensor, "B T"],
+        x: Float[Tensor, "B T Z"],
+        update: Float[Tensor, "B T"],
         copy: Float[Tensor, "B T"],
     ) -> Float[Tensor, "B T Z"]:
-        if not can_launch(fresh.device, fresh.dtype):
-            return super().forward(fresh, read, copy)
-        return apply_autograd(_SegmentHold, fresh, read, copy)
+        if not can_launch(x.device, x.dtype):
+            return super().forward(x, update, copy)
+        return apply_autograd(_SegmentHold, x, update, copy)
 
 
 class _SegmentHold(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, fresh: Tensor, read: Tensor, copy: Tensor) -> Tensor:
-        fresh, read, copy = (x.contiguous() for x in (fresh, read, copy))
-        held = torch.empty_like(fresh)
-        _launch_hold(_hold_forward, fresh, read, copy, held)
-        ctx.save_for_backward(fresh, read, copy, held)
+    def forward(ctx: Any, x: Tensor, update: Tensor, copy: Tensor) -> Tensor:
+        x, update, copy = (each.contiguous() for each in (x, update, copy))
+        held = torch.empty_like(x)
+        _launch_hold(_hold_forward, x, update, copy, held)
+        ctx.save_for_backward(x, update, copy, held)
         return held
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         inputs = ctx.saved_tensors[:3]
-        grads = tuple(torch.empty_like(x) for x in inputs)
+        grads = tuple(torch.empty_like(each) for each in inputs)
         _launch_hold(_hold_backward, *ctx.saved_tensors, grad.contiguous(), *grads)
         return grads
 
 
-def _launch_hold(kernel: Any, fresh: Tensor, *tensors: Tensor) -> None:
-    rows, steps, width = fresh.shape
+def _launch_hold(kernel: Any, x: Tensor, *tensors: Tensor) -> None:
+    rows, steps, width = x.shape
     sizes = rows, steps, width, triton.next_power_of_2(width), ROWS
-    kernel[(triton.cdiv(rows, ROWS),)](fresh, *tensors, *sizes, num_warps=1)
+    kernel[(triton.cdiv(rows, ROWS),)](x, *tensors, *sizes, num_warps=1)
 
 
 class _GRUScan(torch.autograd.Function):
@@ -94,51 +95,54 @@ class _GRUScan(torch.autograd.Function):
         start: Tensor,
         weight: Tensor,
         bias: Tensor,
-        keep: Tensor | None,
-        move: Tensor | None,
-        stay: Tensor | None,
-        fresh: Tensor | None,
-        reversed_units: int,
+        input_scale: Tensor | None,
+        output_scale: Tensor | None,
+        state_scale: Tensor | None,
+        offset: Tensor | None,
+        reversed_grus: int,
     ) -> Tensor:
-        units, rows, steps, width = *gates.shape[:3], start.shape[-1]
+        grus, rows, steps, width = *gates.shape[:3], start.shape[-1]
         gates = gates if gates.stride(-1) == 1 else gates.contiguous()
         weight, bias, start = (x.contiguous() for x in (weight, bias, start))
-        factors = [None if x is None else x.contiguous() for x in (keep, move, stay)]
-        fresh = None if fresh is None else fresh.contiguous()
-        out = gates.new_empty(units, rows, steps, width, dtype=torch.float32)
-        saved_gates = gates.new_empty(units, rows, steps, 4, width, dtype=torch.float32)
+        factors = [
+            None if x is None else x.contiguous()
+            for x in (input_scale, output_scale, state_scale)
+        ]
+        offset = None if offset is None else offset.contiguous()
+        out = gates.new_empty(grus, rows, steps, width, dtype=torch.float32)
+        saved_gates = gates.new_empty(grus, rows, steps, 4, width, dtype=torch.float32)
         previous = torch.empty_like(out, dtype=weight.dtype)
-        sizes = (rows, steps, *gates.stride()[:3], reversed_units, width, ROWS)
-        _scan_forward[(units, triton.cdiv(rows, ROWS))](
-            *(gates, weight, bias, start, *factors, fresh, out, saved_gates, previous),
+        sizes = (rows, steps, *gates.stride()[:3], reversed_grus, width, ROWS)
+        _scan_forward[(grus, triton.cdiv(rows, ROWS))](
+            *(gates, weight, bias, start, *factors, offset, out, saved_gates, previous),
             *sizes,
             num_warps=WARPS,
         )
         ctx.save_for_backward(out, saved_gates, previous, start, weight, *factors)
-        ctx.reversed_units, ctx.has_fresh = reversed_units, fresh is not None
+        ctx.reversed_grus, ctx.has_offset = reversed_grus, offset is not None
         ctx.layout = gates.shape, gates.stride(), gates.dtype
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         out, saved_gates, previous, start, weight, *factors = ctx.saved_tensors
-        units, rows, steps, width = out.shape
+        grus, rows, steps, width = out.shape
         shape, stride, dtype = ctx.layout
         dgates = out.new_empty_strided(shape, stride, dtype=dtype)
-        dhidden = previous.new_empty(units, rows, steps, 3 * width)
+        drecurrent = previous.new_empty(grus, rows, steps, 3 * width)
         dstart = torch.empty_like(start)
-        dfresh = torch.empty_like(out) if ctx.has_fresh else None
+        doffset = torch.empty_like(out) if ctx.has_offset else None
         dfactors = [None if x is None else torch.empty_like(x) for x in factors]
-        sizes = (rows, steps, *dgates.stride()[:3], ctx.reversed_units, width, ROWS)
-        _scan_backward[(units, triton.cdiv(rows, ROWS))](
+        sizes = (rows, steps, *dgates.stride()[:3], ctx.reversed_grus, width, ROWS)
+        _scan_backward[(grus, triton.cdiv(rows, ROWS))](
             *(grad.contiguous(), weight, start, *factors, out, saved_gates),
-            *(dgates, dhidden, dstart, *dfactors, dfresh, *sizes),
+            *(dgates, drecurrent, dstart, *dfactors, doffset, *sizes),
             num_warps=WARPS,
         )
-        dhidden, previous = dhidden.flatten(1, 2), previous.flatten(1, 2)
-        dweight = torch.bmm(dhidden.mT, previous)
-        dbias = dhidden.sum(1, dtype=torch.float32)
-        return dgates, dstart, dweight, dbias, *dfactors, dfresh, None
+        drecurrent, previous = drecurrent.flatten(1, 2), previous.flatten(1, 2)
+        dweight = torch.bmm(drecurrent.mT, previous)
+        dbias = drecurrent.sum(1, dtype=torch.float32)
+        return dgates, dstart, dweight, dbias, *dfactors, doffset, None
 
 
 # fmt: off
@@ -151,7 +155,7 @@ def _dot(a, b, acc):
 
 @jit
 def _row_tile(rows, axis: tl.constexpr, D: tl.constexpr, R: tl.constexpr):
-    """Rows and columns of this program, and their masks."""
+    """Return rows and columns of this program, and masks of those in range."""
     row = tl.program_id(axis) * R + tl.arange(0, R)
     col = tl.arange(0, D)
     row_mask = row < rows
@@ -159,23 +163,24 @@ def _row_tile(rows, axis: tl.constexpr, D: tl.constexpr, R: tl.constexpr):
 
 
 @jit
-def _unit_tile(rows, reversed_units, D: tl.constexpr, R: tl.constexpr):
-    """Unit and rows of this program, and the positions of their initial states."""
-    unit = tl.program_id(0)
+def _gru_tile(rows, reversed_grus, D: tl.constexpr, R: tl.constexpr):
+    """Return GRU and rows of this program, and the offsets of their initial states."""
+    gru = tl.program_id(0)
     row, col, row_mask, mask = _row_tile(rows, 1, D, R)
-    start_offsets = (unit * rows + row)[:, None] * D + col[None, :]
-    return unit, row, col, row_mask, mask, start_offsets, (reversed_units >> unit) & 1
+    start_offsets = (gru * rows + row)[:, None] * D + col[None, :]
+    return gru, row, col, row_mask, mask, start_offsets, (reversed_grus >> gru) & 1
 
 
 @jit
 def _load_three(pointers, stride):
-    """Reset, update and candidate of a weight or bias."""
+    """Load the parts of a weight or bias for reset, update and candidate."""
     return tl.load(pointers), tl.load(pointers + stride), tl.load(pointers + 2 * stride)
 
 
 @jit
-def _load_flags(flags, at, row_mask):
-    return tl.load(flags + at, row_mask, 0.0)[:, None]
+def _load_per_row(values, at, row_mask):
+    """Load one number for each row, as a column."""
+    return tl.load(values + at, row_mask, 0.0)[:, None]
 
 
 @jit
@@ -185,35 +190,36 @@ def _store_three(pointers, stride, mask, reset, update, candidate):
     tl.store(pointers + 2 * stride, candidate, mask)
 
 
-@triton.jit(do_not_specialize=["steps", "reversed_units"])
+@triton.jit(do_not_specialize=["steps", "reversed_grus"])
 @no_type_check
 def _scan_forward(
-    gates, weight, bias, start, keep, move, stay, fresh, out, saved_gates, previous,
-    rows, steps, unit_stride, row_stride, step_stride, reversed_units,
+    gates, weight, bias, start, input_scale, output_scale, state_scale, offset, out,
+    saved_gates, previous,
+    rows, steps, gru_stride, row_stride, step_stride, reversed_grus,
     D: tl.constexpr, R: tl.constexpr,
 ):
-    unit, row, col, row_mask, mask, start_offsets, is_reversed = _unit_tile(
-        rows, reversed_units, D, R
+    gru, row, col, row_mask, mask, start_offsets, is_reversed = _gru_tile(
+        rows, reversed_grus, D, R
     )
     dtype = weight.dtype.element_ty
-    weight += unit * 3 * D * D + col[None, :] * D + col[:, None]  # transposed
+    weight += gru * 3 * D * D + col[None, :] * D + col[:, None]  # transposed
     reset_weight, update_weight, candidate_weight = _load_three(weight, D * D)
-    reset_bias, update_bias, candidate_bias = _load_three(bias + unit * 3 * D + col, D)
+    reset_bias, update_bias, candidate_bias = _load_three(bias + gru * 3 * D + col, D)
     state = tl.load(start + start_offsets, mask, 0.0).to(tl.float32)
 
     for i in range(steps):
         t = tl.where(is_reversed == 1, steps - 1 - i, i)
-        at = gates + unit * unit_stride + row[:, None] * row_stride
+        at = gates + gru * gru_stride + row[:, None] * row_stride
         at += t * step_stride + col[None, :]
         reset = tl.load(at, mask, 0.0).to(tl.float32)
         update = tl.load(at + D, mask, 0.0).to(tl.float32)
         candidate = tl.load(at + 2 * D, mask, 0.0).to(tl.float32)
-        step = (unit * rows + row) * steps + t
+        step = (gru * rows + row) * steps + t
         offsets = step[:, None] * D + col[None, :]
 
         kept = state
-        if keep is not None:
-            kept = state * _load_flags(keep, step, row_mask)
+        if input_scale is not None:
+            kept = state * _load_per_row(input_scale, step, row_mask)
         rounded = kept.to(dtype)
         zeros = tl.zeros((R, D), tl.float32)
         reset += _dot(rounded, reset_weight, zeros) + reset_bias[None, :]
@@ -222,12 +228,12 @@ def _scan_forward(
         reset, update = tl.sigmoid(reset), tl.sigmoid(update)
         candidate = 2 * tl.sigmoid(2 * (candidate + reset * hidden)) - 1  # tanh
         value = candidate + update * (kept - candidate)
-        if move is not None:
-            value *= _load_flags(move, step, row_mask)
-        if stay is not None:
-            value += state * _load_flags(stay, step, row_mask)
-        if fresh is not None:
-            value += tl.load(fresh + offsets, mask, 0.0)
+        if output_scale is not None:
+            value *= _load_per_row(output_scale, step, row_mask)
+        if state_scale is not None:
+            value += state * _load_per_row(state_scale, step, row_mask)
+        if offset is not None:
+            value += tl.load(offset + offsets, mask, 0.0)
         state = value
 
         tl.store(out + offsets, state, mask)
@@ -237,58 +243,60 @@ def _scan_forward(
         tl.store(at + 3 * D, hidden, mask)
 
 
-@triton.jit(do_not_specialize=["steps", "reversed_units"])
+@triton.jit(do_not_specialize=["steps", "reversed_grus"])
 @no_type_check
 def _scan_backward(
-    grad, weight, start, keep, move, stay, out, saved_gates, dgates, dhidden, dstart,
-    dkeep, dmove, dstay, dfresh,
-    rows, steps, unit_stride, row_stride, step_stride, reversed_units,
+    grad, weight, start, input_scale, output_scale, state_scale, out, saved_gates,
+    dgates, drecurrent, dstart,
+    dinput_scale, doutput_scale, dstate_scale, doffset,
+    rows, steps, gru_stride, row_stride, step_stride, reversed_grus,
     D: tl.constexpr, R: tl.constexpr,
 ):
-    unit, row, col, row_mask, mask, start_offsets, is_reversed = _unit_tile(
-        rows, reversed_units, D, R
+    gru, row, col, row_mask, mask, start_offsets, is_reversed = _gru_tile(
+        rows, reversed_grus, D, R
     )
     dtype = weight.dtype.element_ty
-    weight += unit * 3 * D * D + col[:, None] * D + col[None, :]
+    weight += gru * 3 * D * D + col[:, None] * D + col[None, :]
     reset_weight, update_weight, candidate_weight = _load_three(weight, D * D)
     dstate = tl.zeros((R, D), tl.float32)
 
     for i in range(steps):
         t = tl.where(is_reversed == 1, i, steps - 1 - i)
         prev_t = tl.where(is_reversed == 1, t + 1, t - 1)
-        step = (unit * rows + row) * steps + t
+        step = (gru * rows + row) * steps + t
         offsets = step[:, None] * D + col[None, :]
         at = saved_gates + step[:, None] * (4 * D) + col[None, :]
         reset = tl.load(at, mask, 0.0)
         update = tl.load(at + D, mask, 0.0)
         candidate = tl.load(at + 2 * D, mask, 0.0)
         hidden = tl.load(at + 3 * D, mask, 0.0)
+        # mask (R, 1): false in the last iteration, the first step of the forward pass
         has_prev = (tl.full((R, 1), steps - 1, tl.int32) - i) > 0
         prev = tl.load(out + offsets + (prev_t - t) * D, mask & has_prev, 0.0)
         prev += tl.load(start + start_offsets, mask & ~has_prev, 0.0).to(tl.float32)
         dstate += tl.load(grad + offsets, mask, 0.0).to(tl.float32)
 
         kept = prev
-        if keep is not None:
-            keep_flags = _load_flags(keep, step, row_mask)
-            kept = prev * keep_flags
+        if input_scale is not None:
+            input_scales = _load_per_row(input_scale, step, row_mask)
+            kept = prev * input_scales
         dvalue = dstate
-        if move is not None:
+        if output_scale is not None:
             value = candidate + update * (kept - candidate)
-            tl.store(dmove + step, tl.sum(dstate * value, 1), row_mask)
-            dvalue = dstate * _load_flags(move, step, row_mask)
-        if dfresh is not None:
-            tl.store(dfresh + offsets, dstate, mask)
+            tl.store(doutput_scale + step, tl.sum(dstate * value, 1), row_mask)
+            dvalue = dstate * _load_per_row(output_scale, step, row_mask)
+        if doffset is not None:
+            tl.store(doffset + offsets, dstate, mask)
 
         dkept = dvalue * update
         dupdate = dvalue * (kept - candidate) * update * (1 - update)
         dcandidate = dvalue * (1 - update) * (1 - candidate * candidate)
         dproduct = (dcandidate * reset).to(dtype)
         dreset = dcandidate * hidden * reset * (1 - reset)
-        at = dgates + unit * unit_stride + row[:, None] * row_stride
+        at = dgates + gru * gru_stride + row[:, None] * row_stride
         at += t * step_stride + col[None, :]
         _store_three(at, D, mask, dreset, dupdate, dcandidate)
-        at = dhidden + step[:, None] * (3 * D) + col[None, :]
+        at = drecurrent + step[:, None] * (3 * D) + col[None, :]
         dreset, dupdate = dreset.to(dtype), dupdate.to(dtype)
         _store_three(at, D, mask, dreset, dupdate, dproduct)
         dkept = _dot(dreset, reset_weight, dkept)
@@ -296,12 +304,12 @@ def _scan_backward(
         dkept = _dot(dproduct, candidate_weight, dkept)
 
         dprev = dkept
-        if keep is not None:
-            tl.store(dkeep + step, tl.sum(dkept * prev, 1), row_mask)
-            dprev = dkept * keep_flags
-        if stay is not None:
-            tl.store(dstay + step, tl.sum(dstate * prev, 1), row_mask)
-            dprev += dstate * _load_flags(stay, step, row_mask)
+        if input_scale is not None:
+            tl.store(dinput_scale + step, tl.sum(dkept * prev, 1), row_mask)
+            dprev = dkept * input_scales
+        if state_scale is not None:
+            tl.store(dstate_scale + step, tl.sum(dstate * prev, 1), row_mask)
+            dprev += dstate * _load_per_row(state_scale, step, row_mask)
         dstate = dprev
 
     tl.store(dstart + start_offsets, dstate, mask)
@@ -309,7 +317,7 @@ def _scan_backward(
 
 @jit
 def _hold_forward(
-    fresh, read, copy, held, rows, steps, width, Z: tl.constexpr, R: tl.constexpr,
+    x, update, copy, held, rows, steps, width, Z: tl.constexpr, R: tl.constexpr,
 ):
     row, col, row_mask, _ = _row_tile(rows, 0, Z, R)
     mask = row_mask[:, None] & (col < width)[None, :]
@@ -317,15 +325,15 @@ def _hold_forward(
     for t in range(steps):
         step = row * steps + t
         offsets = step[:, None] * width + col[None, :]
-        new = tl.load(fresh + offsets, mask, 0.0)
-        new *= _load_flags(read, step, row_mask)
-        value = new + value * _load_flags(copy, step, row_mask)
+        new = tl.load(x + offsets, mask, 0.0)
+        new *= _load_per_row(update, step, row_mask)
+        value = new + value * _load_per_row(copy, step, row_mask)
         tl.store(held + offsets, value, mask)
 
 
 @jit
 def _hold_backward(
-    fresh, read, copy, held, grad, dfresh, dread, dcopy, rows, steps, width,
+    x, update, copy, held, grad, dx, dupdate, dcopy, rows, steps, width,
     Z: tl.constexpr, R: tl.constexpr,
 ):
     row, col, row_mask, _ = _row_tile(rows, 0, Z, R)
@@ -334,12 +342,13 @@ def _hold_backward(
     for i in range(steps):
         step = row * steps + (steps - 1 - i)
         offsets = step[:, None] * width + col[None, :]
+        # mask (R, 1): false in the last iteration, the first step of the forward pass
         has_prev = (tl.full((R, 1), steps - 1, tl.int32) - i) > 0
         prev = tl.load(held + offsets - width, mask & has_prev, 0.0)
-        new = tl.load(fresh + offsets, mask, 0.0)
+        new = tl.load(x + offsets, mask, 0.0)
         dvalue += tl.load(grad + offsets, mask, 0.0)
-        tl.store(dread + step, tl.sum(dvalue * new, 1), row_mask)
+        tl.store(dupdate + step, tl.sum(dvalue * new, 1), row_mask)
         tl.store(dcopy + step, tl.sum(dvalue * prev, 1), row_mask)
-        dnew = dvalue * _load_flags(read, step, row_mask)
-        tl.store(dfresh + offsets, dnew, mask)
-        dvalue *= _load_flags(copy, step, row_mask)
+        dnew = dvalue * _load_per_row(update, step, row_mask)
+        tl.store(dx + offsets, dnew, mask)
+        dvalue *= _load_per_row(copy, step, row_mask)

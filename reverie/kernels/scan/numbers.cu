@@ -24,8 +24,9 @@ DEVICE bf16 to_bf16(float a) {
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(x) : "f"(a));
   return x;
 }
+// Rounds to bfloat16.
 DEVICE float rounded(float a) { return to_float(to_bf16(a)); }
-// Two neighbouring weights of one column, `stride` apart.
+// Loads two consecutive weights of one column; rows are `stride` apart.
 DEVICE u32 load_column_pair(const bf16* p, int stride) {
   return (u32)p[0] | (u32)p[stride] << 16;
 }
@@ -51,11 +52,11 @@ DEVICE float lane_sum(float x) {
   UNROLL for (int m = 1; m < LANES; m <<= 1) x += __shfl_xor_sync(~0u, x, m);
   return x;
 }
-// Maximum over 16 lanes; no number may be NaN.
+// Returns the maximum over 16 lanes; no number may be NaN.
 DEVICE float lane_max16(float x) {
   const u32 lanes = threadIdx.x & 16 ? 0xFFFF0000u : 0xFFFFu;
   int i = __float_as_int(x);
-  i ^= i >> 31 & 0x7FFFFFFF;  // integers in the order of the floats
+  i ^= i >> 31 & 0x7FFFFFFF;  // map floats to integers with the same order
   i = __reduce_max_sync(lanes, i);
   return __int_as_float(i ^ (i >> 31 & 0x7FFFFFFF));
 }
@@ -65,16 +66,18 @@ DEVICE float sum8(const float* x) {
   return total;
 }
 
-// ---- products of 16 rows: fragments of 8 neighbouring inputs per thread
+// ---- matrix products of 16 rows: a fragment has 8 adjacent inputs of two rows
 //
-// One 16-byte load of a thread holds 8 inputs of row `lane / 4` (the upper row), a second
-// load those of the row 8 further down (the lower row). The order of the inputs does not
-// matter to a sum if the weights are in the same order, so both loads are used as they
-// are.
+// With one 16-byte load, a thread loads 8 inputs of row `lane / 4` (the upper row), with
+// a second one 8 inputs of row `lane / 4 + 8` (the lower row). The instruction expects
+// another order of inputs, but the order does not change the sum if the weights are in
+// the same order, so the loaded words are used without reordering.
 
 struct Fragment {
   u32 w[8];  // four words of the upper row, four of the lower
 };
+
+// Adds the product of one half (16 of 32 inputs per quad) with weights `b` to `c`.
 
 DEVICE void multiply(float* c, const Fragment& a, int half, const u32* b) {
   int s = 2 * half;
@@ -90,7 +93,7 @@ DEVICE void multiply(float (*c)[4], const Fragment& a, const u32 (*weight)[N][2]
   UNROLL for (int half = 0; half < 2; half++)
     UNROLL for (int n = 0; n < N; n++) multiply(c[n], a, half, weight[half][n]);
 }
-// One row only: every row of the fragment is the same.
+// Multiplies a single row: every row of the fragment is the same.
 DEVICE void multiply_row(float* c, uint4 v, const u32 (*weight)[2]) {
   Fragment a = {{v.x, v.y, v.z, v.w, v.x, v.y, v.z, v.w}};
   multiply(c, a, 0, weight[0]);
@@ -100,7 +103,7 @@ DEVICE void multiply_row(float* c, uint4 v, const u32 (*weight)[2]) {
 DEVICE Fragment fragment(uint4 upper, uint4 lower) {
   return {{upper.x, upper.y, upper.z, upper.w, lower.x, lower.y, lower.z, lower.w}};
 }
-// Store the upper and the lower row of a fragment.
+// Store the upper, or the lower row of a fragment.
 DEVICE void store_upper(bf16* p, const Fragment& x) {
   *(uint4*)p = make_uint4(x.w[0], x.w[1], x.w[2], x.w[3]);
 }

@@ -1,11 +1,11 @@
-"""Fast version of the RSSM's posterior scan (`RSSMDynamics.observe` over a sequence).
+"""Posterior scan: a fast version of `RSSMDynamics.observe` over a whole sequence.
 
-Only what is recurrent stays inside the loop over time. The projections of actions and
-observations are computed for all steps before it; weight gradients are one matrix
-product over all B * T rows after the backward loop.
+The loop over time contains only recurrent layers. Before it, actions and observations
+are projected for all steps at once; after the backward loop, the gradient of each
+weight is one matrix product over all B * T rows.
 
 There are three implementations of the loop, each with `run_forward` and `run_backward`:
-- `persistent`: one CUDA kernel per direction, for size12m on compute capability 9;
+- `persistent`: one CUDA kernel for all steps, for size12m on compute capability 9;
 - `streamed`: five CUDA kernels per step, for other sizes on compute capability 9;
 - `triton`: five Triton kernels per step, for every GPU.
 """
@@ -65,7 +65,7 @@ def posterior_scan(
 
 
 def _pad_batch(inputs: ScanInputs, rows: int) -> ScanInputs:
-    """Pad the batch to a multiple of `rows`: noise with ones, all else with zeros."""
+    """Pad the batch to a multiple of `rows`: noise with ones, the rest with zeros."""
     missing = -len(inputs.is_first) % rows
     if not missing:
         return inputs
@@ -128,7 +128,7 @@ class _PosteriorScan(torch.autograd.Function):
 
 
 def _batch_first(x: Float[Tensor, "*n T R F"], batch: int) -> Float[Tensor, "B T F"]:
-    """Reorder rows from (T, B), or (groups, T, rows of a group), to (B, T)."""
+    """Reorder axes from (T, B), or (groups, T, rows of a group), to (B, T)."""
     rows = x.reshape(-1, *x.shape[-3:]).transpose(1, 2)
     return rows.reshape(batch, *rows.shape[2:])
 
@@ -136,7 +136,7 @@ def _batch_first(x: Float[Tensor, "*n T R F"], batch: int) -> Float[Tensor, "B T
 def weight_gradients(
     weights: ScanWeights, saved: SavedActivations, grads: ScanGrads
 ) -> ScanWeights:
-    """Compute the gradient of every weight, each from all steps at once."""
+    """Compute the gradient of every weight, each for all steps at once."""
     blocks, width = weights.gru_weight.shape[:2]
     din0, din1, dhid, dgates, dobs, dlogits = (x.flatten(0, -2) for x in grads[:6])
     rows = SavedActivations(*(x.flatten(0, -2) for x in saved))

@@ -1,7 +1,8 @@
-"""Host code shared by the Triton and the streamed scan, which launch kernels per step.
+"""Code shared by the scans in `triton` and `streamed`, which launch kernels for every
+time step.
 
 Their backward kernels write gradients of the norms' outputs; `triton/gradients.py`
-computes the others after the loop.
+computes the other gradients after the loop.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from reverie.kernels.scan.tensors import SavedActivations, ScanInputs, ScanWeigh
 
 
 class StepGrads(NamedTuple):
-    """Gradients written by the backward kernels, in the order of the CUDA structure.
+    """Gradients written by the backward kernels.
 
-    The suffix `norm` marks gradients of the output of an RMS norm, before the SiLU.
+    Their order is that of `BackwardArguments` in `streamed/backward.cu`. The suffix
+    `norm` marks gradients of the output of an RMS norm, before the SiLU.
     """
 
     logits: Float[Tensor, "T B L"]
@@ -26,13 +28,13 @@ class StepGrads(NamedTuple):
     obs_norm: Float[Tensor, "T B U"]
     hid_norm: Float[Tensor, "T B D"]
     in_norm: Float[Tensor, "T B X"]
-    """Of in0 and in1, next to each other."""
+    """Those of in0 and in1, concatenated."""
     deter: Float[Tensor, "B D"]
-    """Of the previous deter, passed from step to step."""
+    """Gradient of the previous deter, passed from step to step."""
 
 
 def allocate_step_grads(saved: SavedActivations) -> StepGrads:
-    """Allocate the gradients of all steps; that of deter starts at zero."""
+    """Allocate the gradients of all steps; the gradient of deter starts at zero."""
     length, batch, units = saved.in0_pre.shape
     return StepGrads(
         logits=torch.empty_like(saved.logits),
@@ -47,7 +49,7 @@ def allocate_step_grads(saved: SavedActivations) -> StepGrads:
 def start_first_step(
     weights: ScanWeights, inputs: ScanInputs, saved: SavedActivations
 ) -> None:
-    """Write the state before the first step, and in0 and in1 of the first step."""
+    """Write the state before the first step, and in0_pre and in1_pre of that step."""
     first = inputs.is_first[:, :1]
     saved.prev_deter[0] = inputs.deter.masked_fill(first, 0)
     saved.prev_stoch[0] = inputs.stoch.masked_fill(first, 0)
@@ -69,6 +71,6 @@ def stack_in0_obs(weights: ScanWeights) -> Float[Tensor, "X D"]:
 
 
 def has_contiguous_weights(weights: ScanWeights) -> bool:
-    """True if all weights but those of `obs` are contiguous; that one is copied."""
-    others = weights._replace(obs_weight=weights.obs_scale)
-    return all(x.is_contiguous() for x in others)
+    """True if all weights are contiguous, except `obs_weight`, which is copied."""
+    fields = weights._asdict().items()
+    return all(x.is_contiguous() for name, x in fields if name != "obs_weight")

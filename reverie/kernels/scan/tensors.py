@@ -2,7 +2,7 @@
 
 All implementations of the scan take and return these tuples. Inputs are laid out
 (B, T, ...). Saved activations and their gradients are laid out (T, B, ...), so that one
-step is a contiguous matrix and all steps together are the rows of a longer matrix.
+step is a contiguous matrix, and all steps are a matrix of T * B rows.
 
 The layers of `RSSMDynamics` have short names here: `in0` and `in1` (dynin0 and dynin1,
 the dense layers that read deter and stoch), `hid` (dynhid0, the block-diagonal hidden
@@ -36,14 +36,14 @@ class ScanWeights(NamedTuple):
     in1_bias: Tensor
     in1_scale: Tensor
     hid_weight: Float[Tensor, "G W+3*U W"]
-    """Its rows read the block of deter, then in0, in1 and the action embedding."""
+    """Input rows: the block of deter, then in0, in1 and the action embedding."""
     hid_bias: Tensor
     hid_scale: Tensor
     gru_weight: Float[Tensor, "G W 3*W"]
-    """Its columns are the reset gate, the candidate and the update gate."""
+    """Output columns: the reset gate, the candidate and the update gate."""
     gru_bias: Tensor
     obs_weight: Float[Tensor, "U D"]
-    """Only the columns that read deter; `tokens` is the output of the others."""
+    """The columns for deter; the product with the other columns is in `tokens`."""
     obs_scale: Tensor
     logit_weight: Float[Tensor, "L U"]
     logit_bias: Tensor
@@ -52,7 +52,7 @@ class ScanWeights(NamedTuple):
 class VectorGrads(NamedTuple):
     """Gradients of biases and norm scales, summed over all steps and rows.
 
-    The persistent backward kernel writes them next to each other in this order.
+    The persistent backward kernel writes them to one array, in this order.
     """
 
     hid_scale: Tensor
@@ -74,14 +74,14 @@ class ScanInputs(NamedTuple):
     actions: Float[Tensor, "B T U"]
     """Action embeddings."""
     tokens: Float[Tensor, "B T U"]
-    """Contribution of the observation embedding to `obs`, with the bias."""
+    """Contribution of the observation embedding to `obs`, including the bias."""
     is_first: Bool[Tensor, "B T"]
     noise: Float[Tensor, "B T S K"]
     """Exponential noise: the sample is argmax(probs / noise)."""
 
 
 class ScanSettings(NamedTuple):
-    """Numbers that do not change during training; `eps` is that of the RMS norms."""
+    """Constants of the scan; `eps` is the epsilon of the RMS norms."""
 
     classes: int
     unimix: float
@@ -89,9 +89,11 @@ class ScanSettings(NamedTuple):
 
 
 class SavedActivations(NamedTuple):
-    """Results of the forward pass, with what the backward pass needs of it.
+    """Outputs of the forward pass, and activations that the backward pass needs.
 
-    The persistent scan splits the batch into groups of rows: (groups, T, rows, ...).
+    Suffixes: `pre` for outputs of a layer before norm and activation, `act` for those
+    after. The persistent scan splits the batch into groups of rows: (groups, T, rows,
+    ...).
     """
 
     deter: Float[Tensor, "*n D"]
@@ -101,7 +103,6 @@ class SavedActivations(NamedTuple):
     """State before each step, zero where `is_first` is true."""
     prev_stoch: Float[Tensor, "*n L"]
     in0_pre: Float[Tensor, "*n U"]
-    """Outputs of the layers before norm and activation have the suffix `pre`."""
     in1_pre: Float[Tensor, "*n U"]
     hid_pre: Float[Tensor, "*n D"]
     gates: Float[Tensor, "*n 3*D"]
@@ -109,14 +110,13 @@ class SavedActivations(NamedTuple):
     inv_rms: Float[Tensor, "*n 4"]
     """Reciprocal root mean square of in0_pre, in1_pre, hid_pre and obs_pre."""
     shared_input: Float[Tensor, "*n 3*U"]
-    """What all blocks of `hid` read: activations of in0 and in1, action embedding."""
+    """Inputs of all blocks of `hid`: activations of in0 and in1, action embedding."""
     hid_act: Float[Tensor, "*n D"]
-    """Outputs of the layers after norm and activation have the suffix `act`."""
     obs_act: Float[Tensor, "*n U"]
 
 
 class ScanGrads(NamedTuple):
-    """Result of the backward pass over time; rows in the order of SavedActivations."""
+    """Result of the backward pass; leading axes as in `SavedActivations`."""
 
     in0_pre: Float[Tensor, "*n U"]
     in1_pre: Float[Tensor, "*n U"]
@@ -154,7 +154,7 @@ OUTPUT_GRADS = ("grad_deter", "grad_stoch", "grad_logits")
 
 
 def project_actions(weights: ScanWeights, inputs: ScanInputs) -> Float[Tensor, "B T D"]:
-    """Contribution of the actions to hid_pre, with the bias, for all steps at once."""
+    """Return the contribution of the actions, with the bias, to hid_pre."""
     rows = inputs.actions.flatten(0, 1)
     batch, length = inputs.is_first.shape
     projected = torch.addmm(weights.hid_bias, rows, action_rows(weights))
@@ -162,7 +162,7 @@ def project_actions(weights: ScanWeights, inputs: ScanInputs) -> Float[Tensor, "
 
 
 def allocate_saved(weights: ScanWeights, inputs: ScanInputs) -> SavedActivations:
-    """Allocate the activations of all steps; the action embeddings are filled in."""
+    """Allocate the activations of all steps; set only the action embeddings."""
     batch, length = inputs.is_first.shape
     widths = activation_widths(weights).items()
     saved = SavedActivations(
@@ -186,6 +186,6 @@ def activation_widths(weights: ScanWeights) -> dict[str, int]:
 
 
 def action_rows(weights: ScanWeights) -> Float[Tensor, "U D"]:
-    """Rows of the hidden layer's weight that read the action, for all blocks."""
+    """Return the rows of `hid_weight` for the action embedding, of all blocks."""
     units = weights.obs_weight.shape[0]
     return rearrange(weights.hid_weight[:, -units:], "g i o -> i (g o)")

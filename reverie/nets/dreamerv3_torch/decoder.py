@@ -1,7 +1,7 @@
 """The decoder of dreamerv3-torch: a linear layer, then transposed convolutions.
 
-The smallest feature map has the size of the encoder's. An image whose size is not a
-multiple of it is cropped from a larger output.
+The smallest feature map has the size of the encoder's output, rounded up. If the image
+size is not a multiple of the upsampling factor, the output is cropped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from reverie.nets.dreamerv3_torch.encoder import (
     as_floats,
     check_supported,
     image_size,
-    ordered,
+    ordered_keys,
 )
 from reverie.nets.dreamerv3_torch.layers import (
     HiddenMLP,
@@ -33,13 +33,15 @@ from reverie.spaces import Spaces
 class DreamerV3TorchDecoder(Decoder):
     """Latent states to a distribution over every observation key.
 
-    `order` and `unscaled` are those of the encoder. With `sigmoid`, image outputs are
-    squashed to [0, 1]; otherwise they are shifted by 0.5. The loss of images is the
-    squared error (`mse`), or that of a normal distribution with deviation 1 (`normal`).
+    `order` is the order of the keys, as in the encoder; the targets of images in
+    `unscaled` are not divided by 255. With `sigmoid`, image outputs are squashed to
+    [0, 1]; otherwise they are shifted by 0.5. `image_dist` selects the loss of images:
+    the squared error (`mse`), or the negative log-density of a normal distribution with
+    standard deviation 1 (`normal`).
     """
 
-    Hidden = HiddenMLP
-    Output = OutputLinear
+    HiddenLayers = HiddenMLP
+    OutputLayer = OutputLinear
 
     def __init__(
         self,
@@ -64,7 +66,7 @@ class DreamerV3TorchDecoder(Decoder):
 
     def _build_images(self, deter: int, stoch: int) -> None:
         config = self.config
-        keys = ordered(self.images, self.order)
+        keys = ordered_keys(self.images, self.order)
         self.images = {key: self.images[key] for key in keys}
         factor = 2 ** len(config.mults)
         height, width = (math.ceil(side / factor) for side in image_size(self.images))
@@ -91,7 +93,7 @@ class DreamerV3TorchDecoder(Decoder):
 
     def _image_distribution(self, key: str, image: Tensor) -> Distribution:
         kind = UnitNormal if self.image_dist == "normal" else MSE
-        if key in self.unscaled:
+        if key in self.unscaled:  # divides predictions by 255 instead of targets
             return kind(image, 3, unsquash=to_unit_range)
         return kind(image, 3, squash=to_unit_range)
 
@@ -107,7 +109,7 @@ class TolerantMSE(MSE):
 
 
 class UnitNormal(MSE):
-    """The negative log-density of a normal distribution with deviation 1."""
+    """A normal distribution with standard deviation 1; the loss is its -log-density."""
 
     def loss(self, target: Tensor) -> Tensor:
         count = math.prod(self.mean.shape[-self.dims :])

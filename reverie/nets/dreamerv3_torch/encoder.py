@@ -1,8 +1,9 @@
 """The encoder of dreamerv3-torch.
 
-Images are downsampled by strided convolutions, vectors go through symlog and an MLP.
-Image features come first, in the order (channels, height, width). Vectors are
-concatenated in sorted order, or in a given order, which checkpoints do not contain.
+Images are downsampled by strided convolutions; vectors are encoded by symlog and an
+MLP. Image features come first, flattened in the order (channels, height, width). Keys
+are sorted, or in a given order, because checkpoints of dreamerv3-torch do not contain
+their order.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class DreamerV3TorchEncoder(ObsEncoderBase):
         spaces = as_floats(spaces)
         images, vectors = split_keys(spaces, config.cnn_keys, config.mlp_keys)
         check_inputs(images, vectors, spaces)
-        self.imgkeys, self.veckeys = ordered(images, order), ordered(vectors, order)
+        self.imgkeys = ordered_keys(images, order)
+        self.veckeys = ordered_keys(vectors, order)
         self.unscaled = frozenset(unscaled)
         self.width = 0
         self.standardizers = make_standardizers(images, config)
@@ -94,15 +96,15 @@ class DreamerV3TorchEncoder(ObsEncoderBase):
 
 
 def as_floats(spaces: Spaces) -> Spaces:
-    """Return the spaces with integers as floats: these networks have no classes."""
+    """Return the spaces with integers as floats: there are no one-hot inputs here."""
     return {
         key: Space(np.float32, space.shape) if space.is_discrete else space
         for key, space in spaces.items()
     }
 
 
-def ordered(spaces: Spaces, order: Sequence[str]) -> list[str]:
-    """Return the keys in the given order; keys that it does not have come last."""
+def ordered_keys(spaces: Spaces, order: Sequence[str]) -> list[str]:
+    """Return the keys in the given order; keys that it does not list come last."""
     ranks = {key: rank for rank, key in enumerate(order)}
     return sorted(spaces, key=lambda key: (ranks.get(key, len(ranks)), key))
 

@@ -1,7 +1,7 @@
 """Heads of dreamerv3-torch, and the distributions of its actor.
 
-Actions are sampled with gradients: one-hot with straight-through gradients of the
-probabilities, continuous ones reparameterized and limited to [-1, 1].
+Samples of actions have gradients: one-hot actions by straight-through estimation,
+continuous actions, which are limited to [-1, 1], by reparameterization.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class NormalActionConfig:
     """Distribution of continuous actions."""
 
     dist: Literal["normal", "normal_std_fixed", "trunc_normal"] = "normal"
-    """`normal` has a tanh mean and a bounded deviation, `normal_std_fixed` an unbounded
-    mean and the deviation `std`, `trunc_normal` a tanh mean and a deviation of at most
-    2 + minstd."""
+    """`normal`: tanh mean and bounded standard deviation; `normal_std_fixed`: unbounded
+    mean and the standard deviation `std`; `trunc_normal`: tanh mean and a standard
+    deviation of at most 2 + minstd."""
     std: float | None = None
-    """Input of the deviation, instead of an output of the network; the deviation itself
-    for `normal_std_fixed`."""
+    """Constant that replaces the network's output for the standard deviation, before
+    the bounds are applied; for `normal_std_fixed`, the standard deviation."""
 
     def __post_init__(self) -> None:
         if self.dist == "normal_std_fixed" and not (self.std and self.std > 0):
@@ -41,34 +41,34 @@ class NormalActionConfig:
 class DreamerV3TorchHead(Head):
     """Predicts a scalar from features."""
 
-    Hidden = HiddenMLP
-    Output = OutputLinear
+    HiddenLayers = HiddenMLP
+    OutputLayer = OutputLinear
 
 
 class DreamerV3TorchPolicyHead(PolicyHead):
-    """A distribution over every key of the action space."""
+    """A distribution for every key of the action space."""
 
-    Hidden = HiddenMLP
-    Output = OutputLinear
+    HiddenLayers = HiddenMLP
+    OutputLayer = OutputLinear
 
     def __init__(
         self,
         inputs: int,
         spaces: Spaces,
         config: PolicyConfig,
-        normal: NormalActionConfig = NormalActionConfig(),  # noqa: B008 (frozen)
+        normal: NormalActionConfig = NormalActionConfig(),
     ):
         self.normal = normal
         super().__init__(inputs, spaces, config)
 
-    def _make(self, key: str, space: Space) -> nn.Module:
-        out = super()._make(key, space)
+    def _output_layers(self, space: Space) -> nn.Module:
+        out = super()._output_layers(space)
         if self.normal.std is not None and not space.is_discrete:
             assert isinstance(out, nn.ModuleDict)
             del out["stddev"]
         return out
 
-    def _out(self, key: str, space: Space, x: Tensor) -> ActionDistribution:
+    def _distribution(self, key: str, space: Space, x: Tensor) -> ActionDistribution:
         out = self.head[key]
         if space.is_discrete:
             logits = out.get_submodule("logits")(x)
@@ -112,5 +112,5 @@ class LimitedNormal(Normal):
 
 
 def _limit(x: Tensor) -> Tensor:
-    """Divide entries above 1 by their magnitude, which gets no gradient."""
+    """Divide entries outside [-1, 1] by their magnitude, which gets no gradient."""
     return x * (1 / x.abs().clamp(min=1)).detach()

@@ -1,8 +1,8 @@
 """Layers of dreamerv3-torch.
 
 Hidden layers are initialized from a truncated normal distribution and output layers
-from a uniform one, both scaled by the mean of fan-in and fan-out. Images are `(b, h, w,
-c)`, as in `nets/conv.py`.
+from a uniform one, both with a variance of 1 / mean(fan-in, fan-out). Images are `(b,
+h, w, c)`, as in `nets/conv.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from reverie.nets.blocks import (
 )
 
 STRIDE = 2
-"""Each convolution halves or doubles the size of an image."""
+"""Stride of all convolutions: they halve or double the height and width."""
 
 
 class HiddenLayer(nn.Module):
@@ -70,11 +70,11 @@ class DownConv(HiddenLayer):
         self.kernel = kernel
 
     def _product(self, x: Tensor, weight: Tensor) -> Tensor:
-        totals = [self._padding(side) for side in x.shape[1:3]]
-        (top, left), (height, width) = [total // 2 for total in totals], totals
+        vertical, horizontal = (self._padding(side) for side in x.shape[1:3])
+        top, left = vertical // 2, horizontal // 2
         x = x.permute(0, 3, 1, 2)
-        if height % 2 or width % 2 or height != width:
-            x = F.pad(x, (left, width - left, top, height - top))
+        if vertical % 2 or horizontal % 2 or vertical != horizontal:
+            x = F.pad(x, (left, horizontal - left, top, vertical - top))
             top = 0
         return F.conv2d(x, weight, None, STRIDE, top).permute(0, 2, 3, 1)
 
@@ -95,7 +95,7 @@ class UpConv(HiddenLayer):
 
 
 class UniformInit(AffineLayer):
-    """An output layer, with a bias; its weights are initialized uniformly."""
+    """Base class of output layers: uniform initial weights, zero initial bias."""
 
     limit: float
 

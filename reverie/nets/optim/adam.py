@@ -1,6 +1,8 @@
 """Adam with decoupled weight decay (AdamW), and AMSGrad; both clip the global norm.
 
-AMSGrad has the formula of `torch.optim.Adam(amsgrad=True)` after `clip_grad_norm_`.
+AMSGrad has the formula of `torch.optim.Adam(amsgrad=True)` after `clip_grad_norm_`. The
+bias correction of `mu` is part of `scalars.rate`. In a skipped update, `gate`,
+`scalars.rate` and all gradients are 0 (`optimizer.py`).
 """
 
 from __future__ import annotations
@@ -79,6 +81,7 @@ class Adam(ClippedRule):
     config: AdamConfig
 
     def weight_decay(self) -> float:
+        """Fraction by which an update reduces the decayed weights."""
         return self.config.lr * self.config.wd
 
     def update(

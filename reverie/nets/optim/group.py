@@ -1,4 +1,4 @@
-"""Several optimizers with the members of one, for parts that train separately."""
+"""Several optimizers with the interface of one, for separately trained components."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ class OptimizerGroup:
 
     @property
     def leaves(self) -> list[Tensor]:
+        """Tensors to compute gradients for: parameters or low-precision copies."""
         return self._all("leaves")
 
     @property
@@ -55,7 +56,7 @@ class OptimizerGroup:
 
     @staticmethod
     def metrics(by_name: Mapping[str, Metrics]) -> Metrics:
-        """Name the metrics of each optimizer, and add those of all together."""
+        """Prefix metrics with the optimizer's name, and add reductions over all."""
         metrics: Metrics = {}
         for name, values in by_name.items():
             for key, value in values.items():
@@ -76,5 +77,6 @@ class OptimizerGroup:
             opt.load_state_dict(state[name])
 
     def _all(self, attribute: str) -> list[Any]:
+        """Concatenate an attribute of all optimizers."""
         opts = self.optimizers.values()
         return [item for opt in opts for item in getattr(opt, attribute)]

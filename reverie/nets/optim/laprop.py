@@ -57,7 +57,8 @@ class LaPropConfig(OptimizerConfig):
     """Update at which the linear or cosine schedule ends."""
     floor: float = 0.1
     """Final learning rate of the linear and cosine schedules, as a fraction of `lr`.
-    DreamerV3 passes 0.1 * lr as this fraction of its cosine schedule."""
+    The cosine schedule in the code of DreamerV3 ends at 0.1 * lr**2: for the same, set
+    this to 0.1 * lr."""
     nesterov: bool = False
     """Use Nesterov momentum."""
 
@@ -83,7 +84,7 @@ class LaPropConfig(OptimizerConfig):
 class LaProp(UpdateRule):
     NAME = "laprop"
     CLIPS_PER_TENSOR = True
-    LOSS_SCALING = LossScaling(1e4, 1000, 1e-4, 1e5)
+    LOSS_SCALING = LossScaling(1e4, growth_interval=1000, minimum=1e-4, maximum=1e5)
     config: LaPropConfig
 
     def default_decayed(self, names: list[str]) -> list[str]:
@@ -131,7 +132,7 @@ class LaProp(UpdateRule):
         torch._foreach_add_(rms, config.eps)
         torch._foreach_div_(grads, rms)
         update_average(mu, grads, (1 - config.beta1) * gate)
-        updates = self._momentum(mu, grads, scalars.mu_correction)
+        updates = self._debiased_momentum(mu, grads, scalars.mu_correction)
         if config.wd:
             for i, name in enumerate(opt.names):
                 if name in opt.decayed:
@@ -140,7 +141,7 @@ class LaProp(UpdateRule):
         torch._foreach_add_(opt.tensors, updates)
         return _norm(updates), _norm(opt.tensors)
 
-    def _momentum(
+    def _debiased_momentum(
         self, mu: list[Tensor], grads: list[Tensor], correction: Scalar
     ) -> list[Tensor]:
         beta = self.config.beta1

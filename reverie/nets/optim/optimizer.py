@@ -1,12 +1,16 @@
 """The optimizer that all agents train with; its config selects the update rule.
 
-Gradients, loss scaling for float16, clipping, the check for non-finite values, metrics
-and the state dict are shared. An update rule (`laprop.py`, `adam.py`) adds its
-clipping and its formula.
+`Optimizer` computes gradients, scales the loss for float16, skips updates that are not
+finite, and has the metrics and the state dict. An update rule (`laprop.py`, `adam.py`)
+adds the clipping and the formula.
+
+In a data-parallel update, loss and gradients of all ranks are first added up. So all
+ranks clip by the same norm, skip the same updates, and keep equal weights.
 
 An update whose loss or gradients are not finite is skipped without a host sync: every
-change is multiplied by `gate`, which is 1 or 0 on the device. All state is changed in
-place, so that an update can be captured in a CUDA graph.
+change is multiplied by `gate`, a scalar tensor that is 0 in a skipped update and
+otherwise 1. All state is changed in place, so that an update can be captured in a CUDA
+graph.
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from reverie.api import Metrics, StateDict
-from reverie.nets.abort import add_hooks, commit
+from reverie.distributed.collective import all_reduce_coalesced
+from reverie.nets.abort import add_abort_hooks, close_abort_window
 from reverie.nets.blocks import Linear
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
@@ -30,7 +35,7 @@ PerTensor = Float[Tensor, " P"]
 
 
 class LossScaling(NamedTuple):
-    """How the loss scale of float16 training follows overflows."""
+    """Settings of dynamic loss scaling in float16; an overflow halves the scale."""
 
     initial: float = 2.0**16
     growth_interval: int = 2000  # finite updates before the scale is doubled
@@ -41,8 +46,8 @@ class LossScaling(NamedTuple):
 class StepScalars(NamedTuple):
     """Scalars of one update, on the device."""
 
-    rate: Scalar  # the learning rate; 0 if the update is skipped
-    mu_correction: Scalar
+    rate: Scalar  # learning rate, perhaps with a bias correction; 0 to skip
+    mu_correction: Scalar  # bias correction of the running averages
     nu_correction: Scalar
 
 
@@ -61,7 +66,7 @@ class UpdateRule:
         self.config = config
 
     def default_decayed(self, names: list[str]) -> list[str]:
-        """Parameters with weight decay if the caller does not list them."""
+        """Names of parameters with weight decay if the caller does not list them."""
         return []
 
     def learning_rate(self, step: Scalar) -> Scalar | float:
@@ -69,7 +74,7 @@ class UpdateRule:
         return self.config.lr
 
     def weight_decay(self) -> float:
-        """Decay of each decayed parameter, as the formula of the rule uses it."""
+        """Coefficient of weight decay; includes the learning rate for Adam."""
         return 0.0
 
     def clip_factors(
@@ -79,7 +84,7 @@ class UpdateRule:
         raise NotImplementedError
 
     def scalars(self, lr: Scalar | float, gate: Scalar, step: Scalar) -> StepScalars:
-        """Scalars of the update; here, the rate includes the correction of `mu`."""
+        """Scalars of the update; `rate` is divided by `mu_correction`."""
         mu_correction = bias_correction(self.config.beta1, step)
         nu_correction = bias_correction(self.config.beta2, step)
         return StepScalars(lr * gate / mu_correction, mu_correction, nu_correction)
@@ -124,14 +129,14 @@ class Optimizer:
         parameters: The parameters to train.
         config: Config of the update rule (LaProp, Adam or AMSGrad).
         decayed: Names of the parameters with weight decay; None for the rule's default.
-        scaling: Scale the loss, as float16 needs.
+        scaling: Use dynamic loss scaling, for float16.
 
-    To accumulate gradients of several batches, add up `gradients` of each loss divided
-    by their number, and `apply` the sums.
+    To accumulate gradients over n batches, call `gradients(loss / n)` for each, add
+    them up, and `apply` the sums.
     """
 
     COUNTERS = ("step", "skipped", "nonfinite_in_row", "loss_scale", "finite_in_row")
-    """Scalars of the state dict; `in_row` counts consecutive updates."""
+    """Scalars of the state dict; those named `in_row` count consecutive updates."""
 
     def __init__(
         self,
@@ -142,7 +147,7 @@ class Optimizer:
     ):
         self.config, self.rule, self.scaling = config, config.rule(), scaling
         self.names, self.tensors = list(parameters), list(parameters.values())
-        self.leaves = self.tensors  # the tensors that the loss is differentiated by
+        self.leaves = self.tensors  # tensors to compute gradients for
         if decayed is None:
             decayed = self.rule.default_decayed(self.names)
         self.decayed = set(decayed)
@@ -161,13 +166,13 @@ class Optimizer:
         self.size = sum(tensor.numel() for tensor in self.tensors)
 
     def update(self, loss: Scalar) -> tuple[Bool[Tensor, ""], Metrics]:
-        """Take one gradient step; returns whether loss and gradients were finite."""
+        """Take a gradient step; return (loss and gradients were finite, metrics)."""
         return self.apply(loss.detach(), self.gradients(loss))
 
     def gradients(self, loss: Scalar) -> list[Tensor]:
         """Unscaled gradients; zero for a parameter that the loss does not depend on."""
         scaled = loss * self.loss_scale if self.scaling else loss
-        add_hooks(scaled)
+        add_abort_hooks(scaled)  # a signal can abort the backward pass
         grads = torch.autograd.grad(scaled, self.leaves, materialize_grads=True)
         if not self.scaling:
             return list(grads)
@@ -178,15 +183,16 @@ class Optimizer:
     def apply(
         self, loss: Scalar, grads: list[Tensor]
     ) -> tuple[Bool[Tensor, ""], Metrics]:
-        """Clip the gradients and update the parameters with them."""
-        commit()  # from here on, the update cannot be aborted
+        """Clip the gradients and update the parameters; returns as `update` does."""
+        close_abort_window()  # the update must be completed from here on
+        loss, *grads = all_reduce_coalesced([loss, *grads])
         norms, weight_norms = self._norms(grads)
         self.norms.copy_(norms)
         norm = torch.linalg.vector_norm(norms)
         ok = torch.isfinite(loss) & torch.isfinite(norm)
         lr = self.rule.learning_rate(self.step)
         self.step.add_(ok)
-        self._count(loss, ok)
+        self._update_counters(loss, ok)
         clip = self.rule.clip_factors(
             torch.where(ok, norms, 0), weight_norms, torch.where(ok, norm, 0)
         )
@@ -253,10 +259,10 @@ class Optimizer:
         scalars = self.rule.scalars(lr, gate, self.step)
         return self.rule.update(self, grads, gate, scalars)
 
-    def _count(self, loss: Scalar, ok: Bool[Tensor, ""]) -> None:
+    def _update_counters(self, loss: Scalar, ok: Bool[Tensor, ""]) -> None:
         """Count skipped updates, and adjust the loss scale.
 
-        An overflow that a smaller scale can avoid does not count as non-finite.
+        `nonfinite_in_row` does not count overflows that a smaller scale can avoid.
         """
         gate = ok.float()
         self.skipped.add_(1 - gate)
@@ -277,15 +283,15 @@ class Optimizer:
 
 
 def bias_correction(beta: float, step: Scalar) -> Scalar:
-    """Sum of the weights of a running average that started at zero.
+    """Sum of the weights of a running average that started at zero, as in Adam.
 
-    Before the first update there is nothing to correct; 1 avoids a division by zero.
+    A step of 0 counts as 1, to avoid a division by zero.
     """
     return 1 - beta ** step.clamp(min=1)
 
 
 def update_average(average: Tensors, new: Tensors, rate: Scalar) -> None:
-    """Exponential moving averages, in place."""
+    """Update exponential moving averages in place."""
     torch._foreach_mul_(average, 1 - rate)
     torch._foreach_add_(average, torch._foreach_mul(new, rate))
 

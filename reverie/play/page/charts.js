@@ -22,8 +22,14 @@ function ticks(low, high, count) {
   return result;
 }
 
+function tickLabel(value) {
+  const rounded = Number(value.toPrecision(4));
+  return Number.isInteger(rounded) ? format(rounded) : format(rounded).replace(/(\.\d*?)0+$/, "$1");
+}
+
 export function drawChart(canvas, lines, weight) {
-  const [context, width, height, scale] = fitCanvas(canvas);
+  const [context, width, height, pixels] = fitCanvas(canvas);
+  const scale = pixels * parseFloat(getComputedStyle(document.documentElement).fontSize) / 16;
   const points = lines.flatMap((line) => line.x.map((x, index) => [x, line.y[index]]));
   context.font = `${12 * scale}px system-ui, sans-serif`;
   context.fillStyle = color("dim");
@@ -50,10 +56,10 @@ export function drawChart(canvas, lines, weight) {
     context.moveTo(left, toY(value));
     context.lineTo(width - right, toY(value));
     context.stroke();
-    context.fillText(format(Number(value.toPrecision(4))), left - 6 * scale, toY(value) + 4 * scale);
+    context.fillText(tickLabel(value), left - 6 * scale, toY(value) + 4 * scale);
   }
   context.textAlign = "center";
-  for (const value of ticks(first, last, 6)) context.fillText(format(Number(value.toPrecision(4))), toX(value), height - 8 * scale);
+  for (const value of ticks(first, last, 6)) context.fillText(tickLabel(value), toX(value), height - 8 * scale);
   lines.forEach((line) => {
     const plot = (values, alpha, size) => {
       context.globalAlpha = alpha;

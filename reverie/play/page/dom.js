@@ -54,3 +54,7 @@ export function fitCanvas(canvas) {
   context.clearRect(0, 0, width, height);
   return [context, width, height, scale];
 }
+
+export function countSteps(count) {
+  return count === 1 ? "1 step" : `${count} steps`;
+}

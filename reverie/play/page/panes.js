@@ -1,5 +1,5 @@
 // The panes: real, dream (one or several) and difference.
-import { element, setText, color, fitCanvas } from "./dom.js";
+import { element, setText, color, countSteps, fitCanvas } from "./dom.js";
 
 export class Panes {
   constructor(root) {
@@ -65,11 +65,11 @@ export class Panes {
 
   describe(header) {
     const real = this.panes.get("real-0");
-    if (real) setText(real.info, real.figure.classList.contains("empty") ? (this.startsFromRecordings ? "start, recorded" : "ended before the dream") : header.ended && !header.mode.endsWith("model") ? header.ended : "");
+    if (real) setText(real.info, real.figure.classList.contains("empty") ? (this.startsFromRecordings ? "start, recorded" : "episode ended before this step") : header.ended && !header.mode.endsWith("model") ? header.ended : "");
     const model = this.panes.get("model-0");
     if (model) {
       const context = header.context ? `, context ${header.context[0]} of ${header.context[1]}` : "";
-      setText(model.info, header.age === null ? "" : `${header.step - (header.fork ?? header.step)} steps${context}`);
+      setText(model.info, header.age === null ? "" : countSteps(header.step - (header.fork ?? header.step)) + context);
     }
   }
 

@@ -1,5 +1,5 @@
 // The page of a session.
-import { byId, element, setText, format } from "./dom.js";
+import { byId, countSteps, element, setText, format } from "./dom.js";
 import { SessionConnection } from "./socket.js";
 import { Panes } from "./panes.js";
 import { Traces, drawLatents } from "./traces.js";
@@ -97,11 +97,11 @@ export class PlayPage {
     this.keys.used = new Set(controls.flatMap((control) => control.key_combinations.flat()));
     this.actionRows = [];
     byId("controls").replaceChildren(...controls.map((control, number) => {
-      const block = element("div", { className: "control" });
-      if (controls.length > 1 && control.value_names.length) block.append(element("h3", { textContent: control.label }));
+      const box = element("div", { className: "control" });
+      if (controls.length > 1 && control.value_names.length) box.append(element("h3", { textContent: control.label }));
       if (!control.value_names.length) {
-        block.append(this.slider(control, number));
-        return block;
+        box.append(this.slider(control, number));
+        return box;
       }
       const rows = control.value_names.map((name, value) => {
         const fill = element("div", { className: "bar-fill" });
@@ -118,9 +118,9 @@ export class PlayPage {
         row.onpointerup = row.onpointercancel = () => press(false);
         return { row, fill, percent, keys, codes: control.key_combinations[value] };
       });
-      block.append(...rows.map((entry) => entry.row));
+      box.append(...rows.map((entry) => entry.row));
       this.actionRows.push(rows);
-      return block;
+      return box;
     }));
     this.labelKeys();
   }
@@ -241,7 +241,7 @@ export class PlayPage {
     const box = byId("episodes");
     if (!list.length) { box.replaceChildren("There are no recorded episodes."); return; }
     box.replaceChildren(...list.map((entry) => {
-      const button = element("button", { type: "button", role: "option" }, entry.name, element("small", { textContent: `${entry.source}, ${entry.rows - 1} steps` }));
+      const button = element("button", { type: "button", role: "option" }, entry.name, element("small", { textContent: `${entry.source}, ${countSteps(entry.rows - 1)}` }));
       button.onclick = () => this.send({ type: "open", source: entry.source, number: entry.number });
       return button;
     }));
@@ -260,7 +260,10 @@ export class PlayPage {
     this.traces.add(header);
     this.showMessage(header.message, /Fix:|Error/.test(header.message));
     if (!before || before.mode !== header.mode) {
-      for (const button of byId("modes").children) button.setAttribute("aria-checked", String(button.dataset.mode === header.mode));
+      for (const button of byId("modes").children) {
+        button.setAttribute("aria-checked", String(button.dataset.mode === header.mode));
+        if (button.dataset.mode === header.mode) button.scrollIntoView({ block: "nearest", inline: "nearest" });
+      }
       byId("episodes-card").hidden = header.mode !== "recorded";
       byId("takeover").disabled = header.mode === "recorded" || !this.hasControls;
       if (header.mode === "recorded") this.send({ type: "episodes" });
@@ -284,7 +287,7 @@ export class PlayPage {
     byId("latents-card").hidden = !header.latents;
     if (header.latents) drawLatents(byId("latents"), header);
     if (header.ask && this.hasControls && !byId("ask").open) {
-      setText(byId("ask-text"), `${header.step} steps, return ${format(header.mode.endsWith("model") ? header.imagined_return : header.return)}. Kept episodes are written to the folder of the run.`);
+      setText(byId("ask-text"), `${countSteps(header.step)}, return ${format(header.mode.endsWith("model") ? header.imagined_return : header.return)}. Kept episodes are written to the folder of the run.`);
       byId("ask").showModal();
     } else if (!header.ask && byId("ask").open) byId("ask").close();
   }
@@ -310,7 +313,7 @@ export class PlayPage {
     const inModel = header.mode.endsWith("model");
     const reward = inModel ? header.scalars["predicted reward"] : header.scalars.reward;
     const context = header.context ? `, context ${header.context[0]}/${header.context[1]}` : "";
-    const dream = header.fork === null ? "" : ` · dream ${header.step - header.fork} steps${context}`;
+    const dream = header.fork === null ? "" : ` · dream ${countSteps(header.step - header.fork)}${context}`;
     setText(byId("hud"), `episode ${header.episode} · step ${header.step} · action ${header.action || "–"} · reward ${format(reward)} · return ${format(inModel ? header.imagined_return : header.return)} · ${header.fps} fps${dream}`);
   }
 }

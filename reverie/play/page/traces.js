@@ -9,7 +9,7 @@ const ROWS = [
   ["KL", ["KL"]],
   ["boundary", ["boundary"]],
 ];
-const LENGTH = 240;
+const MAX_STEPS = 240;
 
 export class Traces {
   constructor(root) {
@@ -30,7 +30,7 @@ export class Traces {
       this.episode = key;
     }
     this.points.set(header.step, header.scalars);
-    for (const step of this.points.keys()) if (step < header.step - LENGTH) this.points.delete(step);
+    for (const step of this.points.keys()) if (step < header.step - MAX_STEPS) this.points.delete(step);
     this.draw(header);
   }
 

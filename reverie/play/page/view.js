@@ -4,7 +4,7 @@ import { byId, element, setText, format } from "./dom.js";
 import { drawChart, PALETTE } from "./charts.js";
 import { Recording } from "./recording.js";
 
-const REFRESH = 3000;
+const REFRESH_MS = 3000;
 
 export class ServerSource {
   constructor(token) { this.token = token; this.isLive = true; }
@@ -56,7 +56,7 @@ export class ViewPage {
     setText(byId("connection-status"), source.isLive ? "live" : "exported");
     this.lines = [];
     this.refresh(true);
-    if (source.isLive) setInterval(() => { if (!document.hidden) this.refresh(false); }, REFRESH);
+    if (source.isLive) setInterval(() => { if (!document.hidden) this.refresh(false); }, REFRESH_MS);
   }
 
   async refresh(first) {
@@ -93,7 +93,7 @@ export class ViewPage {
       if (!this.rows.has(run.id)) {
         const box = element("input", { type: "checkbox", "aria-label": `Show the curve of ${run.name}` });
         box.onchange = () => { if (box.checked) this.shown.add(run.id); else this.shown.delete(run.id); this.updateChart(); };
-        const name = element("button", { type: "button", className: "name", textContent: run.name });
+        const name = element("button", { type: "button", className: "name", textContent: run.name, title: run.name });
         name.onclick = () => this.select(run.id);
         const cells = ["task", "agent", "status", "steps", "score"].map((key) => element("td", { className: ["steps", "score"].includes(key) ? "number" : key === "status" ? "status" : "" }));
         this.rows.set(run.id, { row: element("tr", {}, element("td", {}, box), element("td", {}, name), ...cells), box, cells });

@@ -1,9 +1,9 @@
 """Datasets of offline training: recorded episodes and sequences.
 
-`OfflineDataset` is what the offline loop needs: a feed of training batches, and an
-evaluation. `OfflineEpisodes` trains and evaluates on the episodes of `offline.data`;
-`OfflineSequences` is for agents that declare a `sequence_window` (VTA), and uses a
-sequence dataset (`datasets/sequences`) or sequences of the same episodes.
+`OfflineDataset` is the interface for the offline loop: a feed of training batches, and
+an evaluation. `OfflineEpisodes` uses the episodes of `offline.data`.
+`OfflineSequences` is for agents that declare a `sequence_window` (VTA); it uses a
+sequence dataset (`datasets/sequences`), or sequences of the episodes of `offline.data`.
 """
 
 from __future__ import annotations
@@ -120,24 +120,22 @@ class OfflineDataset(Protocol):
     """Early stopping: evaluations without improvement; 0 disables it."""
 
     def open_feed(self, agent: Agent, device: torch.device) -> Any:
-        """Return an `api.Feed` that also has `served`, `close` and a state dict."""
-        ...
+        """Return an `api.Feed` that can be closed and has a state dict.
+
+        Its attribute `served` is the number of rows that it has returned.
+        """
 
     def prepare_agent(self, agent: Agent) -> None:
         """Prepare the agent of a new run before its first update."""
-        ...
 
     def evaluate(self, agent: Agent, feed: Any) -> Metrics:
         """Return metrics on the evaluation data; `loss` selects the best checkpoint."""
-        ...
 
     def parts(self) -> dict[str, StateDict]:
-        """Return what a checkpoint stores in addition to agent and loop."""
-        ...
+        """Return parts of a checkpoint in addition to `agent` and `loop`."""
 
     def describe(self, agent: Agent) -> str:
         """Return the amount of data, for the summary of the run."""
-        ...
 
     def close(self) -> None: ...
 
@@ -195,7 +193,10 @@ class OfflineEpisodes:
             agent.set_statistics(self._statistics())
 
     def _statistics(self) -> Statistics:
-        """Statistics of `offline.stats` or of the training episodes, cropped."""
+        """Return the dataset statistics, for images after the center crop.
+
+        They are read from `offline.stats`, or computed from the training episodes.
+        """
         crop, path = self.images.center_crop, self.config.stats
         if not path:
             return compute_statistics(self.training, prepare=crop)
@@ -207,14 +208,15 @@ class OfflineEpisodes:
                 f"  Fix: write them with `reverie data stats`, or remove "
                 "--offline.stats."
             )
-        columns = zip(*(statistics[key][:4] for key in keys), strict=True)
-        cropped = [crop(dict(zip(keys, column, strict=True))) for column in columns]
-        return {key: Moments(*(part[key] for part in cropped)) for key in keys}
+        # one dict by key for each of mean, std, low and high
+        moments = zip(*(statistics[key][:4] for key in keys), strict=True)
+        cropped = [crop(dict(zip(keys, values, strict=True))) for values in moments]
+        return {key: Moments(*(moment[key] for moment in cropped)) for key in keys}
 
     def _base_weights(self, run: str | ImportedFile, base: Agent | None) -> StateDict:
         if isinstance(run, ImportedFile):
             if base is None:
-                with run.explain_contents():
+                with run.explain_import_errors():
                     return {"encoder": encoder_importer(run).read(run.path)}
             return import_state(run, base.state_dict(), ".*")
         path = checkpoint.find_checkpoint(Path(run))
@@ -241,17 +243,17 @@ class OfflineEpisodes:
 
 
 class OfflineSequences:
-    """Sequences of a dataset, in windows as the config's agent declares them.
+    """Sequences of a dataset, with the length that the agent of the config declares.
 
-    `seed_offset` is added to the seed of the sequences, so that evaluation sequences
-    also differ from those of the run.
+    `seed_offset` is added to the seed, so that a later evaluation of the run can use
+    other sequences.
     """
 
     def __init__(self, config: Config, seed_offset: int = 0):
         self.dataset = make_sequences(config, seed_offset)
         self.obs_space, self.act_space = self.dataset.obs_space, self.dataset.act_space
         self.patience = config.offline.patience
-        self._has_feed = False  # the feed closes the dataset
+        self._has_feed = False  # if there is a feed, it closes the dataset
 
     def open_feed(self, agent: Agent, device: torch.device) -> SequenceFeed:
         self._has_feed = True

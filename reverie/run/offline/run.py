@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 from reverie.api import Metrics, StateDict, UserError
+from reverie.log.timer import timed
 from reverie.run import checkpoint
 from reverie.run.base_run import BaseRun
 from reverie.run.checkpoint import Checkpoints
@@ -18,15 +19,20 @@ from reverie.storage.run_spaces import write_spaces
 
 
 class OfflineRun(BaseRun):
-    """The parts of an offline training run."""
+    """The parts of an offline training run.
+
+    `saved_config` is written to the run folder. It has the settings of the user; in
+    `config`, `offline.epochs` is converted to updates (`run.steps`).
+    """
 
     def __init__(
         self,
         config: Config,
         dataset: OfflineDataset,
         saved_config: Config | None = None,
+        profile: int = 0,
     ):
-        super().__init__(config)
+        super().__init__(config, profile)
         self.saved_config = saved_config or config
         self.dataset = dataset
         self.best = Checkpoints(self.path / "best", 1)
@@ -34,7 +40,7 @@ class OfflineRun(BaseRun):
         self.evals_since_best = 0
         self._saved_loss = math.inf  # of the checkpoint in `best`
         self._saved_step = -1  # of the last checkpoint in `ckpt`
-        self._evaluated_step = -1
+        self._evaluated_step = -1  # of the last evaluation
 
     def _open(self) -> None:
         config, dataset = self.config, self.dataset
@@ -48,6 +54,7 @@ class OfflineRun(BaseRun):
         super()._open()
         self.status.begin("building the agent")
         self.agent = make_agent(config, dataset, self.device, self.precision)
+        self._connect_ranks(dataset)
         self.feed = dataset.open_feed(self.agent, self.device)
         self._cleanup.callback(self.feed.close)
         write_spaces(self.path, dataset.obs_space, dataset.act_space)
@@ -76,7 +83,7 @@ class OfflineRun(BaseRun):
         """Print agent, data, device, run folder and number of updates."""
         config = self.config
         epochs = ""
-        if config.run.steps < self.saved_config.run.steps:
+        if config.run.steps < self.saved_config.run.steps:  # limited by the epochs
             epochs = f" (offline.epochs {config.offline.epochs})"
         self.print_message(
             f"{config.agent} on {config.task}, {self.device} in {self.precision}\n"
@@ -93,22 +100,24 @@ class OfflineRun(BaseRun):
         is_stalled = bool(patience) and self.evals_since_best >= patience
         return is_stalled or self.clock.step >= self.config.run.steps
 
+    @timed("report")
     def evaluate(self) -> Metrics:
-        """Evaluate, log the metrics, and save the agent to `best` if it is the best."""
+        """Evaluate and log the metrics; save to `best` if the loss is the lowest."""
         self.status.begin("evaluation on held-out data")
-        with self.timer("report"):
-            metrics = self.dataset.evaluate(self.agent, self.feed)
+        metrics = self.dataset.evaluate(self.agent, self.feed)
         self.logger.add(metrics, prefix="report")
         self._evaluated_step = self.clock.step
         loss = float(metrics["loss"])
         self.evals_since_best += 1
         if loss < self.best_loss:
             self.best_loss, self.evals_since_best = loss, 0
+            # a resumed run may repeat evaluations; `best` may already have a lower loss
             if loss <= self._saved_loss:
                 self._saved_loss = loss
                 self.save(self.best)
         return metrics
 
+    @timed("save")
     def save(self, checkpoints: Checkpoints) -> None:
         """Write a checkpoint to `ckpt` or `best`."""
         self._begin_save()

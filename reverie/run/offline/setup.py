@@ -1,8 +1,8 @@
-"""Prepares the config of offline training: the base run, and epochs as updates.
+"""Prepares the config of offline training: adds the base run, converts epochs.
 
 An agent with a base run (behavior cloning on the world model of another run) uses the
-agent settings of that run, its observation keys and image crop and, for the same data,
-its reader settings.
+agent settings, observation keys and image crop of that run. If the recorded episodes
+are the same, it also uses the reader settings of that run.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from reverie.api import UserError
 from reverie.capabilities import ConfiguresBase, ImportedEncoder
 from reverie.datasets.action_units import check_same_actions, check_same_units
 from reverie.datasets.episodes import ReaderConfig
 from reverie.datasets.images import ImageConfig, check_obs_space
+from reverie.plugins import settings_name
 from reverie.run.checkpoint import find_checkpoint
 from reverie.run.clock import RunConfig
 from reverie.run.config import Config
@@ -26,9 +29,10 @@ from reverie.storage.run_spaces import read_spaces
 
 
 def epochs_to_updates(config: Config, env_steps: int) -> Config:
-    """Return the config with `offline.epochs` over this many steps as `run.steps`.
+    """Convert `offline.epochs` to updates in `run.steps`; same for `report_epochs`.
 
-    `run.steps` and `run.report_every` of the config are upper limits.
+    An epoch has `env_steps` environment steps. The values of `run.steps` and
+    `run.report_every` in the config are upper limits.
     """
     offline = config.offline
     if not offline.epochs:
@@ -55,7 +59,7 @@ def with_base_run(config: Config) -> Config:
         return config
     if imported := find_imported(base_run, type(config)):
         reader = encoder_importer(imported)
-        with imported.explain_contents():
+        with imported.explain_import_errors():
             sizes = reader.infer_config(imported.contents)
         encoder = ImportedEncoder(reader.architecture, sizes, imported.agent)
         return replace(config, **{config.agent: agent_config.with_encoder(encoder)})
@@ -98,7 +102,7 @@ def with_base_run(config: Config) -> Config:
 
 
 def check_initial_weights(config: Config, dataset: OfflineEpisodes) -> None:
-    """Raise if base run or initial weights were trained on other spaces."""
+    """Raise if the base run or initial weights have other spaces than the dataset."""
     base_run = config.agent_config.base_run
     if base_run and not find_imported(base_run, type(config)):
         check_same_spaces(base_run, dataset)
@@ -107,6 +111,26 @@ def check_initial_weights(config: Config, dataset: OfflineEpisodes) -> None:
     is_run = start and not find_imported(start, type(config))
     if is_run and is_new and config.run.from_components == RunConfig().from_components:
         check_same_spaces(start, dataset)
+
+
+def check_action_range(config: Config, dataset: OfflineEpisodes) -> None:
+    """Raise if the policy is trained in a world model, but cannot output the actions.
+
+    Such a policy outputs actions in [-1, 1]. Behavior cloning outputs any action.
+    """
+    settings = config.agent_config
+    if not (settings.policy_setting and settings.trains_policy):
+        return
+    for key, space in dataset.act_space.items():
+        bounds = (space.low, space.high)
+        if space.dtype.kind == "f" and not np.isfinite(bounds).all():
+            setting = f"{settings_name(config.agent)}.{settings.policy_setting}"
+            raise UserError(
+                f"The action {key!r} of {dataset.training.origin} has no bounds, but "
+                "the policy outputs actions between bounds.\n  Fix: give the bounds of "
+                "the environment, such as --offline.read.action_bounds -2 2, or train "
+                f"only the world model with --{setting} False."
+            )
 
 
 def check_same_spaces(run: str, dataset: OfflineEpisodes) -> None:

@@ -20,6 +20,7 @@ from reverie.run.offline.datasets import (
 )
 from reverie.run.offline.run import OfflineRun
 from reverie.run.offline.setup import (
+    check_action_range,
     check_initial_weights,
     epochs_to_updates,
     with_base_run,
@@ -27,14 +28,18 @@ from reverie.run.offline.setup import (
 
 
 def train_offline(
-    config: Config, dataset: OfflineDataset, saved_config: Config | None = None
+    config: Config,
+    dataset: OfflineDataset,
+    saved_config: Config | None = None,
+    profile: int = 0,
 ) -> Path:
     """Train until `run.steps` updates, resuming if the folder has a checkpoint.
 
     `saved_config` is written to the run folder instead of the config, in which epochs
-    are converted to updates. Returns the run folder.
+    are converted to updates. With `profile`, a trace of this number of updates is
+    written. Returns the run folder.
     """
-    run = OfflineRun(config, dataset, saved_config)
+    run = OfflineRun(config, dataset, saved_config, profile)
     with explain_out_of_memory(config, "training"), run:
         clock, logger = run.clock, run.logger
         run.start()
@@ -56,21 +61,22 @@ def train_offline(
     return run.path
 
 
-def offline(config: Config) -> Path:
+def offline(config: Config, profile: int = 0) -> Path:
     """Train on the recorded episodes of `offline.data`; return the run folder."""
     if trains_on_sequences(config):
-        return train_on_sequences(config)
+        return train_on_sequences(config, profile)
     with StatusLine("reading the recorded episodes"):
         config = with_base_run(config)
         base_run = config.agent_config.base_run
         imported = find_imported(base_run, type(config)) if base_run else None
         dataset = OfflineEpisodes(config.offline, config.seed, imported or base_run)
+        check_action_range(config, dataset)
         check_initial_weights(config, dataset)
         in_updates = epochs_to_updates(config, dataset.env_steps)
-    return train_offline(in_updates, dataset, config)
+    return train_offline(in_updates, dataset, config, profile)
 
 
-def train_on_sequences(config: Config) -> Path:
+def train_on_sequences(config: Config, profile: int = 0) -> Path:
     """Train on a sequence dataset, or on sequences of the episodes of `offline.data`.
 
     Returns the run folder.
@@ -78,4 +84,4 @@ def train_on_sequences(config: Config) -> Path:
     config = epochs_to_updates(config, 0)
     with StatusLine("preparing the sequences"):
         dataset = OfflineSequences(config)
-    return train_offline(config, dataset)
+    return train_offline(config, dataset, profile=profile)

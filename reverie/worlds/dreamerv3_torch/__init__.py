@@ -1,1 +1,1 @@
-"""The world model of dreamerv3-torch, an earlier DreamerV3."""
+"""The world model of dreamerv3-torch, an earlier version of DreamerV3."""

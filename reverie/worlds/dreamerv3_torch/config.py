@@ -26,20 +26,22 @@ class DreamerV3TorchConfig(LatentStateConfig):
     mean_act: Literal["none", "tanh5"] = "none"
     """Function of the Gaussian means: none, or tanh5 for 5 tanh(x / 5)."""
     std_act: Literal["sigmoid2", "sigmoid", "abs"] = "sigmoid2"
-    """Function of the Gaussian deviations: sigmoid2 for 2 sigmoid(x / 2), sigmoid, or
-    abs for |x + 1|."""
+    """Function of the Gaussian standard deviations: sigmoid2 for 2 sigmoid(x / 2),
+    sigmoid, or abs for |x + 1|."""
     min_std: float = 0.1
-    """Added to the Gaussian deviations."""
+    """Added to the Gaussian standard deviations."""
     image_output: Literal["shifted", "sigmoid"] = "shifted"
     """Output of the image decoder: shifted by 0.5, or squashed by a sigmoid."""
     image_dist: Literal["mse", "normal"] = "mse"
-    """Loss of images: squared error, or a normal distribution with deviation 1."""
+    """Loss of images: squared error, or -log-density of a normal distribution with
+    standard deviation 1."""
     key_order: tuple[str, ...] = ()
     """Order of the observation keys in encoder and decoder; other keys come last, in
     sorted order."""
     scale_images: Literal["all", "image"] = "all"
     """Images that are divided by 255: all, or only the key `image`. dreamerv3-torch
-    divides only that one, so its checkpoints with other images need `image`."""
+    divides only that key, so its checkpoints for tasks with other images need
+    `image`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,7 +52,8 @@ class DreamerV3TorchConfig(LatentStateConfig):
 
     @property
     def equivalent_units(self) -> int:
-        """Units of the size block whose dynamics have about as many weights."""
+        """Units of a DreamerV3 size with about as many weights in its dynamics; used to
+        estimate the memory of training."""
         deter, stoch = self.feature_widths
         gru = 3 * deter * (self.hidden + deter)
         return units_of_equal_size(gru + self.hidden * (2 * deter + 3 * stoch))
@@ -62,5 +65,5 @@ class DreamerV3TorchConfig(LatentStateConfig):
 
     @property
     def gate_layer(self) -> MLPConfig:
-        """Norm of the gates of the GRU, which have no common activation."""
+        """Norm of the gates of the GRU; each gate has its own activation."""
         return MLPConfig(1, self.hidden, "none", self.norm)

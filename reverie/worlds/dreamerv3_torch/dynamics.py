@@ -1,11 +1,11 @@
 """Dynamics of dreamerv3-torch: a GRU with layer norm, prior and posterior.
 
 The stochastic state has S categorical variables of K classes, as in the RSSM of the
-current DreamerV3, or S Gaussian variables (then K is 1). Where an episode begins, the
-state is a learned one: `deter` is a parameter and `stoch` the mode of the prior there.
+current DreamerV3, or S Gaussian variables (then K is 1). The state at the start of an
+episode is learned: `deter` is a parameter, and `stoch` the mode of the prior given it.
 
 The *statistics* of the stochastic state are the logits `(S, K)` of the categorical
-variables, or mean and deviation `(S, 2)` of the Gaussian ones.
+variables, or mean and standard deviation `(S, 2)` of the Gaussian ones.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from reverie.worlds.rssm.dynamics import RSSMDynamics, RSSMState, update_deter
 class DreamerV3TorchDynamics(RSSMDynamics):
     config: DreamerV3TorchConfig  # type: ignore[assignment]
 
-    def __init__(self, tokens: int, act_space: Spaces, config: DreamerV3TorchConfig):
+    def __init__(
+        self, token_width: int, act_space: Spaces, config: DreamerV3TorchConfig
+    ):
         nn.Module.__init__(self)
         self.config, layer = config, config.layer
         deter, stoch = config.feature_widths
@@ -40,7 +42,7 @@ class DreamerV3TorchDynamics(RSSMDynamics):
         statistics = stoch if config.classes else 2 * stoch
         self.prior = Dense(deter, hidden, layer)
         self.prior_out = OutputLinear(hidden, statistics)
-        self.posterior = Dense(deter + tokens, hidden, layer)
+        self.posterior = Dense(deter + token_width, hidden, layer)
         self.posterior_out = OutputLinear(hidden, statistics)
 
     @torch.no_grad()
@@ -49,7 +51,7 @@ class DreamerV3TorchDynamics(RSSMDynamics):
             self.initial_deter.zero_()
 
     def initial(self, batch: int, dtype: torch.dtype) -> RSSMState:
-        """The state at the start of an episode, with gradients if it is learned."""
+        """Return the state at the start of an episode, with gradients if learned."""
         config, like = self.config, self.prior_out.bias
         if config.initial == "zeros":
             deter = like.new_zeros(batch, config.deter, dtype=dtype)
@@ -105,7 +107,7 @@ class DreamerV3TorchDynamics(RSSMDynamics):
         return sample if self.config.classes else sample[..., None]
 
     def mode(self, statistics: Float[Tensor, "*b S _"]) -> Float[Tensor, "*b S K"]:
-        """The most likely `stoch`."""
+        """Return the most likely `stoch`."""
         if not self.config.classes:
             return statistics[..., :1]
         return OneHot(statistics, self.config.unimix).mode()

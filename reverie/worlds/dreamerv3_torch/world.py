@@ -1,7 +1,7 @@
 """The world model of dreamerv3-torch.
 
-Its parts differ from those of the RSSM; states, losses and the form that the replay
-stores are the same, except that the stochastic state may be Gaussian.
+Its networks differ from those of `worlds/rssm`; states, losses and replay format are
+the same, except that the stochastic state may be Gaussian.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from reverie.worlds.rssm.world import RSSM
 
 
 class DreamerV3TorchWorld(RSSM):
-    """Meets `api.LatentWorld`."""
+    """Implements `api.LatentWorld`."""
 
     Dynamics = DreamerV3TorchDynamics  # type: ignore[assignment]
     Head = DreamerV3TorchHead
@@ -37,18 +37,14 @@ class DreamerV3TorchWorld(RSSM):
     ) -> DreamerV3TorchDecoder:
         config = self.config
         return DreamerV3TorchDecoder(
-            obs_space,
-            deter,
-            stoch,
-            self.networks.dec,
-            config.key_order,
-            self._unscaled(obs_space),
-            config.image_output == "sigmoid",
-            config.image_dist,
+            *(obs_space, deter, stoch, self.networks.dec, config.key_order),
+            unscaled=self._unscaled(obs_space),
+            sigmoid=config.image_output == "sigmoid",
+            image_dist=config.image_dist,
         )
 
     def _unscaled(self, obs_space: Spaces) -> list[str]:
-        """Return the keys of images that are not divided by 255."""
+        """Return the keys of images not divided by 255 (setting `scale_images`)."""
         if self.config.scale_images == "all":
             return []
         return [key for key, s in obs_space.items() if s.is_image and key != "image"]

@@ -1,4 +1,4 @@
-"""Configs of the Δ-IRIS world. The defaults are those of the original for Crafter."""
+"""Configs of the Δ-IRIS world model; the defaults are the original's for Crafter."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class QuantizerConfig:
     width: int = 64
     """Dimension of a code."""
     revive_until: int | None = 0
-    """Number of updates during which unused codes may be re-initialized; none for no
-    limit. Near codebook collapse they are re-initialized regardless."""
+    """Number of updates in which unused codes may be re-initialized; none for no limit.
+    If the codebook is about to collapse, they are re-initialized at any time."""
 
     def __post_init__(self) -> None:
         if self.codes < 2 or self.codes & (self.codes - 1):
@@ -36,9 +36,9 @@ class TokenizerConfig:
     tokens: int = 4
     """Δ-tokens per transition; a square number, arranged as a grid over the image."""
     action_planes: int = 4
-    """Feature maps that represent the action in the decoder input."""
+    """Channels of the decoder input that represent the action."""
     encoder: FrameConfig = field(default_factory=lambda: FrameConfig(64, 64))
-    """Encoder of frame, action and next frame; `latent` channels go to the tokens."""
+    """Encoder of frame, action and next frame; its output is quantized to tokens."""
     frame: FrameConfig = field(default_factory=lambda: FrameConfig(64, 8))
     """Encoder of the current frame for the decoder input."""
     decoder: FrameConfig = field(default_factory=lambda: FrameConfig(64, 64))
@@ -71,10 +71,11 @@ class DynamicsConfig:
     transformer: TransformerConfig = field(default_factory=TransformerConfig)
     """Layers, heads, width and context length in time steps."""
     frame: FrameConfig = field(default_factory=lambda: FrameConfig(32, 8))
-    """Encoder of I-tokens; its flattened output must have the transformer's width."""
+    """Encoder of frames as I-tokens; the size of its flattened output must be the width
+    of the transformer."""
     two_hot_rewards: bool = True
-    """Predict rewards as two-hot distributions in symlog space; otherwise predict their
-    sign only."""
+    """Predict rewards as two-hot distributions in symlog space; otherwise predict only
+    their sign."""
     latents_scale: float = 1.0
     """Scale of the Δ-token loss."""
     rewards_scale: float = 1.0
@@ -92,7 +93,8 @@ def check_image_size(
     divisor = grid * tokenizer.encoder.downsampling
     side = _fitting_side(divisor, dynamics)
     resize = "--configs iris_small, which resizes images to 32x32, or "
-    if side and 4 * side >= min(height, width):  # otherwise too much detail is lost
+    # a stronger reduction of the resolution would lose too much detail
+    if side and 4 * side >= min(height, width):
         resize = (
             f"--env.resize {side} {side} (for recordings --offline.read.size {side} "
             f"{side}), or "
@@ -124,7 +126,7 @@ def check_image_size(
 
 
 def _fitting_side(divisor: int, dynamics: DynamicsConfig) -> int | None:
-    """Return the side of square images that fit the configs, if there is one."""
+    """Return the side of square images that both configs accept, if there is one."""
     area, remainder = divmod(dynamics.transformer.width, dynamics.frame.latent)
     side = math.isqrt(area) * dynamics.frame.downsampling
     is_exact = not remainder and math.isqrt(area) ** 2 == area

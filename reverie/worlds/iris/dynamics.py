@@ -1,7 +1,7 @@
 """The transformer of Δ-IRIS: predicts Δ-tokens, rewards and episode ends.
 
 A time step is a block of tokens: the I-token (a continuous embedding of the frame), the
-action, and the K Δ-tokens of the transition that followed. The output at the action
+action, and the K Δ-tokens of the transition to the next frame. The output at the action
 predicts reward, end and the first Δ-token; the output at each Δ-token predicts the next
 one.
 
@@ -10,8 +10,8 @@ one.
     predicts          -    Δ1   Δ2   ...  -
                       -    reward, end    -
 
-Padding frames outside the episode are tokens like any others: the attention mask is
-causal only, and positions count from the start of the segment.
+Padding frames outside the episode are embedded like all others: the attention mask is
+causal only, and positions are counted from the start of the segment.
 
 Shapes: `L` frames, `K` Δ-tokens per frame, `S` sequence positions, `C` codes, `P`
 positions that predict Δ-tokens, `Q` positions that predict reward and end.
@@ -29,7 +29,12 @@ from torch import Tensor, nn
 
 from reverie.api import Metrics, WorldLoss
 from reverie.nets.blocks import Norm
-from reverie.nets.distributions import Categorical, SymlogTwoHot, softmax, symlog_bins
+from reverie.nets.distributions import (
+    Categorical,
+    DeltaIrisTwoHot,
+    softmax,
+    symlog_bins,
+)
 from reverie.nets.residual import FrameEncoder
 from reverie.nets.rng import Rng
 from reverie.nets.transformer import Cache, Dense, Embedding, Transformer
@@ -43,7 +48,7 @@ SIGNS = 3
 
 
 class PredictionLogits(NamedTuple):
-    """Logits at the positions that predict something, in sequence order."""
+    """Logits of all predictions, in sequence order."""
 
     latents: Float[Tensor, "B P C"]
     rewards: Float[Tensor, "B Q R"]
@@ -128,14 +133,14 @@ class TransformerDynamics(nn.Module):
     def reward(self, logits: Float[Tensor, "*b R"], rng: Rng) -> Float[Tensor, "*b"]:
         """Return the expected reward; with sign rewards, sample one."""
         if self.config.two_hot_rewards:
-            return SymlogTwoHot(logits, self.bins).pred()
+            return DeltaIrisTwoHot(logits, self.bins).pred()
         return rng.categorical(softmax(logits)).float() - 1
 
     def loss(self, segment: EpisodeSegment, tokens: Int[Tensor, "B T K"]) -> WorldLoss:
         """Return the scaled losses of each row; T = L - 1 rows have Δ-tokens.
 
-        The mean of each loss is the corresponding term of the original. As in the
-        original, a row counts if its *own* frame is real, even if the next is padding.
+        The mean of each loss equals that of the original. As in the original, a row is
+        masked only if its *own* frame is padding, not if the next frame is.
         """
         config = self.config
         padded = F.pad(tokens, (0, 0, 0, 1))  # the last row has no transition
@@ -165,7 +170,7 @@ class TransformerDynamics(nn.Module):
         self, logits: Float[Tensor, "B L R"], reward: Float[Tensor, "B L"]
     ) -> Float[Tensor, "B L"]:
         if self.config.two_hot_rewards:
-            return SymlogTwoHot(logits, self.bins).loss(reward)
+            return DeltaIrisTwoHot(logits, self.bins).loss(reward)
         return Categorical(logits).loss(torch.sign(reward).long() + 1)
 
 

@@ -1,9 +1,9 @@
 """Vector quantization with a codebook that is updated by moving averages.
 
-Codes are unit vectors and receive no gradient. With every batch, each code moves a
+Codes are unit vectors and receive no gradient. In every update, each code is moved a
 small step towards the mean of the vectors assigned to it. Unused codes can be
-re-initialized ("revived") with vectors of the batch. Everything stays on the device and
-has fixed shapes, so that the update can be captured in a CUDA graph.
+re-initialized ("revived") with vectors of the batch. All tensors have fixed shapes and
+stay on the device, so that the update can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from reverie.api import Metrics
+from reverie.distributed.collective import all_gather
 from reverie.nets.rng import Rng
 from reverie.nets.transformer import Dense
 from reverie.worlds.iris.config import QuantizerConfig
@@ -26,9 +27,10 @@ CODE_RATE = 0.01
 USAGE_RATE = 0.02
 """Step size of the moving average of code usage."""
 COLLAPSE_BITS = 1.0
-"""Codebook entropy in bits below which revival is always allowed."""
+"""Entropy of code usage in bits below which codes may be revived at any time."""
 MAX_ENTROPY_GAP = 2.0
-"""No codes are revived while the entropy is this close to its maximum, in bits."""
+"""Codes are revived only if the entropy is at least this many bits below its
+maximum."""
 UNUSED_SHARE = 0.1
 """A code is unused if its usage is below this fraction of uniform usage."""
 
@@ -84,6 +86,7 @@ class Quantizer(nn.Module):
         self, vectors: Float[Tensor, "R W"], tokens: Int[Tensor, " R"], rng: Rng
     ) -> Metrics:
         """Update the codebook with one batch, unless a vector is not finite."""
+        vectors, tokens = all_gather(vectors), all_gather(tokens)
         config, rows = self.config, len(vectors)
         ok = torch.isfinite(vectors).all()
         vectors = torch.where(ok, vectors, 0.0)
@@ -102,10 +105,10 @@ class Quantizer(nn.Module):
         revived = torch.where(revive, unused.sum(), 0)
         # `rng.permutation` returns the unused codes first, in random order. The first
         # `revived` of them are replaced by random vectors; the others do not change.
-        slots = min(config.codes, rows)
-        old = rng.permutation(unused)[:slots]
-        new = rng.permutation(torch.ones_like(tokens, dtype=torch.bool))[:slots]
-        replaced = torch.arange(slots, device=tokens.device) < revived
+        count = min(config.codes, rows)
+        old = rng.permutation(unused)[:count]
+        new = rng.permutation(torch.ones_like(tokens, dtype=torch.bool))[:count]
+        replaced = torch.arange(count, device=tokens.device) < revived
         codebook[old] = torch.where(replaced[:, None], vectors[new], codebook[old])
         usage[old] = torch.where(replaced, 1 / config.codes, usage[old])
 
@@ -122,6 +125,6 @@ class Quantizer(nn.Module):
 
 
 def entropy_bits(usage: Float[Tensor, " N"]) -> Float[Tensor, ""]:
-    """Entropy of code usage in bits; the shares need not sum to one."""
+    """Return the entropy of code usage in bits; `usage` need not sum to one."""
     terms = torch.where(usage > 0, usage * torch.log2(usage), 0)
     return -terms.sum()

@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
+from reverie.distributed.collective import all_reduce_with_grad, global_count
+
 
 class EpisodeSegment(NamedTuple):
     """A batch of segments of `L` frames each."""
@@ -39,5 +41,6 @@ def scale_by_mask(
     loss: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
 ) -> Float[Tensor, "B T"]:
     """Mask and scale a loss so that its mean is the mean over unmasked steps."""
-    weight = mask / mask.sum().clamp(min=1) * mask.numel()
+    count = all_reduce_with_grad(mask.sum()).clamp(min=1)
+    weight = mask / count * global_count(mask.numel())
     return torch.where(mask, loss, 0) * weight

@@ -5,7 +5,7 @@ decoder reconstructs the next frame from the tokens, the frame and the action. S
 tokens only need to encode what frame and action do not determine.
 
 Shapes: `R` transitions, `K` tokens of a transition, `F` features of a token, `r s`
-sides of a feature map.
+height and width of the smallest feature map.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from reverie.worlds.iris.segment import (
 )
 
 FRAME_FEATURES = SideStream("frame_features")
-"""Stream on which the frame features of the decoder are computed."""
+"""Stream on which the decoder's features of the current frame are computed."""
 
 
 class Tokenizer(nn.Module):
@@ -56,7 +56,7 @@ class Tokenizer(nn.Module):
         self.decoder_action = Embedding(actions, config.action_planes * area)
         self.quantizer = Quantizer(latent * area // config.tokens, config.quantizer)
         self.encoder = FrameEncoder(2 * channels + 1, config.encoder)
-        self.frame = FrameEncoder(channels, config.frame)  # of the decoder input
+        self.frame = FrameEncoder(channels, config.frame)  # for the decoder input
         inputs = config.frame.latent + config.action_planes + latent
         self.decoder = FrameDecoder(inputs, channels, config.decoder)
 
@@ -128,11 +128,11 @@ class Tokenizer(nn.Module):
     ) -> WorldLoss:
         """Return the losses `l1`, `l2`, `worst` and `commit`, each `(B, L - 1)`.
 
-        The losses are scaled; their means are the terms of the original. Pixel losses
-        are masked to transitions between two real frames; the commitment loss and the
-        codebook use every transition, as in the original. `.states` are the Δ-tokens.
-        With `update_codebook`, the codebook is updated and `.metrics` has its
-        statistics; without, the call has no side effects.
+        The losses are scaled; their means equal those of the original. As in the
+        original, pixel losses are masked to transitions between two real frames, but
+        the commitment loss and the codebook use every transition. `.states` are the
+        Δ-tokens. With `update_codebook`, the codebook is updated and `.metrics` has its
+        statistics; otherwise the call has no side effects.
         """
         config, steps = self.config, segment.image.shape[1] - 1
         shape = (len(segment.image), steps)
@@ -147,6 +147,7 @@ class Tokenizer(nn.Module):
         error = (to_float(after, torch.float32) - decoded).flatten(1)
         square = error.square()
         real = segment.real[:, :-1] & segment.real[:, 1:]
+        # unit vectors before quantization, and their nearest codes (without gradient)
         commit = (q.vectors - q.codes).square().mean((-2, -1))
         pixel_losses = {
             "l1": config.l1_scale * error.abs().mean(-1),
@@ -165,7 +166,8 @@ class Tokenizer(nn.Module):
         return WorldLoss(losses, q.tokens.view(*shape, config.tokens), metrics)
 
     def unpatchify(self, features: Float[Tensor, "R K F"]) -> Float[Tensor, "R r s c"]:
-        rows, cols = (side // self.grid for side in self.sides)
+        """Arrange the features of all tokens as one feature map."""
+        p, q = (side // self.grid for side in self.sides)  # size of a token's patch
         return rearrange(
-            features, "b (g k) (p q c) -> b (g p) (k q) c", g=self.grid, p=rows, q=cols
+            features, "b (g k) (p q c) -> b (g p) (k q) c", g=self.grid, p=p, q=q
         )

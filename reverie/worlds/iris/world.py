@@ -5,15 +5,15 @@
 
 Imagination starts from real frames and has no gradients:
 
-    state = world.state_from_frames(image, action)    # b + 1 frames and b actions
+    state = world.state_from_frames(image, action)    # T + 1 frames and T actions
     step = world.step(state, action, rng)             # step.state.image, .reward, .end
 
 No method synchronizes with the device, so loops over them can be captured in CUDA
-graphs: the fill level of the KV cache, and which tokens are not yet in it, are the same
-for all sequences of a batch and stored as Python values.
+graphs: the length of the KV cache, and which tokens are not yet in it, are the same for
+all sequences of a batch and stored as Python values.
 
-The class meets `api.World`. A policy gets the whole state; the states of a rollout are
-`IrisFrames`, without the KV cache.
+The class implements `api.World`. A policy gets the whole state; the states of a rollout
+are `IrisFrames`, without the KV cache.
 
 Shapes: `N` imagined sequences, `K` tokens of a transition, `C` codes, `R` reward
 classes.
@@ -53,18 +53,18 @@ I_TOKEN, OUTCOME = SideStream("i_token", priority=1), SideStream("outcome")
 class IrisState(NamedTuple):
     """State of an imagined sequence: the newest frame and the transformer's context.
 
-    `step` writes into the tensors of the KV cache. To continue twice from the same
-    state, `fork` it first.
+    `step` writes into the tensors of the KV cache. To continue from the same state
+    twice, `fork` it first.
     """
 
     image: UInt8[Tensor, "N h w c"]  # newest frame
-    reward: Float[Tensor, " N"]  # received on arriving at it
-    end: Bool[Tensor, " N"]  # True if the episode ends with it
+    reward: Float[Tensor, " N"]  # received with this frame
+    end: Bool[Tensor, " N"]  # True if the episode ends with this frame
     cache: Cache
-    i_token_is_cached: bool  # whether the I-token of the frame is in the KV cache
-    i_token: Float[Tensor, "N E"] | None = None  # of the frame, if already computed
-    last_token: Int[Tensor, " N"] | None = None  # newest Δ-token, if not yet cached
-    frame_features: Float[Tensor, "N r s c2"] | None = None  # if already computed
+    i_token_is_cached: bool  # True if the I-token of this frame is in the KV cache
+    i_token: Float[Tensor, "N E"] | None = None  # of this frame, if precomputed
+    last_token: Int[Tensor, " N"] | None = None  # last Δ-token, if not in the KV cache
+    frame_features: Float[Tensor, "N r s c2"] | None = None  # if precomputed
 
     def fork(self) -> IrisState:
         return self._replace(cache=self.cache.clone())
@@ -73,7 +73,7 @@ class IrisState(NamedTuple):
 class IrisStep(NamedTuple):
     """The next state, the sampled Δ-tokens, and all predicted logits.
 
-    `outputs` are those of the transformer that each Δ-token is predicted from.
+    `outputs` are the transformer outputs from which the Δ-tokens are predicted.
     """
 
     state: IrisState
@@ -85,11 +85,11 @@ class IrisStep(NamedTuple):
 
 
 StepReward = Callable[[IrisStep], Float[Tensor, " N"]]
-"""Computes the rewards of an imagined step, instead of the predicted task reward."""
+"""Computes rewards of an imagined step that replace the predicted task rewards."""
 
 
 class IrisFrames(NamedTuple):
-    """Frames of imagined sequences, and the reward and end on arriving at each."""
+    """Frames of imagined sequences, and the reward and end received with each."""
 
     image: UInt8[Tensor, "*b h w c"]
     reward: Float[Tensor, "*b"]
@@ -141,8 +141,8 @@ class IrisWorld(nn.Module):
     def dynamics_loss(self, segment: EpisodeSegment) -> WorldLoss:
         """Return the losses `latents` `(B, L - 1)`, `rewards` and `ends` `(B, L)`.
 
-        The losses are scaled; the total is the sum of their means. Tokens come from the
-        tokenizer, without gradient.
+        The losses are scaled; the total loss is the sum of their means. The tokenizer
+        gets no gradient.
         """
         tokens = self.tokenizer.tokenize(segment.image, segment.action)
         return self.dynamics.loss(segment, tokens)
@@ -151,7 +151,7 @@ class IrisWorld(nn.Module):
     def reconstruct(
         self, image: UInt8[Tensor, "B L h w c"], action: Int[Tensor, "B any"]
     ) -> UInt8[Tensor, "B L h w c"]:
-        """Reconstruct each frame from the *true* preceding one; copy the first."""
+        """Reconstruct each frame, given the *true* preceding one; copy the first."""
         steps, tokens = image.shape[1] - 1, self.tokenizer.tokenize(image, action)
         before, acts = image[:, :-1].flatten(0, 1), action[:, :steps].flatten()
         decoded = self.tokenizer.decode_tokens(before, acts, tokens.flatten(0, 1))
@@ -168,23 +168,30 @@ class IrisWorld(nn.Module):
 
         Frames before the beginning of an episode are black, with action 0.
         """
-        rows, steps = image.shape[0], image.shape[1] - 1
-        assert action.shape[1] == steps, (action.shape, image.shape)
-        dynamics, dtype = self.dynamics, self.dtype
-        cache = dynamics.transformer.cache(rows, dtype)
+        assert action.shape[1] == image.shape[1] - 1, (action.shape, image.shape)
         with on_stream(image, I_TOKEN):
-            i_tokens = dynamics.embed_frames(image)
-        tokens = self.tokenizer.tokenize(image, action) if steps else None
+            i_tokens = self.dynamics.embed_frames(image)
+        tokens = self.tokenizer.tokenize(image, action) if action.shape[1] else None
         wait_for(image, I_TOKEN)
+        return self.state_from_tokens(image[:, -1], i_tokens, action, tokens)
+
+    @torch.no_grad()
+    def state_from_tokens(
+        self,
+        image: UInt8[Tensor, "N h w c"],
+        i_tokens: Float[Tensor, "N L E"],
+        action: Int[Tensor, "N T"],
+        tokens: Int[Tensor, "N T K"] | None,
+    ) -> IrisState:
+        """Return the state after frames with these tokens; `image` is the last one."""
         sequence = i_tokens[:, -1:]
         if tokens is not None:
-            blocks = dynamics.embed_sequence(i_tokens[:, :-1], action, tokens)
+            blocks = self.dynamics.embed_sequence(i_tokens[:, :-1], action, tokens)
             sequence = torch.cat([blocks, sequence], 1)
+        cache = self.dynamics.transformer.cache(image.shape[0], self.dtype)
         _, cache = self._extend(sequence, cache)
-        reward = torch.zeros(rows, device=image.device)
-        return IrisState(
-            image[:, -1], reward, reward.bool(), cache, i_token_is_cached=True
-        )
+        reward = torch.zeros(image.shape[0], device=image.device)
+        return IrisState(image, reward, reward.bool(), cache, i_token_is_cached=True)
 
     @torch.no_grad()
     def step(self, state: IrisState, action: Int[Tensor, " N"], rng: Rng) -> IrisStep:
@@ -235,9 +242,9 @@ class IrisWorld(nn.Module):
 
     @torch.no_grad()
     def precompute(self, state: IrisState) -> IrisState:
-        """Start encoding the newest frame for the next step, on streams of its own.
+        """Start encoding the newest frame for the next step on side streams.
 
-        The policy runs in parallel with it.
+        The policy then runs in parallel with it.
         """
         image, i_token, features = state.image, state.i_token, state.frame_features
         if i_token is None and not state.i_token_is_cached:
@@ -262,22 +269,20 @@ class IrisWorld(nn.Module):
         rng: Rng,
         reward: StepReward | None = None,
     ) -> Rollout:
-        """Imagine `horizon` steps. Sequences continue after an end.
+        """Imagine `horizon` steps; sequences continue after a predicted episode end.
 
-        The states of the rollout are `IrisFrames` `(N, H + 1)`. Reward and end belong
-        to *arriving* at a frame; they are zero for the last of the real frames. The
-        rewards are those of the task, or of `reward`.
+        The states of the rollout are `IrisFrames` `(N, H + 1)`. Reward and end are
+        those received with a frame; they are zero for the first frame, which is real.
+        If `reward` is given, it replaces the predicted rewards.
         """
         frames, actions = [IrisFrames(*state[:3])], []
         for _ in range(horizon):
             state = self.precompute(state)
             actions.append(policy(state))
             step = self.step(state, actions[-1]["action"], rng)
-            state = (
-                step.state
-                if reward is None
-                else step.state._replace(reward=reward(step))
-            )
+            state = step.state
+            if reward is not None:
+                state = state._replace(reward=reward(step))
             frames.append(IrisFrames(*state[:3]))
         actions.append(policy(state))
         return Rollout(stack_time(frames), stack_actions(actions))
@@ -290,8 +295,8 @@ class IrisWorld(nn.Module):
     def frozen_copy(self, dtype: torch.dtype) -> IrisWorld:
         """Return a copy for imagination, with weights converted to `dtype`.
 
-        While the actor-critic is trained, the world does not change, so its weights are
-        converted once (see `refresh`), not at every use.
+        While the actor-critic is trained, the world model does not change, so its
+        weights are converted once (see `refresh`), not in every call.
         """
         frozen = copy.deepcopy(self).requires_grad_(False).eval()
         for network in (frozen, frozen.tokenizer, frozen.dynamics):
@@ -317,7 +322,7 @@ class IrisWorld(nn.Module):
         return state.i_token
 
     def _extend(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """Feed embedded tokens to the transformer; return outputs and new cache."""
+        """Append embedded tokens to the context; return outputs and new cache."""
         outputs, extended = self.dynamics(x, cache)
         assert extended is not None
         return outputs, extended

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 
 DYNAMICS_WEIGHTS = 87
-"""Weights of the RSSM in the size blocks, divided by the square of their units."""
+"""Weights of the RSSM in the size presets, divided by the square of their units."""
 
 
 def units_of_equal_size(weights: int) -> int:
-    """Return the units of the size block whose RSSM has about this many weights."""
+    """Return the units of the size preset whose RSSM has about this many weights."""
     return math.isqrt(weights // DYNAMICS_WEIGHTS)
 
 
@@ -35,7 +35,7 @@ class LatentStateConfig:
     """Fraction of the uniform distribution mixed into every categorical, which keeps
     the KL losses finite."""
     free_nats: float = 1.0
-    """Free nats: the KL losses are clipped below this value."""
+    """Free nats: KL losses below this value are set to it."""
     store: str = "float32"
     """Dtype in which the replay buffer stores `deter`: float32 or float16."""
 
@@ -55,7 +55,7 @@ class LatentStateConfig:
 class RSSMConfig(LatentStateConfig):
     """Sizes and regularization of the RSSM.
 
-    The defaults are those of the block size200m.
+    The defaults are those of the preset size200m.
     """
 
     blocks: int = 8
@@ -82,5 +82,5 @@ class RSSMConfig(LatentStateConfig):
 
     @property
     def equivalent_units(self) -> int:
-        """Units of the size block with this deterministic state."""
+        """Units of the size preset with this `deter`."""
         return self.deter // 8

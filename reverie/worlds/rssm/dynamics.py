@@ -2,7 +2,8 @@
 
 A state has a deterministic part `deter`, the output of a block-diagonal GRU, and a
 stochastic part `stoch`: S one-hot samples of K classes. The prior predicts `stoch` from
-`deter` alone; the posterior also uses the embedded observation.
+`deter` alone; the posterior also uses the embedded observation (`tokens`, as the
+original names it).
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ class RSSMState(NamedTuple):
 
 
 class KLTerms(NamedTuple):
-    """KL divergences from posterior to prior, and the mean entropies of both."""
+    """KL(posterior || prior) with two stop-gradients, and mean entropies of both."""
 
-    dyn: Float[Tensor, "*b"]  # gradient to the prior only
-    rep: Float[Tensor, "*b"]  # gradient to the posterior only
+    dyn: Float[Tensor, "*b"]  # gradient for the prior only
+    rep: Float[Tensor, "*b"]  # gradient for the posterior only
     post_entropy: Float[Tensor, ""]
     prior_entropy: Float[Tensor, ""]
 
@@ -80,7 +81,7 @@ class RSSMDynamics(nn.Module):
     def scan(
         self, state: RSSMState, tokens: Tensor, actions: Tensor, reset: Tensor, rng: Rng
     ) -> tuple[RSSMState, Tensor]:
-        """`observe` for embedded actions `(B, T, H)`; `reset` is `is_first`."""
+        """Same as `observe`, for embedded actions `(B, T, H)`; `reset`: `is_first`."""
         reset = reset[..., None]
         deters, stochs, logits = [], [], []
         (deter, stoch), start = state, self._start(tokens)
@@ -126,7 +127,7 @@ class RSSMDynamics(nn.Module):
         blocks, deter = self.config.blocks, state.deter
         in0 = self._layer("dynin0", deter)
         in1 = self._layer("dynin1", state.stoch.flatten(-2))
-        # every block reads its slice of `deter` and the same other inputs
+        # every block reads its slice of `deter`; all blocks share the other inputs
         shared = torch.cat([in0, in1, action], -1)[:, None].expand(-1, blocks, -1)
         slices = deter.reshape(deter.shape[0], blocks, -1)
         x = torch.cat([slices, shared], -1).flatten(-2)
@@ -171,7 +172,7 @@ class RSSMDynamics(nn.Module):
         return torch.cat([states.deter, states.stoch.flatten(-2)], -1)
 
     def _start(self, tokens: Float[Tensor, "B T E"]) -> tuple[Any, Any]:
-        """Return `deter` and `stoch` where an episode begins."""
+        """Return `deter` and `stoch` at the start of an episode."""
         return 0, 0
 
     def _add(self, name: str, layer: nn.Module, width: int) -> None:

@@ -1,7 +1,7 @@
 """GPU version of the RSSM dynamics, built from fused kernels.
 
-Replay sequences use the fused scan (`kernels/scan/posterior.py`). Imagination uses the
-steps of `dynamics.py`, with one fused kernel after each matrix product.
+`observe` runs the posterior scan of `kernels/scan/posterior.py`. Imagination loops over
+steps as in `dynamics.py`, with one fused kernel after each matrix product.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from reverie.api import Policy, Rollout
 from reverie.kernels.heads.onehot import onehot_kl, sample_onehot
-from reverie.kernels.launch import can_launch
+from reverie.kernels.launch import cached_padded_weights, can_launch
 from reverie.kernels.norm.rms_norm import (
     is_fusable,
     linear_norm_act,
@@ -32,8 +32,12 @@ from reverie.kernels.scan.tensors import (
 )
 from reverie.nets.blocks import BlockLinear, Linear, Norm
 from reverie.nets.rng import Rng
+from reverie.nets.streams import SideStream, on_stream, wait_for
 from reverie.worlds.rollout import stack_actions
 from reverie.worlds.rssm.dynamics import KLTerms, RSSMDynamics, RSSMState
+
+NOISE = SideStream("noise")
+"""Stream on which noise for samples is drawn."""
 
 
 class FastRSSMDynamics(RSSMDynamics):
@@ -62,14 +66,15 @@ class FastRSSMDynamics(RSSMDynamics):
         steps = [self._split(feat[:, t]) for t in range(horizon + 1)]
         for target, source in zip(steps[0], state, strict=True):
             target.copy_(source)
-        actions = [policy(steps[0])]
-        for before, after in pairwise(steps):
-            self._imagine_into(after, before, actions[-1], rng)
-            actions.append(policy(after))
+        with cached_padded_weights():
+            actions = [policy(steps[0])]
+            for previous, following in pairwise(steps):
+                self._imagine_step(previous, actions[-1], rng, out=following)
+                actions.append(policy(following))
         return Rollout(self._split(feat), stack_actions(actions))
 
     def features(self, states: RSSMState) -> Float[Tensor, "*b F"]:
-        """Concatenate both parts, without a copy if they are adjacent in memory."""
+        """Concatenate `deter` and `stoch`, without a copy if adjacent in memory."""
         deter, stoch = states.deter, states.stoch.flatten(-2)
         adjacent = (
             deter.untyped_storage().data_ptr() == stoch.untyped_storage().data_ptr()
@@ -116,6 +121,7 @@ class FastRSSMDynamics(RSSMDynamics):
             *self.obslogit.cast(dtype),
         )
         shape = (*reset.shape, config.stoch, config.classes)
+        # the values are drawn below, if an implementation supports these shapes
         noise = torch.empty(shape, device=tokens.device)
         projected = F.linear(tokens, token_weight, bias)
         stoch = state.stoch.flatten(1)
@@ -130,16 +136,18 @@ class FastRSSMDynamics(RSSMDynamics):
         deter, stoch, logits = posterior_scan(implementation, forward)
         return RSSMState(deter, stoch), logits
 
-    def _imagine_into(
-        self, after: RSSMState, before: RSSMState, action: dict[str, Tensor], rng: Rng
+    def _imagine_step(
+        self, state: RSSMState, action: dict[str, Tensor], rng: Rng, out: RSSMState
     ) -> None:
-        """Write the state that follows `before` into the tensors of `after`."""
-        config, deter = self.config, before.deter
+        """Write the next state into the tensors of `out`."""
+        config, deter = self.config, state.deter
         blocks, dtype, rows = config.blocks, deter.dtype, len(deter)
+        with on_stream(deter, NOISE):  # in parallel with the layers below
+            noise = rng.exponential(out.stoch)
         shared = torch.cat(
             [
                 self._layer("dynin0", deter),
-                self._layer("dynin1", before.stoch.flatten(-2)),
+                self._layer("dynin1", state.stoch.flatten(-2)),
                 self._embed_policy_action(action, deter),
             ],
             -1,
@@ -152,12 +160,13 @@ class FastRSSMDynamics(RSSMDynamics):
         x = rms_norm_silu_blocks(x, norm.scale, norm.eps, bias)
         weight, bias = self.dyngru.cast(dtype)
         gates = torch.bmm(x.view(rows, blocks, -1).transpose(0, 1), weight)
-        block_gru_gates(gates, bias, deter, out=after.deter)
-        logits = self.prior_logits(after.deter)
-        sample_onehot(logits, rng.exponential(logits), config.unimix, out=after.stoch)
+        block_gru_gates(gates, bias, deter, out=out.deter)
+        logits = self.prior_logits(out.deter)
+        wait_for(deter, NOISE)
+        sample_onehot(logits, noise, config.unimix, out=out.stoch)
 
     def _embed_policy_action(self, action: dict[str, Tensor], like: Tensor) -> Tensor:
-        """Embed imagined actions; a single discrete one selects a weight column."""
+        """Embed imagined actions; a single discrete action selects a weight column."""
         spaces = list(self.actions.spaces.values())
         is_scalar = len(spaces) == 1 and spaces[0].is_discrete and not spaces[0].shape
         if not is_scalar or spaces[0].low.any():

@@ -1,6 +1,6 @@
-"""The RSSM's share of a training step, split into sections that can be timed alone.
+"""The world-model loss of the RSSM, split into sections that are timed separately.
 
-Each section takes the outputs of the preceding ones as leaf tensors, so that its
+The inputs of each section (outputs of the preceding ones) are leaf tensors, so that its
 backward pass computes the gradients of its inputs and its weights, as in training.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Section(NamedTuple):
-    """The forward pass of one section, and what its outputs are differentiated by.
+    """The forward pass of one section, and the tensors to compute gradients for.
 
     A section without outputs has no backward pass.
     """
@@ -34,7 +34,8 @@ class Section(NamedTuple):
 def rssm_sections(
     world: RSSM, state: RSSMState, batch: Batch, rng: Rng
 ) -> dict[str, Section]:
-    """Return encoder, posterior scan, decoder, and heads with the prior."""
+    """Return the sections encoder, scan, decoder or representation, heads and prior."""
+    state, batch = world.with_augmented_views(state, batch, rng)
     prevact, is_first = batch["prevact"], batch["is_first"]
     with torch.no_grad():
         tokens = world.enc(batch, world.dtype)
@@ -51,8 +52,14 @@ def rssm_sections(
         return [*states, logits]
 
     def decode() -> list[Tensor]:
+        assert world.dec is not None
         decoded = world.dec(deter, stoch.flatten(-2))
         return [dist.loss(batch[key]).mean() for key, dist in decoded.items()]
+
+    def represent() -> list[Tensor]:
+        assert world.representation is not None
+        losses = world.representation(world.features(states), tokens, batch)
+        return [loss.mean() for loss in losses.values()]
 
     def heads() -> list[Tensor]:
         feat = world.features(states)
@@ -61,10 +68,13 @@ def rssm_sections(
         kl = world.dyn.kl_terms(logits, world.dyn.prior_logits(deter))
         return [x.mean() for x in (reward, cont, kl.dyn, kl.rep)]
 
+    sections = {"encoder": Section(encode, []), "scan": Section(scan, [tokens])}
+    if world.representation is not None:
+        sections["representation"] = Section(represent, [deter, stoch])
+    if world.dec is not None:
+        sections["decoder"] = Section(decode, [deter, stoch])
     return {
-        "encoder": Section(encode, []),
-        "scan": Section(scan, [tokens]),
-        "decoder": Section(decode, [deter, stoch]),
+        **sections,
         "heads and prior": Section(heads, [deter, stoch, logits]),
     }
 

@@ -18,36 +18,38 @@ from reverie.api import Batch, Extras, Policy, Rollout, WorldLoss
 from reverie.nets import standardize as standard
 from reverie.nets.rng import Rng
 from reverie.spaces import Space, Spaces
-from reverie.worlds.latent import ReconstructiveWorld
+from reverie.worlds.latent import REPRESENTATIONS, LatentWorldBase
 from reverie.worlds.rssm.config import RSSMConfig
 from reverie.worlds.rssm.dynamics import RSSMDynamics, RSSMState
 from reverie.worlds.rssm.sections import Section, rssm_sections
 
 
-class RSSM(ReconstructiveWorld):
-    """Meets `api.LatentWorld`."""
+class RSSM(LatentWorldBase):
+    """Implements `api.LatentWorld`."""
 
     Dynamics = RSSMDynamics
+    representations = ("decoder", *REPRESENTATIONS)
     dyn: RSSMDynamics
     config: RSSMConfig
 
     @property
     def extras(self) -> Spaces:
-        """`deter`, and `stoch` as class indices, which take 1 / K of the memory."""
+        """Store `deter`, and `stoch` as class indices to save memory."""
         config = self.config
-        index = np.uint8 if config.classes <= 256 else np.int16
+        index_dtype = np.uint8 if config.classes <= 256 else np.int16
+        stoch = Space(np.dtype(index_dtype), (config.stoch,), 0, config.classes)
         return {
             "dyn/deter": Space(np.dtype(config.store), (config.deter,)),
-            "dyn/stoch": Space(np.dtype(index), (config.stoch,), 0, config.classes),
+            "dyn/stoch": stoch,
         }
 
     def to_replay(self, states: RSSMState) -> Extras:
         spaces = self.extras
-        store = getattr(torch, spaces["dyn/deter"].dtype.name)
-        index = getattr(torch, spaces["dyn/stoch"].dtype.name)
+        deter_dtype = getattr(torch, spaces["dyn/deter"].dtype.name)
+        index_dtype = getattr(torch, spaces["dyn/stoch"].dtype.name)
         return {
-            "dyn/deter": states.deter.detach().to(store),
-            "dyn/stoch": states.stoch.detach().argmax(-1).to(index),
+            "dyn/deter": states.deter.detach().to(deter_dtype),
+            "dyn/stoch": states.stoch.detach().argmax(-1).to(index_dtype),
         }
 
     def from_replay(self, extras: Extras) -> RSSMState:
@@ -61,7 +63,8 @@ class RSSM(ReconstructiveWorld):
         return self.dyn.initial(batch, self.dtype)
 
     def observe(self, state: RSSMState, batch: Batch, rng: Rng) -> RSSMState:
-        # batch statistics of a single frame would be meaningless: use running averages
+        # images are standardized with moving averages and not with the statistics of
+        # the batch, which may be a single frame
         by_batch = self.networks.enc.standard == "batch"
         with standard.frozen_statistics(
             standard.standardizers(self.enc, "batch") if by_batch else ()
@@ -80,21 +83,23 @@ class RSSM(ReconstructiveWorld):
         return states.deter, states.stoch.flatten(-2)
 
     def loss(self, state: RSSMState, batch: Batch, rng: Rng) -> WorldLoss:
-        states, logits = self._observe(state, batch, rng)
-        losses = self.prediction_losses(states, batch)
-        # two KL terms, so that the prior is trained faster towards the posterior than
-        # the posterior towards the prior
+        state, batch = self.with_augmented_views(state, batch, rng)
+        embed = self.enc(batch, self.dtype)
+        states, logits = self._infer(state, embed, batch, rng)
+        losses = self.prediction_losses(states, batch, embed)
+        # two KL terms with separate loss scales, so that the prior is trained faster
+        # towards the posterior than the posterior towards the prior
         kl = self.dyn.kl_terms(logits, self.dyn.prior_logits(states.deter))
         losses["dyn"] = kl.dyn.clamp(min=self.config.free_nats)
         losses["rep"] = kl.rep.clamp(min=self.config.free_nats)
         metrics = {"dyn_ent": kl.prior_entropy, "rep_ent": kl.post_entropy}
-        return WorldLoss(losses, states, metrics)
+        return self.average_views(WorldLoss(losses, states, metrics))
 
     @torch.no_grad()
     def prior_kl(
         self, state: RSSMState, batch: Batch, rng: Rng
     ) -> Float[Tensor, "B T"]:
-        """Return the KL divergences from posterior to prior."""
+        """Return KL(posterior || prior) of every step."""
         states, logits = self._observe(state, batch, rng)
         return self.dyn.kl_terms(logits, self.dyn.prior_logits(states.deter)).dyn
 
@@ -105,5 +110,11 @@ class RSSM(ReconstructiveWorld):
     def _observe(
         self, state: RSSMState, batch: Batch, rng: Rng
     ) -> tuple[RSSMState, Float[Tensor, "B T S K"]]:
-        tokens = self.enc(batch, self.dtype)
-        return self.dyn.observe(state, tokens, batch["prevact"], batch["is_first"], rng)
+        """Encode the observations; return posterior states and their logits."""
+        return self._infer(state, self.enc(batch, self.dtype), batch, rng)
+
+    def _infer(
+        self, state: RSSMState, embed: Tensor, batch: Batch, rng: Rng
+    ) -> tuple[RSSMState, Float[Tensor, "B T S K"]]:
+        """Return posterior states and their logits, given the embedding."""
+        return self.dyn.observe(state, embed, batch["prevact"], batch["is_first"], rng)

@@ -1,10 +1,9 @@
-"""Boundary flags of VTA: sampling, density, limits and temperature.
+"""Boundary flags of VTA: sampling, density, segment limits and temperature.
 
 The boundary flag of a step has two classes, in this order everywhere: UPDATE (a segment
 begins with this step and the upper level is updated) and COPY (the segment continues
-and the upper level is copied). Flags are sampled with the Gumbel-softmax trick at a
-temperature, used as exact 0 or 1, and differentiated as the soft sample
-(straight-through gradient).
+and the upper level is copied). Flags are sampled with the Gumbel-softmax trick and
+rounded to 0 or 1, with the gradient of the soft sample (straight-through gradient).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ UPDATE, COPY = 0, 1
 """Indices of the two classes of a boundary flag."""
 
 FORCED_LOGIT = math.log((1 - 1e-3) / 1e-3)
-"""Logits of a flag that a segment limit determines: plus and minus this value."""
+"""Logits of a flag that is forced by a segment limit: plus and minus this value."""
 
 
 class BoundaryFlags(NamedTuple):
@@ -33,14 +32,14 @@ def sample_flags(
     temperature: Float[Tensor, ""] | float,
     uniform: Float[Tensor, "*b 2"] | None,
 ) -> BoundaryFlags:
-    """Sample flags with Gumbel noise made from `uniform`; without it, take the mode."""
+    """Sample flags with Gumbel noise computed from `uniform`; None for the mode."""
     if uniform is not None:
         logits = logits - torch.log(-torch.log(uniform))
     log_sample = torch.log_softmax(logits / temperature, -1)
     soft = torch.exp(log_sample)
     update = (log_sample[..., :1] >= log_sample[..., 1:]).to(soft.dtype)
     hard = torch.cat([update, 1 - update], -1)
-    # in this order of operations the mask is exactly 0 or 1, without rounding errors
+    # this order of operations has no rounding errors: the mask is exactly 0 or 1
     return BoundaryFlags(hard + (soft - soft.detach()), log_sample)
 
 
@@ -49,7 +48,7 @@ def log_density(
     log_sample: Float[Tensor, "*b 2"],
     temperature: Float[Tensor, ""] | float,
 ) -> Float[Tensor, "*b"]:
-    """Log density of a soft sample, up to a term that depends on temperature only."""
+    """Log density of a log sample, without a term that depends only on temperature."""
     score = logits - temperature * log_sample
     return score.sum(-1) - 2 * torch.logsumexp(score, -1)
 
@@ -74,8 +73,8 @@ def limit_segments(
 ) -> Float[Tensor, "B T 2"]:
     """Force the prior's logits of each *next* flag where a segment limit is reached.
 
-    A segment of `max_length` steps must end. Otherwise, after `max_count` segments, no
-    further one may begin.
+    After a segment of `max_length` steps, the next one must begin. Otherwise, after
+    `max_count` segments, no further one may begin.
     """
     length, count = segment_counts(mask[..., UPDATE] > 0.5)
     forced = signed_logits(logits, FORCED_LOGIT)

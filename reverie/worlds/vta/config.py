@@ -13,15 +13,14 @@ from reverie.worlds.rssm.config import units_of_equal_size
 class VTAConfig:
     """Config of the VTA world for sequences.
 
-    The defaults are those of the port with actions
-    (github.com/Mainlst/stable-deep-world-model) for bouncing balls. The authors' code
-    (github.com/taesupkim/vta), for the 3D maze, corresponds to `bias=False`,
-    `loss="gaussian"`, `levels="spread"` and `bits=5`; the port's maze has
-    `levels="floor"` instead.
+    The defaults are those for bouncing balls of a port that adds actions
+    (github.com/Mainlst/stable-deep-world-model). The authors' code for the 3D maze
+    (github.com/taesupkim/vta) corresponds to `bias=False`, `loss="gaussian"`,
+    `levels="spread"` and `bits=5`; the port has `levels="floor"` for its maze.
     """
 
     context: int = 5
-    """Context frames before the modeled frames of a window, and after them."""
+    """Number of context frames before the modeled frames of a window, and after."""
     length: int = 20
     """Modeled frames of a window."""
     belief: int = 128
@@ -52,22 +51,22 @@ class VTAConfig:
     min_temperature: float = 0.1
     """Final Gumbel-softmax temperature."""
     anneal: float = 100.0
-    """Decay time of the temperature in thousands of updates (37 % of the difference to
-    the final one remain); 0 for a constant temperature."""
+    """Decay time of the temperature in thousands of updates (after it, 37 % of the
+    difference to the final temperature remain); 0 for a constant temperature."""
     static_lower_belief: bool = False
     """Keep the lower belief constant within a segment, instead of updating it with an
-    RNN. The lower prior is then the same at each step of a segment, so lasting changes
-    are encoded most cheaply by a new segment."""
+    RNN. The lower prior is then the same at each step of a segment, so a lasting change
+    has a lower KL cost if it is encoded by a new segment."""
     random_boundary_steps: int = 0
     """Warm-up: number of updates with random boundaries (probability 0.5) before the
     detector is used. Without it, the detector can collapse to no boundaries, or one at
     each frame, before the upper state encodes anything useful."""
     kl_to_detector: bool = False
-    """Backpropagate the upper level's KL into the boundary detector, so that the
-    gradient is that of the ELBO. The original detaches the flags there."""
+    """Backpropagate the upper level's KL into the boundary detector, as the gradient of
+    the ELBO does. The original detaches the flags in this term."""
     obs_scale: float = 1.0
-    """Weight of the lower level's KL. Above 1, unpredicted changes within a segment
-    cost more relative to a new segment, so boundaries are placed at such changes."""
+    """Weight of the lower level's KL. Above 1, changes that the prior does not predict
+    cost more within a segment than at its start, so boundaries move to them."""
     abs_scale: float = 1.0
     """Weight of the upper level's KL."""
     mask_scale: float = 1.0
@@ -170,7 +169,8 @@ class RecurrentVTAConfig:
 
     @property
     def equivalent_units(self) -> int:
-        """Units of the size block whose dynamics have about as many weights."""
+        """Units of a DreamerV3 size with about as many weights in its dynamics; used to
+        estimate the memory of training."""
         hidden, (belief, stoch) = self.hidden, self.feature_widths
         upper = self.abs_belief + self.abs_stoch
         cells = 3 * self.abs_belief * (hidden + self.abs_belief)

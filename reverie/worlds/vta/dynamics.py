@@ -1,7 +1,8 @@
-"""Dynamics of recurrent VTA: upper and lower level, and their boundary flags.
+"""Dynamics of recurrent VTA: upper and lower level, and boundary flags.
 
-Shape letters of this file: `U` and `Y` belief and state of the upper level, `C` both
-together, `D` and `Z` belief and state of the lower level.
+`tokens` are the embedded observations, as in the RSSM. Shape letters of this file: `U`
+and `Y` belief and state of the upper level, `C` both together, `D` and `Z` belief and
+state of the lower level.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class VTADistributions(NamedTuple):
 
 
 class RecurrentVTADynamics(nn.Module):
-    def __init__(self, tokens: int, act_space: Spaces, config: RecurrentVTAConfig):
+    def __init__(self, token_width: int, act_space: Spaces, config: RecurrentVTAConfig):
         super().__init__()
         self.config = config
         self.actions = Concat(act_space)
@@ -69,23 +70,22 @@ class RecurrentVTADynamics(nn.Module):
         # prior of the next boundary flag
         self.flag_prior_in = DenseNormSiLU(lower, hidden)
         self.flag_prior_out = Linear(hidden, 2)
-        inputs = tokens + int(config.reward_to_detector)
+        inputs = token_width + int(config.reward_to_detector)
         self.detector = TimeConvs(inputs, hidden, config.layers, 2, F.silu)
         self.abs_cell = NormGRUCell(config.abs_stoch + acts, hidden, config.abs_belief)
         self.obs_cell = NormGRUCell(
             config.obs_stoch + upper + acts, hidden, config.obs_belief
         )
-        self.reset_belief = DenseNormSiLU(
-            upper, config.obs_belief
-        )  # of the lower level
+        # belief of the lower level at the start of a segment
+        self.reset_belief = DenseNormSiLU(upper, config.obs_belief)
 
         def head(inputs: int, units: int) -> GaussianHead:
             return GaussianHead(inputs, hidden, units, config.min_std)
 
         self.prior_abs = head(config.abs_belief, config.abs_stoch)
-        self.post_abs = head(config.abs_belief + tokens, config.abs_stoch)
+        self.post_abs = head(config.abs_belief + token_width, config.abs_stoch)
         self.prior_obs = head(config.obs_belief, config.obs_stoch)
-        self.post_obs = head(config.obs_belief + upper + tokens, config.obs_stoch)
+        self.post_obs = head(config.obs_belief + upper + token_width, config.obs_stoch)
 
     def initial(self, batch: int, dtype: torch.dtype) -> RecurrentVTAState:
         config, device = self.config, self.start.device
@@ -110,8 +110,8 @@ class RecurrentVTADynamics(nn.Module):
     ) -> tuple[RecurrentVTAState, VTADistributions]:
         """Return the posterior states of a sequence, with their distributions.
 
-        Without `detector_logits`, the prior of the flags is used. Flags are sampled in
-        training mode, otherwise they are the mode.
+        Without `detector_logits`, flags come from their prior. In training mode, flags
+        are sampled; otherwise they are the mode.
         """
         dtype = tokens.dtype
         actions = torch.where(is_first[..., None], 0, self.embed(prevact, tokens))
@@ -175,10 +175,11 @@ class RecurrentVTADynamics(nn.Module):
     def limit_segments(
         self, logits: Float[Tensor, "*b 2"], state: RecurrentVTAState
     ) -> Float[Tensor, "*b 2"]:
-        """Force flag logits where a limit on the segments has been reached."""
+        """Force flag logits where a segment limit has been reached."""
         config = self.config
         if not config.forced_logit:
             return logits
+        # logits of a forced boundary; negated, they forbid a boundary
         forced = signed_logits(logits, config.forced_logit)
         too_long = (state.length >= config.max_segment)[..., None]
         too_many = (state.number >= config.max_segments)[..., None]
@@ -225,7 +226,7 @@ class RecurrentVTADynamics(nn.Module):
                 noise = self._uniform(logits, rng)
             return sample_flags(logits, config.temperature, noise).mask
         update = torch.zeros_like(state.length)
-        if config.imagined_boundaries == "fixed":
+        if config.imagined_boundaries == "fixed":  # one step earlier than the limit
             update = (state.length >= config.max_segment - 1).float()
         return torch.stack([update, 1 - update], -1)
 
@@ -242,7 +243,7 @@ def _replace_upper(
     return state._replace(abs_stoch=stoch)
 
 
-class UnbiasedLinear(Linear):
+class LinearWithoutBias(Linear):
     """A dense layer whose bias is zero and not trained."""
 
     def __init__(self, inputs: int, units: int):
@@ -255,7 +256,7 @@ class DenseNormSiLU(nn.Module):
 
     def __init__(self, inputs: int, units: int):
         super().__init__()
-        self.linear = UnbiasedLinear(inputs, units)
+        self.linear = LinearWithoutBias(inputs, units)
         self.norm = Norm(NORM, units)
 
     def forward(self, x: Float[Tensor, "*b E"]) -> Float[Tensor, "*b F"]:
@@ -268,7 +269,7 @@ class NormGRUCell(nn.Module):
     def __init__(self, inputs: int, hidden: int, belief: int):
         super().__init__()
         self.into = DenseNormSiLU(inputs, hidden)
-        self.linear = UnbiasedLinear(hidden + belief, 3 * belief)
+        self.linear = LinearWithoutBias(hidden + belief, 3 * belief)
         self.norm = Norm(NORM, 3 * belief)
 
     def forward(
@@ -281,7 +282,10 @@ class NormGRUCell(nn.Module):
 
 
 class GaussianHead(nn.Module):
-    """Mean and standard deviation, after a hidden layer if the input width differs."""
+    """Predicts mean and standard deviation of a Gaussian.
+
+    Inputs whose width is not `hidden` first pass through a hidden layer.
+    """
 
     def __init__(self, inputs: int, hidden: int, units: int, min_std: float):
         super().__init__()

@@ -1,16 +1,17 @@
 """Recurrent VTA: the world model that replaces the RSSM in Dreamer.
 
-The upper level (prefix `abs`) has a belief and a Gaussian state that change only where
-a segment begins; the lower level (`obs`) has its own and is reset from the upper one
-there. Encoder, decoder and heads are those of the RSSM.
+The upper level (prefix `abs`) has a belief (its deterministic state) and a Gaussian
+state that change only where a segment begins. The lower level (`obs`) has a belief and
+a Gaussian state of its own; where a segment begins, its belief is reset to a function
+of the upper level. Encoder, decoder and heads are those of the RSSM.
 
-In training, the boundary flags come from a detector, temporal convolutions over the
-whole sequence. When acting, only the current observation is available, so the flag of
-the prior is used, which is predicted from the lower level of the preceding step. Both
-detector and prior are subject to the limits on length and number of segments. Here the
-limit on the number takes precedence (in `world.py`, the limit on the length).
+In training, the boundary flags come from a detector (temporal convolutions over the
+whole sequence). When acting, future observations are not available, so the flags come
+from the prior, which predicts each flag from the lower level of the preceding step.
+Both are subject to the limits on length and number of segments. Here the limit on the
+number takes precedence (in `world.py`, the limit on the length).
 
-The flag of a row is about the row itself.
+Unlike in `world.py`, prior and detector logits of row t belong to the flag of row t.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch import Tensor
 from reverie.api import Batch, Extras, Policy, Rollout, WorldLoss
 from reverie.nets.rng import Rng
 from reverie.spaces import Space, Spaces
-from reverie.worlds.latent import ReconstructiveWorld
+from reverie.worlds.latent import LatentWorldBase
 from reverie.worlds.rollout import rollout
 from reverie.worlds.vta.boundaries import UPDATE
 from reverie.worlds.vta.config import RecurrentVTAConfig
@@ -36,8 +37,8 @@ from reverie.worlds.vta.dynamics import (
 )
 
 
-class RecurrentVTA(ReconstructiveWorld):
-    """Meets `api.LatentWorld`."""
+class RecurrentVTA(LatentWorldBase):
+    """Implements `api.LatentWorld`."""
 
     Dynamics = RecurrentVTADynamics
     dyn: RecurrentVTADynamics
@@ -50,9 +51,9 @@ class RecurrentVTA(ReconstructiveWorld):
     def observe(
         self, state: RecurrentVTAState, batch: Batch, rng: Rng
     ) -> RecurrentVTAState:
-        """Return the posterior states, with flags that are the mode.
+        """Return the posterior states, with the most probable flags instead of samples.
 
-        The flags come from the prior if the batch has a single row, otherwise from the
+        The flags come from the prior if sequences have a single row, otherwise from the
         detector.
         """
         was_training = self.training
@@ -84,7 +85,7 @@ class RecurrentVTA(ReconstructiveWorld):
     def prior_kl(
         self, state: RecurrentVTAState, batch: Batch, rng: Rng
     ) -> Float[Tensor, "B T"]:
-        """Return the KL divergences of both levels; the upper one at boundaries."""
+        """Return the KL of the lower level plus, at boundaries, of the upper level."""
         was_training = self.training
         self.eval()
         try:

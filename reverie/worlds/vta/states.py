@@ -1,7 +1,8 @@
 """States of the VTA world, and the results of inference on a window.
 
-A field `next_flag_logits` belongs to the flag of the *next* step. In `WindowEvaluation`
-every field belongs to its own frame. The shape letters are those of `world.py`.
+Step t of a field `next_flag_logits` belongs to the flag of step t + 1. In
+`WindowEvaluation`, step t of every field belongs to frame t. The shape letters are
+those of `world.py`.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ class VTAState(NamedTuple):
 
 
 class WindowPosterior(NamedTuple):
-    """Everything inferred for a window, with the priors of the same states."""
+    """Everything inferred for a window, and the priors of the same states."""
 
     embed: Float[Tensor, "B T D"]
     detector_logits: Float[Tensor, "B T 2"]
     log_sample: Float[Tensor, "B T 2"]  # of the boundary flags
-    abs_fwd: Float[Tensor, "B T D"]
+    abs_fwd: Float[Tensor, "B T D"]  # forward and backward recurrent encoders
     abs_bwd: Float[Tensor, "B T D"]
     obs_fwd: Float[Tensor, "B T D"]
     mask: Float[Tensor, "B S 2"]  # boundary flags

@@ -2,9 +2,9 @@
 
 The model has two levels. The lower level models frames within a segment, like an RSSM.
 The upper level is updated only where a segment begins; there, the lower level is reset
-from it. The posterior of the boundary flags comes from a detector, temporal
-convolutions over the whole window; the prior predicts each flag one step ahead from the
-lower level. So the prior can generate frame by frame, or one frame per segment
+to a function of it. The posterior of the boundary flags comes from a detector (temporal
+convolutions over the whole window); the prior predicts each flag one step ahead from
+the lower level. So the prior can generate frame by frame, or one frame per segment
 ("jumpy").
 
 A window has `T = I + S + I` frames. The first I are context, the next S are modeled,
@@ -13,15 +13,15 @@ and the last I are only inputs of the encoders:
     frame    0 .. I-1    I .. I+S-1               I+S .. T-1
     flag     UPDATE      UPDATE, then detected    UPDATE
 
-Prior flag logits (`next_flag_logits`) and the loss `mask` are about the *next* frame;
-everything else is about its own frame.
+Step t of the prior flag logits (`next_flag_logits`) and of the loss `mask` belongs to
+the flag of frame t + 1; step t of everything else belongs to frame t.
 
 No posterior depends on the belief of its own level. So states are sampled for all steps
 at once, and the loops over time contain only the recurrent cells.
 
 The prefix `abs` (for abstraction) marks the upper level and `obs` the lower level, as
 in the authors' code. Shape letters of this file: `I` context, `S` modeled steps, `D`
-belief, `Z` state, `P` three times `D`. Kim, Ahn and Bengio, 2019, arXiv 1910.00775.
+belief, `Z` state, `P` = 3 D gates. Kim, Ahn and Bengio, 2019, arXiv 1910.00775.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class SigmoidGaussian(nn.Module):
 
 
 class VTA(nn.Module):
-    """Models one image key, with or without actions. Meets `api.World`.
+    """Models one image key, with or without actions. Implements `api.World`.
 
     In training mode, flags are sampled, the prior is subject to the segment limits,
     batch norm uses batch statistics, and each call of `loss` anneals the temperature.
@@ -123,7 +123,7 @@ class VTA(nn.Module):
         self.pixels = PixelModel(config)
         belief, state = config.belief, config.state
         self.actions = Concat(act_space) if act_space else None
-        inputs = self.actions.width if self.actions else 0
+        action_width = self.actions.width if self.actions else 0
 
         self.enc = ImageEncoder(side, channels, belief, config.bias)
         self.dec = ImageDecoder(side, channels, belief, config.bias)
@@ -131,7 +131,7 @@ class VTA(nn.Module):
         self.flag_prior = nn.Linear(belief, 2)  # prior of the next boundary flag
         # three encoders: upper forward, lower forward, upper backward
         self.encoders = GRU(belief, belief, 3, dtype)
-        self.abs_cell = GRU(state + inputs, belief, dtype=dtype)
+        self.abs_cell = GRU(state + action_width, belief, dtype=dtype)
         self.obs_cell: GRU | None = None
         if not config.static_lower_belief:
             self.obs_cell = GRU(state + belief, belief, dtype=dtype)
@@ -186,10 +186,10 @@ class VTA(nn.Module):
 
     @torch.no_grad()
     def evaluate(self, batch: Batch, rng: Rng) -> WindowEvaluation:
-        """Evaluate windows; every result belongs to its own frame.
+        """Evaluate windows; step t of every result belongs to frame t.
 
-        For this, the loss `mask` is rolled by one step: the first frame, which always
-        begins a segment, has the loss of the frame after the last one.
+        For this, the loss `mask` is rolled by one step. The first frame, which always
+        begins a segment, gets the loss of the frame after the last one.
         """
         terms = self.elbo(batch, rng)
         first = torch.ones_like(terms.post_prob[:, :1])  # always begins a segment
@@ -204,7 +204,8 @@ class VTA(nn.Module):
     def state_from_frames(self, images: Tensor, rng: Rng) -> VTAState:
         """Encode context frames and sample the first state of the next segment."""
         embed = self._encode(self.pixels.preprocess(images, rng))
-        abs_fwd, _, _ = self._run_encoders(embed, embed.new_zeros(*embed.shape[:2], 2))
+        unused = embed.new_zeros(*embed.shape[:2], 2)  # `abs_fwd` ignores the flags
+        abs_fwd, _, _ = self._run_encoders(embed, unused)
         state = self.initial(len(embed))
         boundary = torch.ones_like(state.boundary)
         return self._sample_states(state, abs_fwd[:, -1], boundary, rng)
@@ -293,8 +294,10 @@ class VTA(nn.Module):
             inputs.append(vectors[:, context : context + length - 1])
         gates = self.abs_cell.gates(torch.cat(inputs, -1))  # (1, B, S - 1, P)
         start = abs_fwd[:, context - 1]
-        hold = StateUpdate(None, update[None, :, 1:], copy[None, :, 1:])
-        beliefs = self.abs_cell.scan(gates, start[None], hold)[0]
+        change_at_boundaries = StateUpdate(
+            output_scale=update[None, :, 1:], state_scale=copy[None, :, 1:]
+        )
+        beliefs = self.abs_cell.scan(gates, start[None], change_at_boundaries)[0]
         abs_belief = torch.cat([start[:, None], beliefs], 1)
         abs_feat = self.abs_feat(torch.cat([abs_belief, abs_state], -1))
 
@@ -305,9 +308,11 @@ class VTA(nn.Module):
             previous = F.pad(obs_state[:, :-1], (0, 0, 1, 0))
             gates = self.obs_cell.gates(torch.cat([previous, abs_feat], -1))
             new_belief = (update[..., None] * abs_feat)[None]
-            reset = StateUpdate(None, copy[None], None, new_belief)
+            reset_at_boundaries = StateUpdate(
+                output_scale=copy[None], offset=new_belief
+            )
             start = torch.zeros_like(abs_feat[None, :, 0])
-            obs_belief = self.obs_cell.scan(gates, start, reset)[0]
+            obs_belief = self.obs_cell.scan(gates, start, reset_at_boundaries)[0]
         obs_feat = self.obs_feat(torch.cat([obs_belief, obs_state], -1))
         flag_logits = self.flag_prior(obs_feat)
         levels = (abs_belief, abs_state, obs_belief, obs_state)
@@ -323,25 +328,26 @@ class VTA(nn.Module):
     def _run_encoders(
         self, embed: Float[Tensor, "B T D"], mask: Float[Tensor, "B T 2"]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Run the three recurrent encoders in one loop; the third runs backwards.
+        """Run the three recurrent encoders in one loop over time.
 
-        The first is never reset, the second is reset before the first frame of each
-        segment, and the third, running backwards, after it.
+        The first (upper level, forward) is never reset. The second (lower level,
+        forward) is reset before the first frame of each segment. The third (upper
+        level) runs backwards, and is reset after the first frame of each segment.
         """
         copy = mask[..., COPY]
         next_copy = torch.roll(copy, -1, 1)
-        keep = torch.stack([torch.ones_like(copy), copy, next_copy])
+        input_scale = torch.stack([torch.ones_like(copy), copy, next_copy])
         start = embed.new_zeros(3, len(embed), self.config.belief)
         gates = self.encoders.gates(embed)
         abs_fwd, obs_fwd, abs_bwd = self.encoders.scan(
-            gates, start, StateUpdate(keep), {2}
+            gates, start, StateUpdate(input_scale), backwards={2}
         )
         return abs_fwd, obs_fwd, abs_bwd
 
     def _prior_step(
         self, rng: Rng, by_segment: bool, state: VTAState, action: dict[str, Tensor]
     ) -> VTAState:
-        """Return the next state, or the first state of the next segment."""
+        """Return the next state, or with `by_segment` the first of the next segment."""
         logits = state.next_flag_logits
         is_boundary = (logits[:, UPDATE] >= logits[:, COPY]) | by_segment
         inputs = [state.abs_state]
@@ -360,7 +366,7 @@ class VTA(nn.Module):
         boundary: Float[Tensor, " B"],
         rng: Rng,
     ) -> VTAState:
-        """Sample upper and lower state that follow `state`, given the upper belief."""
+        """Sample the next upper and lower state, given the next upper belief."""
         is_boundary = boundary[:, None] > 0
         sample = self.prior_abs(abs_belief).sample(rng)
         abs_state = torch.where(is_boundary, sample, state.abs_state)
@@ -399,6 +405,6 @@ class VTA(nn.Module):
 
     def _precision(self, x: Tensor) -> AbstractContextManager[Any]:
         """Return an autocast context for the convolutions if `dtype` is not float32."""
-        half = self.dtype != torch.float32
-        dtype = self.dtype if half else None
-        return torch.autocast(x.device.type, dtype, half, cache_enabled=False)
+        enabled = self.dtype != torch.float32
+        dtype = self.dtype if enabled else None
+        return torch.autocast(x.device.type, dtype, enabled, cache_enabled=False)

@@ -1,4 +1,4 @@
-"""The GRU scan as one kernel per direction, against the plain loop."""
+"""The GRU scan as one kernel per pass, against the plain loop."""
 
 from __future__ import annotations
 
@@ -40,15 +40,17 @@ def make_inputs(
         return torch.randn(shape, generator=generator).to(device)
 
     x, start = normal(rows, steps, 5), normal(count, rows, width)
-    keep, move, stay = (
+    input_scale, output_scale, state_scale = (
         None if part is None else (normal(count, rows, steps) > 0).float()
         for part in ROUTES[name][:3]
     )
     if name == "held":  # as VTA uses it; with both flags set, states would grow
-        stay = 1 - move
-    flags = [keep, move, stay]
-    fresh = None if ROUTES[name].fresh is None else normal(count, rows, steps, width)
-    return [x, start, *flags, fresh]
+        state_scale = 1 - output_scale
+    scales = [input_scale, output_scale, state_scale]
+    offset = None
+    if ROUTES[name].offset is not None:
+        offset = normal(count, rows, steps, width)
+    return [x, start, *scales, offset]
 
 
 def states_and_gradients(units: GRU, inputs: list[Tensor | None], backwards: set[int]):

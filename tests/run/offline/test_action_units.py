@@ -238,6 +238,10 @@ def test_a_policy_trained_in_imagination_acts_in_own_units(
     write, scale = READERS[reader]
     data = write(tmp_path, monkeypatch)
     flags = {"dreamer.behaviour": True, "run.steps": 1}
+    if scale == 1:  # the policy could not apply the recorded torque
+        with pytest.raises(UserError, match="has no bounds, but the policy"):
+            offline(settings(data, tmp_path / "policy", **flags))
+        flags["offline.read.action_bounds"], scale = (-BOUND, BOUND), BOUND
     run = offline(settings(data, tmp_path / "policy", **flags))
     env, actions = SpyingPendulum(), []
     envs = make_vec_env(factory(env), 1, VecEnvConfig())
@@ -270,6 +274,23 @@ def test_episodes_in_a_replay_have_the_actions_of_the_run(
     for name in replay.names():
         torques = space.to_native(replay.read(name)["action"][:-1])
         np.testing.assert_allclose(np.abs(torques), TORQUE, rtol=1e-6)
+
+
+def test_a_run_is_evaluated_in_the_units_of_its_own_environment(tmp_path):
+    weak = SpyingPendulum()
+    weak.action_space = gymnasium.spaces.Box(-0.5, 0.5, (1,), np.float32)
+    options = {"agent": "random", "logdir": str(tmp_path), "logger__outputs": ()}
+    run = reverie.train(weak, configs=["debug"], run__steps=2, **options)
+    env = SpyingPendulum()
+    with pytest.warns(RuntimeWarning, match=r"bounds \[-0.5, 0.5\] in the run"):
+        reverie.evaluate(run, env=env, episodes=2)
+    assert 0.3 < np.abs(env.torques).max() <= 0.5
+    weak.action_space = gymnasium.spaces.Box(-0.1, 0.1, (1,), np.float32)
+    with pytest.raises(UserError, match=r"but bounds \[-0.1, 0.1\]"):
+        reverie.evaluate(run, env=weak, episodes=2)
+    env.observation_space = gymnasium.spaces.Box(-8, 8, (2,), np.float32)
+    with pytest.raises(UserError, match=r"shape \(2,\) in .* was trained with \(3,\)"):
+        reverie.evaluate(run, env=env, episodes=2)
 
 
 def test_a_key_map_describes_the_episodes_of_an_online_run(tmp_path):

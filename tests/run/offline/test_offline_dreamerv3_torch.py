@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from dreamerv3_torch_reference import make_optimizers, make_state, with_copies
+from dreamerv3_torch_networks import make_options, make_state, with_copies
+from dreamerv3_torch_reference import make_optimizers
 from offline_helpers import SIDE, agent_state, settings
 
 from reverie.api import UserError
@@ -25,14 +26,11 @@ def state(data):
     reader = open_episodes(data)
     (action,) = reader.act_space.values()
     proprio = reader.obs_space["proprio"].shape[0]
-    return make_state(
-        actions=int(np.prod(action.shape)),
-        discrete=False,
-        image=SIDE,
-        channels=3,
-        vector=proprio,
-        key="proprio",
-    )
+    conv = {"minres": SIDE // 4}
+    actor = {"dist": "normal", "std": "learned"}
+    options = make_options(size=[SIDE] * 2, encoder=conv, decoder=conv, actor=actor)
+    shapes = {"image": (SIDE, SIDE, 3), "proprio": (proprio,)}
+    return make_state(options, shapes, int(np.prod(action.shape)))
 
 
 @pytest.fixture

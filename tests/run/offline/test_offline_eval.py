@@ -118,7 +118,8 @@ def test_all_episodes_are_kept_as_a_dataset_to_train_on(clone, tmp_path, capsys)
         --logger.outputs jsonl --offline.split 0.3 --offline.keys proprio
         --logdir {run}"""
     assert cli.main(["bc", *settings.split()]) == 0
-    assert cli.main(["data", "inspect", str(folder)]) == 0
+    sheet = str(tmp_path / "episodes.png")
+    assert cli.main(["data", "inspect", str(folder), "--out", sheet]) == 0
     assert evaluate(clone, 2, REACH, keep_episodes=True).summary["count"] == 2
     assert len(open_episodes(folder).names()) == 2  # the others were deleted
 

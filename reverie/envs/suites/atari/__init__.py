@@ -35,6 +35,14 @@ up_n_down venture video_pinball wizard_of_wor yars_revenge zaxxon
 GAMES: tuple[str, ...] = tuple(_NAMES.split())
 """The 57 games of the benchmark; all other games of `ale-py` work as well."""
 
+_NAMES_100K = """
+alien amidar assault asterix bank_heist battle_zone boxing breakout chopper_command
+crazy_climber demon_attack freeway frostbite gopher hero jamesbond kangaroo krull
+kung_fu_master ms_pacman pong private_eye qbert road_runner seaquest up_n_down
+"""
+GAMES_100K: tuple[str, ...] = tuple(_NAMES_100K.split())
+"""The 26 games of Atari 100k."""
+
 
 @dataclass(frozen=True)
 class AtariConfig:
@@ -65,7 +73,8 @@ class AtariConfig:
     length: int = 108_000
     """Time limit of an episode in frames."""
     truncation_is_terminal: bool = True
-    """Treat the time limit as terminal, as DreamerV3 does; False bootstraps there."""
+    """Set `is_terminal` at the time limit, as DreamerV3 does; False sets only
+    `is_last`, so that values are bootstrapped there."""
     autostart: bool = False
     """Press FIRE at the start of a game."""
 
@@ -82,16 +91,16 @@ class AtariConfig:
             )
 
 
-class FrameSkip(NamedTuple):
-    """Result of repeating an action for several frames."""
+class RepeatResult(NamedTuple):
+    """Result of an action that was repeated for several frames."""
 
     reward: float = 0.0
-    is_over: bool = False
+    is_game_over: bool = False
     is_truncated: bool = False
 
     @property
     def done(self) -> bool:
-        return self.is_over or self.is_truncated
+        return self.is_game_over or self.is_truncated
 
 
 class Atari:
@@ -105,7 +114,7 @@ class Atari:
         self._ale = ALEInterface()
         self._ale.setFloat("repeat_action_probability", config.sticky)
         self._rom: Any = roms.get_rom_path(find_game(name))
-        self._load(seed)
+        self._start_emulator(seed)
         if config.actions == "all":
             actions = self._ale.getLegalActionSet()
         else:
@@ -115,8 +124,8 @@ class Atari:
         image = Space(np.uint8, (*config.size, 1 if config.gray else 3))
         self.obs_space = {"image": image, **flag_spaces()}
         self.act_space = {"action": Space(np.int32, (), 0, len(actions))}
-        # Oldest first. New arrays are allocated in every step: memory that is freed and
-        # reused by other environments stays in the CPU cache.
+        # Oldest first. Each step allocates new arrays instead of reusing its own: all
+        # environments then share recently freed memory, which is in the CPU cache.
         self._screens: list[np.ndarray] = []
         self._frames = 0
         self._lives = 0
@@ -124,7 +133,7 @@ class Atari:
 
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:
-            self._load(seed)
+            self._start_emulator(seed)
         # after a lost life (`lives=reset`) the same game continues
         if not self._continue_game or self._act(NOOP).done:
             self._new_game()
@@ -137,7 +146,9 @@ class Atari:
         lives = self._ale.lives()
         lost_life, self._lives = lives < self._lives, lives
         # some games continue for a while after the last life is lost
-        ended = result.is_over or (lost_life and lives > 0 and config.lives == "reset")
+        ended = result.is_game_over or (
+            lost_life and lives > 0 and config.lives == "reset"
+        )
         self._continue_game = ended and not result.done
         terminal = ended or (result.is_truncated and config.truncation_is_terminal)
         terminal = terminal or (lost_life and config.lives == "discount")
@@ -169,21 +180,21 @@ class Atari:
         self._frames, self._lives = int(state["frames"]), int(state["lives"])
         self._continue_game = bool(state["continue_game"])
 
-    def _load(self, seed: int) -> None:
-        """Start the emulator and seed its random generator."""
+    def _start_emulator(self, seed: int) -> None:
+        """Load the game and seed the random generators."""
         self._rng = np.random.default_rng(seed)
         self._ale.setInt("random_seed", seed % SEED_RANGE)
         self._ale.loadROM(self._rom)
         self._continue_game = False
 
-    def _act(self, action: int) -> FrameSkip:
+    def _act(self, action: int) -> RepeatResult:
         """Repeat an action for `repeat` frames, and store the last screens."""
-        config, result = self.config, FrameSkip()
+        config, result = self.config, RepeatResult()
         for frame in range(config.repeat):
             reward = result.reward + self._ale.act(action)
             self._frames += 1
             truncated = bool(config.length) and self._frames >= config.length
-            result = FrameSkip(reward, self._ale.game_over(), truncated)
+            result = RepeatResult(reward, self._ale.game_over(), truncated)
             if result.done or frame >= config.repeat - config.pooling:
                 self._screens.append(self._ale.getScreenRGB())
             if result.done:
@@ -208,7 +219,8 @@ class Atari:
             image = functools.reduce(np.maximum, resized)
         else:
             image = resize(functools.reduce(np.maximum, screens), size, "bilinear")
-        # If an episode ends within a step, screens of the previous step are used too.
+        # Kept for the next step, which adds fewer than `pooling` screens if the episode
+        # ends before its last frames.
         self._screens = self._screens[-max(1, pooling - 1) :]
         if self.config.gray:
             image = (image @ GRAY_WEIGHTS).astype(np.uint8)[..., None]
@@ -228,7 +240,7 @@ def installed_games() -> dict[str, str]:
 
 
 def find_game(name: str) -> str:
-    """Return the name of a game in `ale-py`."""
+    """Return the name that `ale-py` uses for a game, such as `up_n_down`."""
     game = installed_games().get(name.replace("_", ""))
     if game is None:
         raise UserError(
@@ -262,5 +274,6 @@ SUITES = (
         name="atari100k",
         config_name="atari",
         description="Atari 2600 games within 400 thousand frames",
+        benchmark=GAMES_100K,
     ),
 )

@@ -52,13 +52,13 @@ def make_native(
 
 
 class NativeVecEnv(BaseVecEnv):
-    """Games that step together; a step after the end of an episode resets the game."""
+    """Games stepped together; the step after the end of an episode resets the game."""
 
     def __init__(self, name: str, config: AtariConfig, count: int, seed: int):
         super().__init__(count)
         self._config = config
         self._seed = seed
-        self._attempt = 0
+        self._attempt = 0  # number of resumes; part of the seeds, so that games differ
         self._last = np.zeros(count, bool)
         self._obs: Obs | None = None
         image = Space(np.uint8, (*config.size, 1 if config.gray else 3))

@@ -1,9 +1,9 @@
 """Crafter: open-world survival with 22 achievements.
 
-The original simulator with three changes. The creatures of a map chunk keep their
-insertion order, so that an episode depends on its seed only; the original has a `set`,
-whose order depends on memory addresses. `terrain.py` generates the same worlds with
-vectorized code, and `view.py` renders the same images faster.
+This is the original simulator with three changes. The creatures of a map chunk keep
+their insertion order, so that an episode depends on its seed only; the original stores
+them in a `set`, whose order depends on memory addresses. `terrain.py` generates the
+same worlds with vectorized code, and `view.py` renders the same images faster.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class OrderedSet(dict[Any, None]):
 
 
 def make_game(config: CrafterConfig, reward: bool, seed: int) -> Any:
-    """Build the simulator with deterministic order and fast world generation."""
+    """Build the simulator with ordered creatures and fast world generation."""
     import crafter
     from crafter import engine, objects
 
@@ -131,9 +131,10 @@ def make_game(config: CrafterConfig, reward: bool, seed: int) -> Any:
             self._chunks: Any = collections.defaultdict(OrderedSet)
 
     class Game(crafter.Env):  # type: ignore
-        player: Any = objects.Player
+        player: Any = objects.Player  # class, replaced by `use_fast_rendering`
 
         def reset(self) -> np.ndarray:
+            """Reset as the original does, except for `player` and `generate_world`."""
             self._episode += 1
             self._step = 0
             # The original formula; hashes of integers are the same in every process.

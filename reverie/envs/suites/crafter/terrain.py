@@ -9,8 +9,8 @@ OpenSimplex noise in three dimensions sums the contributions of lattice points a
 position. Which points contribute depends on the part of the lattice cell that contains
 the position: a tetrahedron at the origin, one at the opposite corner, or the octahedron
 between them. Each part uses its own corners and two extra points, which depend on the
-two corners closest to the position. `POINTS` lists all 21 cases; corners are encoded as
-bits (1 for x, 2 for y, 4 for z).
+two corners closest to the position (`a` and `b` below). `POINTS` lists the lattice
+points of all 21 cases; corners are encoded as bits (1 for x, 2 for y, 4 for z).
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def _case_table() -> tuple[dict[tuple[str, int], int], np.ndarray]:
 
 
 CASES, POINTS = _case_table()
-SHIFTS = POINTS + POINTS.sum(-1, keepdims=True) * UNSKEW  # unskewed positions
+UNSKEWED_POINTS = POINTS + POINTS.sum(-1, keepdims=True) * UNSKEW
 
 
 def _lookup(*names: str) -> np.ndarray:
-    """Return one row per name, which maps corner bits to the index of the case."""
+    """Return a table per name that maps the bits of a corner to the case index."""
     table = np.full((len(names), 8), -1)
     for (name, bits), index in CASES.items():
         if name in names:
@@ -97,7 +97,9 @@ class Simplex:
         cell = np.floor(skewed)
         case = _case(skewed - cell)
         origin = cell + cell.sum(-1, keepdims=True) * UNSKEW
-        offset = (position - origin)[..., None, :] - SHIFTS[case]  # (..., 8, 3)
+        offset = (position - origin)[..., None, :] - UNSKEWED_POINTS[
+            case
+        ]  # (..., 8, 3)
         weight = np.maximum(2 - np.einsum("...i,...i", offset, offset), 0) ** 4
         lattice = cell.astype(np.int64)[..., None, :] + POINTS[case]
         index = self._perm[lattice[..., 0] & 255]
@@ -122,10 +124,11 @@ def _case(inside: np.ndarray) -> np.ndarray:
 
 
 def _near(inside: np.ndarray) -> np.ndarray:
+    """Return the cases for positions in the tetrahedron at the origin."""
     x, y, z = np.moveaxis(inside, -1, 0)
-    use_b, use_a = (x >= y) & (z > y), (x < y) & (z > x)
-    a, a_score = np.where(use_a, 4, 1), np.where(use_a, z, x)
-    b, b_score = np.where(use_b, 4, 2), np.where(use_b, z, y)
+    z_replaces_b, z_replaces_a = (x >= y) & (z > y), (x < y) & (z > x)
+    a, a_score = np.where(z_replaces_a, 4, 1), np.where(z_replaces_a, z, x)
+    b, b_score = np.where(z_replaces_b, 4, 2), np.where(z_replaces_b, z, y)
     origin_score = 1 - inside.sum(-1)
     closest = np.where(b_score > a_score, b, a)
     at_origin = (origin_score > a_score) | (origin_score > b_score)
@@ -134,10 +137,11 @@ def _near(inside: np.ndarray) -> np.ndarray:
 
 
 def _far(inside: np.ndarray) -> np.ndarray:
+    """Return the cases for positions in the tetrahedron at the opposite corner."""
     x, y, z = np.moveaxis(inside, -1, 0)
-    use_b, use_a = (x <= y) & (z < y), (x > y) & (z < x)
-    a, a_score = np.where(use_a, 3, 6), np.where(use_a, z, x)
-    b, b_score = np.where(use_b, 3, 5), np.where(use_b, z, y)
+    z_replaces_b, z_replaces_a = (x <= y) & (z < y), (x > y) & (z < x)
+    a, a_score = np.where(z_replaces_a, 3, 6), np.where(z_replaces_a, z, x)
+    b, b_score = np.where(z_replaces_b, 3, 5), np.where(z_replaces_b, z, y)
     corner_score = 3 - inside.sum(-1)
     closest = np.where(b_score < a_score, b, a)
     at_corner = (corner_score < a_score) | (corner_score < b_score)
@@ -146,6 +150,7 @@ def _far(inside: np.ndarray) -> np.ndarray:
 
 
 def _between(inside: np.ndarray) -> np.ndarray:
+    """Return the cases for positions in the octahedron."""
     x, y, z = np.moveaxis(inside, -1, 0)
     sums = (x + y, x + z, y + z)
     scores = [np.abs(each - 1) for each in sums]

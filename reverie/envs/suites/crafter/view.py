@@ -3,9 +3,9 @@
 The original draws the map cell by cell and blends each creature in every frame, which
 takes most of the time of a step. Here the map is one lookup in a table of tiles, a
 creature on its material is a tile that is blended once and cached, and the inventory is
-redrawn only when it has changed. Lighting, noise and sleep use the original code, with
-the same random numbers. Distances to creatures are computed without NumPy, which is
-faster for single pairs.
+redrawn only when it has changed. Lighting, noise and the sleep effect use the original
+code, with the same random numbers. The distance of two positions is computed with
+Python integers, which is faster than NumPy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OUTSIDE = 127
 
 
 def use_fast_rendering(game: Any) -> None:
-    """Replace the views of a game, and disable the semantic map, which is not used."""
+    """Replace the renderers of a game, and disable its unused semantic map."""
     from crafter import engine, objects
 
     class LocalView(engine.LocalView):  # type: ignore
@@ -48,11 +48,11 @@ def use_fast_rendering(game: Any) -> None:
     game._local_view.__class__ = LocalView
     game._item_view.__class__ = ItemView
     game._sem_view = lambda: None
-    game.player = Player
+    game.player = Player  # class of the player that `reset` creates
 
 
 class Tiles:
-    """Images of materials, and of objects on materials, each of one cell."""
+    """Images of one cell: materials, and objects on materials."""
 
     def __init__(self, names: Mapping[int, str | None], textures: Any, unit: Any):
         self._unit = np.array(unit)

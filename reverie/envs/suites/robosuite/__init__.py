@@ -59,7 +59,7 @@ class RobosuiteConfig:
     size: tuple[int, int] = (84, 84)
     """Height and width of the image in pixels."""
     state: tuple[str, ...] = ("joint_pos", "joint_vel", "gripper_qpos", "gripper_qvel")
-    """Observations of each robot, as `robot0_joint_pos` and so on."""
+    """Observations of each robot; `joint_pos` adds `robot0_joint_pos` and so on."""
     aux: bool = True
     """Observe sine and cosine of the joint angles (`aux_robot0_joint_pos_sin`)."""
     object: bool = False
@@ -183,7 +183,7 @@ class Robosuite:
             ) from error
 
     def _select_keys(self, robots: int, spec: Obs) -> dict[str, str]:
-        """Return the vector observations: their keys and the simulator's names.
+        """Return the simulator's names of the vector observations, by key.
 
         Grippers without fingers have no state and are left out.
         """
@@ -295,9 +295,10 @@ def _warm_up(task: str, robots: list[str], config: RobosuiteConfig) -> None:
 
 
 def recorded_settings(env_args: Mapping[str, Any], steps: int) -> dict[str, Any]:
-    """Return the settings with which robomimic recorded episodes of up to `steps`.
+    """Return the settings with which robomimic recorded a dataset; see `Suite`.
 
-    Before robosuite 1.5, end-effector actions were in the world frame.
+    `steps` is the length of its longest episode. Before robosuite 1.5, end-effector
+    actions were in the world frame.
     """
     kwargs = env_args.get("env_kwargs", {})
     robots, controllers = kwargs.get("robots"), kwargs.get("controller_configs")

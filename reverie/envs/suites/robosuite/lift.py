@@ -16,14 +16,16 @@ STEP, TURN = 0.05, 0.5
 GAIN = 2.0
 """Proportional gain; above 1 because the arm lags behind its target."""
 
-SLOPE, FREE, ABOVE = 3.0, 0.012, 0.06
-"""The gripper stays above a funnel around the cube: its slope, its radius at the bottom
-and its maximum height in meters."""
-NEAR, STILL_NEAR = 0.013, 0.022
-"""Distance to the cube below which the gripper starts to close, and continues to."""
-CLOSING, CLOSED = 0.065, 0.05
-"""Finger distances below which the gripper is closing, and closed around a cube."""
-UP = 0.1
+FUNNEL_SLOPE, FUNNEL_RADIUS, FUNNEL_HEIGHT = 3.0, 0.012, 0.06
+"""The gripper approaches the cube through a funnel: slope of its wall, radius at the
+bottom and maximum height, in meters."""
+START_CLOSING, KEEP_CLOSING = 0.013, 0.022
+"""Distances to the cube in meters below which an open gripper starts to close, and a
+closing gripper continues to close."""
+CLOSING_WIDTH, CLOSED_WIDTH = 0.065, 0.05
+"""Finger distances in meters below which the gripper counts as closing, and as closed
+around the cube."""
+LIFT_HEIGHT = 0.1
 """Target height above the gripper while lifting, in meters."""
 
 
@@ -42,12 +44,12 @@ def lift_action(scene: Scene) -> np.ndarray:
     """Return the change of position and rotation, and 1 to close or -1 to open."""
     move = scene.cube - scene.hand
     distance = float(np.linalg.norm(move[:2]))  # horizontal
-    tolerance = STILL_NEAR if scene.opening < CLOSING else NEAR
+    tolerance = KEEP_CLOSING if scene.opening < CLOSING_WIDTH else START_CLOSING
     is_near = max(distance, abs(float(move[2]))) < tolerance
-    if is_near and scene.opening < CLOSED:
-        move[2] = UP
+    if is_near and scene.opening < CLOSED_WIDTH:
+        move[2] = LIFT_HEIGHT
     else:
-        move[2] += min(ABOVE, SLOPE * max(0.0, distance - FREE))
+        move[2] += min(FUNNEL_HEIGHT, FUNNEL_SLOPE * max(0.0, distance - FUNNEL_RADIUS))
     change = GAIN * np.concatenate([move / STEP, _rotation(scene) / TURN])
     return np.concatenate([np.clip(change, -1, 1), [1.0 if is_near else -1.0]])
 

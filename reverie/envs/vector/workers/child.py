@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from reverie.api import StateDict, UserError
 from reverie.envs.vector.base import common_spaces, truncated_row, write_row
 from reverie.envs.vector.env_slot import EnvFailure, EnvSlot
-from reverie.envs.vector.workers.messages import receive, send
+from reverie.envs.vector.workers import messages
 from reverie.envs.vector.workers.shared_memory import (
     RESET,
     STEP,
@@ -25,9 +25,10 @@ from reverie.envs.vector.workers.shared_memory import (
 
 
 def main(connection: int, lifeline: int, memory: int, use_death_signal: int) -> None:
-    """Entry point of a worker process; the first three arguments are descriptors.
+    """Entry point of a worker process.
 
-    `lifeline` is a pipe whose other end closes when the main process ends.
+    The first three arguments are file descriptors: a socket, a pipe whose other end is
+    closed when the main process ends, and the shared memory.
     """
     for name in ("SIGINT", "SIGHUP", "SIGUSR1", "SIGXCPU"):
         # sent to all processes of a job; the main process saves, then ends the workers
@@ -40,7 +41,7 @@ def main(connection: int, lifeline: int, memory: int, use_death_signal: int) -> 
                 _serve(sock, memory, slots)
             except UserError as error:
                 payload = pickle.dumps((isinstance(error, EnvFailure), str(error)))
-                send(sock, b"u", payload, 0.0)
+                messages.send(sock, messages.USER_ERROR, payload, 0.0)
     except OSError:
         pass  # the main process has ended, or an environment has closed the connection
     for slot in slots:
@@ -51,41 +52,41 @@ def _serve(sock: socket.socket, memory: int, slots: list[EnvSlot]) -> None:
     process = os.getpid()
 
     def answer(kind: bytes, payload: bytes = b"") -> None:
-        if os.getpid() != process:  # an environment has forked and returned twice
+        if os.getpid() != process:  # a forked child of the environment returned here
             os._exit(1)
-        send(sock, kind, payload, 0.0)
+        messages.send(sock, kind, payload, 0.0)
 
-    hello = pickle.loads(receive(sock)[1])
-    make_env = pickle.loads(hello["make_env"])
-    for index, attempt in zip(hello["indices"], hello["attempts"], strict=True):
-        slot = EnvSlot(make_env, index, hello["failures"], hello["seed"], attempt)
+    options = pickle.loads(messages.receive(sock)[1])
+    make_env = pickle.loads(options["make_env"])
+    for index, attempt in zip(options["indices"], options["attempts"], strict=True):
+        slot = EnvSlot(make_env, index, options["failures"], options["seed"], attempt)
         slots.append(slot)
         slot.open()
-    gc.freeze()  # objects created so far are permanent; skip them in collections
+    gc.freeze()  # exclude the objects created so far from garbage collection
     spaces = [(slot.obs_space, slot.act_space) for slot in slots]
-    answer(b"r", pickle.dumps((spaces, slots[0].render_fps)))
+    answer(messages.READY, pickle.dumps((spaces, slots[0].render_fps)))
     shared: SharedArrays | None = None
     while True:
-        kind, payload = receive(sock)
-        if kind == b"q":
+        kind, payload = messages.receive(sock)
+        if kind == messages.QUIT:
             return
-        if kind == b"a":
-            layout = make_layout(*common_spaces(spaces), hello["count"])
+        if kind == messages.ATTACH:
+            layout = make_layout(*common_spaces(spaces), options["count"])
             shared = SharedArrays(layout, memory)
-        elif kind == b"s":
+        elif kind == messages.RUN:
             assert shared is not None
             errors = _run_commands(slots, shared)
             if errors:
-                answer(b"e", pickle.dumps(errors))
+                answer(messages.ERRORS, pickle.dumps(errors))
             else:
-                answer(b"k")
-        elif kind == b"g":
+                answer(messages.DONE)
+        elif kind == messages.GET_STATE:
             states: list[StateDict] = [slot.state_dict() for slot in slots]
-            answer(b"k", pickle.dumps(states))
-        elif kind == b"l":
+            answer(messages.DONE, pickle.dumps(states))
+        elif kind == messages.LOAD_STATE:
             saved: list[StateDict] = pickle.loads(payload)
             restored = [s.load_state_dict(d) for s, d in zip(slots, saved, strict=True)]
-            answer(b"k", pickle.dumps(restored))
+            answer(messages.DONE, pickle.dumps(restored))
 
 
 def _run_commands(

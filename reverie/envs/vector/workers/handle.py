@@ -18,12 +18,12 @@ import numpy as np
 
 from reverie.api import UserError
 from reverie.envs.vector.env_slot import HEALTHY_STEPS, EnvFailure
-from reverie.envs.vector.workers.messages import receive, send
+from reverie.envs.vector.workers import messages
 from reverie.envs.vector.workers.shared_memory import STEP
 from reverie.spaces import Spaces
 
-# Executed by the new process, with this process's import path and, until that is
-# set, without the current folder (`-P`).
+# Executed by the new process. It sets the import path of this process first; `-P` keeps
+# the current folder out of the import path until then.
 START_CODE = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from reverie.envs.vector.workers.child import main; main(*map(int, sys.argv[2:]))"
@@ -40,7 +40,7 @@ class WorkerError(Exception):
 
 
 class WorkerHandle:
-    """Main process's side of one worker process."""
+    """One worker process, as seen by the main process."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class WorkerHandle:
         self._lifeline = -1
 
     def start(self, attempts: list[int]) -> None:
-        """Start the process and send what it has to build, without waiting for it."""
+        """Start the process and request its environments, without waiting for it."""
         own_end, child_end = socket.socketpair()
         read_end, self._lifeline = os.pipe()
         threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -90,17 +90,17 @@ class WorkerHandle:
         self._starts += 1
         self.started_at = time.monotonic()
         self.is_ready = self.is_busy = False
-        hello = {**self._options, "indices": self.indices, "attempts": attempts}
-        hello["make_env"] = self._make_env
+        options = {**self._options, "indices": self.indices, "attempts": attempts}
+        options["make_env"] = self._make_env
         with contextlib.suppress(WorkerError):  # `await_ready` reports it
-            self.send(b"h", pickle.dumps(hello), self.started_at + 60)
+            self.send(messages.BUILD, pickle.dumps(options), self.started_at + 60)
 
     def await_ready(self, deadline: float) -> list[tuple[Spaces, Spaces]]:
         """Wait until the environments are built, and return their spaces."""
         try:
             _, payload = self.receive(deadline)
         except EnvFailure as failure:
-            if self._starts == 1:
+            if self._starts == 1:  # the environment has never worked: stop the run
                 raise
             raise WorkerError("errors", str(failure)) from failure
         spaces: list[tuple[Spaces, Spaces]]
@@ -109,7 +109,7 @@ class WorkerHandle:
 
     def attach(self) -> None:
         """Make the worker map the shared memory."""
-        self.send(b"a", b"", time.monotonic() + 60)
+        self.send(messages.ATTACH, b"", time.monotonic() + 60)
         self.is_ready = True
 
     def has_work(self, command: np.ndarray) -> bool:
@@ -119,7 +119,7 @@ class WorkerHandle:
     def send(self, kind: bytes, payload: bytes = b"", deadline: float = 0.0) -> None:
         assert self._socket is not None
         try:
-            send(self._socket, kind, payload, deadline)
+            messages.send(self._socket, kind, payload, deadline)
         except TimeoutError as error:
             raise WorkerError("timeouts", "it does not read its messages") from error
         except OSError as error:
@@ -129,12 +129,12 @@ class WorkerHandle:
         """Return the next message; raises user errors that occurred in the worker."""
         assert self._socket is not None
         try:
-            kind, payload = receive(self._socket, deadline)
+            kind, payload = messages.receive(self._socket, deadline)
         except TimeoutError as error:
             raise WorkerError("timeouts", "it did not answer in time") from error
         except OSError as error:
             raise WorkerError("crashes", self._exit_reason()) from error
-        if kind == b"u":
+        if kind == messages.USER_ERROR:
             is_failure, text = pickle.loads(payload)
             raise (EnvFailure if is_failure else UserError)(text)
         return kind, payload
@@ -163,7 +163,7 @@ class WorkerHandle:
     def request_exit(self, deadline: float) -> None:
         if self._socket is not None:
             with contextlib.suppress(WorkerError):
-                self.send(b"q", b"", deadline)
+                self.send(messages.QUIT, b"", deadline)
 
     def finish(self, deadline: float) -> None:
         """Let the worker close its environments until the deadline, then kill it."""

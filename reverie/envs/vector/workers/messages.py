@@ -1,9 +1,7 @@
 """Messages between the main process and a worker, over a socket.
 
-A message is one letter, the size of its payload, and the payload (mostly empty). The
-main process sends `h`ello, `a`ttach, `s`tep, `g`et state, `l`oad state, `q`uit; a
-worker answers `r`eady, o`k`, `e`rrors (of environments it has restarted), or `u`ser
-error (which stops the run).
+A message is one byte for its kind, the size of its payload, and the payload, which is
+empty in most steps.
 """
 
 from __future__ import annotations
@@ -12,6 +10,12 @@ import socket
 import struct
 import time
 
+BUILD, ATTACH, RUN, GET_STATE, LOAD_STATE, QUIT = b"b", b"a", b"r", b"g", b"l", b"q"
+"""Requests of the main process: build the environments, map the shared memory, run the
+commands in it, return or load the states of the environments, exit."""
+READY, DONE, ERRORS, USER_ERROR = b"R", b"D", b"E", b"U"
+"""Answers of a worker: environments are built, request is done, done but some
+environments failed and were restarted, a user error that stops the run."""
 HEADER = struct.Struct("!cI")
 MIN_TIMEOUT = 0.1
 """Socket timeout in seconds once a deadline has passed."""

@@ -1,6 +1,6 @@
 """Shared memory of the main process and its workers: observations, actions, commands.
 
-It is anonymous, so nothing is left on disk however the process ends.
+The memory has no file name, so no file remains, even if the process is killed.
 """
 
 from __future__ import annotations

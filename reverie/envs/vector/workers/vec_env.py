@@ -20,6 +20,7 @@ from reverie.envs.vector.env_slot import (
     warn_of_restart,
 )
 from reverie.envs.vector.vec_env import VecEnvConfig
+from reverie.envs.vector.workers import messages
 from reverie.envs.vector.workers.handle import WorkerError, WorkerHandle
 from reverie.envs.vector.workers.shared_memory import (
     IDLE,
@@ -82,11 +83,11 @@ class WorkerVecEnv(base.BaseVecEnv):
         self._shared = SharedArrays(layout, self._memory)
         for worker in self._workers:
             worker.attach()
-        self._buffer = 0
+        self._buffer = 0  # of two: one has the current rows, the other the previous
         self._deadline = 0.0
         self._is_started = self._is_sent = self._has_failed = False
         self._has_episode = np.zeros(len(self), bool)
-        """Environments with an episode that their worker can continue."""
+        """True for environments whose worker has an episode to continue."""
 
     def reset(self) -> Obs:
         assert not self._is_sent, "call recv first"
@@ -135,8 +136,9 @@ class WorkerVecEnv(base.BaseVecEnv):
         for worker in self._workers:
             try:
                 if self._has_failed or not worker.is_ready:
+                    # continue below, with empty states
                     raise WorkerError("errors", "it is being restarted")
-                worker.send(b"g", deadline=self._new_deadline())
+                worker.send(messages.GET_STATE, deadline=self._new_deadline())
                 slots += pickle.loads(worker.receive(self._new_deadline())[1])
             except WorkerError as error:
                 if worker.is_ready and not self._has_failed:
@@ -159,7 +161,8 @@ class WorkerVecEnv(base.BaseVecEnv):
             states = [state["envs"][index] for index in worker.indices]
             try:
                 self._await_ready(worker)
-                worker.send(b"l", pickle.dumps(states), self._new_deadline())
+                payload = pickle.dumps(states)
+                worker.send(messages.LOAD_STATE, payload, self._new_deadline())
                 restored = pickle.loads(worker.receive(self._new_deadline())[1])
             except WorkerError as error:
                 self._restart(worker, error)
@@ -186,13 +189,13 @@ class WorkerVecEnv(base.BaseVecEnv):
             if worker.is_ready and worker.has_work(command):
                 worker.is_busy = True
                 with contextlib.suppress(WorkerError):  # `_collect` handles it
-                    worker.send(b"s", deadline=self._deadline)
+                    worker.send(messages.RUN, deadline=self._deadline)
 
     def _collect(self) -> Obs:
         """Wait for all workers and return a copy of the observations."""
         try:
-            # The worker that was messaged last usually finishes last. Waiting for it
-            # first blocks once; the others are then done already.
+            # The worker that was messaged last usually finishes last. After waiting
+            # for it, the others have finished already, so the process blocks once.
             for worker in reversed(self._workers):
                 self._collect_from(worker)
         except UserError:
@@ -200,7 +203,7 @@ class WorkerVecEnv(base.BaseVecEnv):
             raise
         previous = self._shared.obs[1 - self._buffer]
         rows = self._shared.obs[self._buffer]
-        if self._command.min() < STEP:
+        if self._command.min() < STEP:  # TRUNCATE or IDLE
             for index in self._indices_of(TRUNCATE):
                 base.write_row(rows, index, base.truncated_row(previous, index))
             for index in self._indices_of(IDLE):
@@ -219,7 +222,7 @@ class WorkerVecEnv(base.BaseVecEnv):
                 if not worker.is_busy:
                     self._await_ready(worker)
                     deadline = self._new_deadline()
-                    worker.send(b"s", deadline=deadline)
+                    worker.send(messages.RUN, deadline=deadline)
                 kind, payload = worker.receive(deadline)
                 worker.is_busy = False
             except WorkerError as error:
@@ -228,7 +231,7 @@ class WorkerVecEnv(base.BaseVecEnv):
                 command[command == STEP] = TRUNCATE
                 self._shared.command[worker.rows] = command
                 continue
-            errors = pickle.loads(payload) if kind == b"e" else []
+            errors = pickle.loads(payload) if kind == messages.ERRORS else []
             for index, message in errors:
                 self._restarts["errors"] += 1
                 warn_of_restart(index, message)

@@ -1,10 +1,11 @@
-// Group norm, SiLU and 3x3 convolution of (batch, HEIGHT, WIDTH, CHANNELS) bfloat16 maps.
+// Group norm, SiLU and 3x3 convolution of bfloat16 feature maps (batch, HEIGHT, WIDTH,
+// CHANNELS).
 //
-// A thread block handles ROWS pixel rows of one map, and loads one more row above and
-// below. It writes their activations to shared memory, with zeros outside of the map. A
-// warp then computes 4 rows of 16 pixels and 32 channels, using each input row for all
-// output rows that it reaches. Blocks compute the statistics of their part of the output;
-// the next norm merges the parts of a map.
+// A thread block handles ROWS pixel rows of one feature map (a part), and loads one more
+// row above and below. It writes their activations to shared memory (the tile), with
+// zeros outside of the map. A warp then computes 4 rows of 16 pixels and 32 channels,
+// using each input row for all output rows that depend on it. Blocks compute the
+// statistics of their part of the output; the next norm merges the parts of a map.
 //
 // In shared memory, the chunks of 8 channels of a pixel (and of a row of weights) are
 // permuted differently from pixel to pixel, so that 8 adjacent pixels are in different
@@ -15,8 +16,8 @@
 constexpr int PIXELS = HEIGHT * WIDTH, PARTS = HEIGHT / ROWS;
 constexpr int PER_GROUP = CHANNELS / GROUPS;
 constexpr int CHUNKS = CHANNELS / 8, HALVES = CHANNELS / 32, WARPS = THREADS / 32;
-constexpr int ACROSS = WIDTH / 16;  // warps next to each other
-constexpr int PITCH = WIDTH + 8;    // pixels of a row in the tile; the map starts at 1
+constexpr int ACROSS = WIDTH / 16;  // warps along a pixel row
+constexpr int PITCH = WIDTH + 8;    // row stride of the tile in pixels; pixel 0 is zero
 constexpr int LOADS = (ROWS + 2) * WIDTH * CHUNKS / THREADS;
 constexpr int WEIGHTS = 9 * CHANNELS * CHUNKS;
 constexpr int WARP_PIXELS = 64;
@@ -25,6 +26,8 @@ static_assert(WARPS == ROWS / 4 * ACROSS * HALVES && THREADS >= CHANNELS, "");
 static_assert(LOADS * THREADS == (ROWS + 2) * WIDTH * CHUNKS && PITCH % 8 == 0, "");
 static_assert(HALVES == 1 || HALVES == 2, "");
 
+// Static shared memory: factor and offset of the norm per channel; mean and sum of squared
+// deviations per warp and channel.
 struct Scratch {
   float factor[CHANNELS], offset[CHANNELS];
   float warps[WARPS][2][32];
@@ -52,7 +55,7 @@ struct Position {
   }
 };
 
-// Merges mean and squared deviations of COUNT parts with `count` values each.
+// Merges means and sums of squared deviations of COUNT parts with `count` values each.
 template <int COUNT>
 DEVICE void merge(const float* means, const float* squares, int stride, float count,
                   float& mean, float& square) {
@@ -68,13 +71,13 @@ DEVICE void merge(const float* means, const float* squares, int stride, float co
   }
 }
 
-// The sum over the lanes that have the same channels.
+// Returns the sum over the lanes that have the same channels.
 DEVICE float sum_lanes(float x) {
   UNROLL for (int m = 4; m < 32; m <<= 1) x = add_lane_xor(x, m);
   return x;
 }
 
-// Computes mean and squared deviations of each warp's pixels, at the lane's position.
+// Computes mean and sum of squared deviations of each warp's pixels, per channel.
 DEVICE void warp_statistics(const uint4 (&values)[8], Scratch& scratch,
                     const Position& position) {
   UNROLL for (int j = 0; j < 8; j++) {
@@ -111,8 +114,9 @@ struct Norm {
   }
 };
 
-// Computes factor and offset of each channel that apply the norm of a map. `parts` has
-// mean and squared deviations of each part; `stats` gets mean and 1 / standard deviation.
+// Computes factor and offset per channel, so that the norm is `x * factor + offset`.
+// `parts` has mean and sum of squared deviations of each part; mean and 1 / standard
+// deviation are written to `stats`.
 DEVICE void compute_norm(const Norm& norm, const float* parts, float* stats, float eps,
                          Scratch& scratch, const Position& position) {
   const u32 c = threadIdx.x;
@@ -137,7 +141,7 @@ DEVICE void compute_norm(const Norm& norm, const float* parts, float* stats, flo
   scratch.offset[c] = norm.shift - (group_mean - norm.bias) * factor;
 }
 
-// Index of a chunk of channels in the tile, and in the weights.
+// Return the index of a chunk of 8 channels in the tile, and in the weights.
 DEVICE u32 tile_at(u32 pixel, u32 chunk) {
   return pixel * CHUNKS + (chunk ^ (HALVES == 1 ? pixel / 2 % 4 : pixel % 8));
 }
@@ -153,7 +157,8 @@ DEVICE void activate(uint4& v, const float (&factor)[8], const float (&offset)[8
   v = pack8(x);
 }
 
-// Loads the block's pixel rows and one above and below, where they are in the map.
+// `inside` is true if a row to load is in the map. `load_rows` loads the block's pixel
+// rows and one above and below.
 DEVICE bool inside(const Position& position, int load) {
   const int y =
       position.part * ROWS - 1 + (load * THREADS + threadIdx.x) / CHUNKS / WIDTH;
@@ -168,7 +173,8 @@ DEVICE void load_rows(uint4 (&v)[LOADS], const bf16* x, const Position& position
   }
 }
 
-// Writes their activations to the tile, and zeros to its left and right borders.
+// `store_rows` writes the activations of these rows to the tile, and `clear_borders`
+// zeros to its left and right borders.
 DEVICE void store_rows(uint4 (&v)[LOADS], uint4* tile, const Scratch& scratch,
                        const Position& position) {
   const u32 chunk = threadIdx.x % CHUNKS;
@@ -197,8 +203,8 @@ DEVICE void copy_weights(uint4* weights, const bf16* from) {
 // Accumulators of a lane: pixel rows, groups of 8 channels, values of a lane.
 typedef float Sums[4][4][4];
 
-// Convolves the tile to four pixel rows. Of every 8 channels that are computed together a
-// lane has two; the order of the weights makes all channels of a lane adjacent.
+// Computes four pixel rows of the convolution. The hardware gives a lane two of every 8
+// output channels; the weights are ordered such that all channels of a lane are adjacent.
 DEVICE void multiply(const uint4* tile, const uint4* weights, const Position& position,
                      Sums& sums) {
   const u32 lane = position.lane;
@@ -208,7 +214,7 @@ DEVICE void multiply(const uint4* tile, const uint4* weights, const Position& po
     const uint4* const from = weights + weight_at(unit, 0, k + lane / 8 % 2);
     UNROLL for (u32 dx = 0; dx < 3; dx++) {
       const uint4* const line = tile + tile_at(pixel + dx, k + lane / 16);
-      // chunks are permuted alike in all rows, and in units 4 apart
+      // the permutation of chunks is the same in all rows, and in units 4 apart
       u32 b[3][2][4], input[4];
       UNROLL for (u32 dy = 0; dy < 3; dy++) {
         UNROLL for (u32 n = 0; n < 2; n++)

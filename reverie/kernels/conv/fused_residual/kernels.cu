@@ -1,12 +1,12 @@
-// The kernels of a residual block: statistics of the input; convolve; convolve and add
-// the shortcut.
+// The kernels of a residual block: `compute_statistics` of the input, then `convolve`
+// twice; the second time it also adds the shortcut.
 
 struct Arguments {
-  const bf16 *x, *bias;  // a map, and the bias added before its norm
-  const float *scale, *shift;
+  const bf16 *x, *bias;  // feature map, and the bias added before its norm
+  const float *scale, *shift;                   // of the norm
   const bf16 *weight, *shortcut, *output_bias;  // the last two are added to the output
-  const float* sums;                           // statistics of the map's parts
-  float *stats, *out_sums;                     // its norm; statistics of the output's parts
+  const float* sums;        // mean and squared deviations of the parts of `x`
+  float *stats, *out_sums;  // outputs: mean and 1 / std of `x`; `sums` of the output
   bf16* out;
   float eps;
 };

@@ -1,10 +1,10 @@
 """Choose and launch the CUDA kernels that compute whole residual blocks.
 
-Three kernels compute a block (`kernels.cu`): the first one computes statistics of the
-map; the others are a norm and a convolution each, and the last one also adds the map.
-Only what the backward pass reads is written to device memory in between. This needs
-bfloat16 and maps that divide evenly into tiles (`convolution.cu`); `residual.py`
-computes other blocks with one kernel per norm, convolution and sum.
+Three kernels compute a block (`kernels.cu`): the first one computes statistics of its
+input; the others are a norm and a convolution each, and the last one also adds the
+input. They write only what the backward pass needs to device memory. The input must be
+bfloat16, and divide evenly into tiles (`convolution.cu`); `residual.py` computes other
+blocks with one kernel per norm, convolution and sum.
 """
 
 from __future__ import annotations
@@ -29,36 +29,39 @@ WARP_ROWS, WARP_COLUMNS, WARP_CHANNELS = 4, 16, 32
 ALIGNMENT = 16
 """Bytes that are loaded at once."""
 MAX_THREADS = 512
-"""Most threads per SM, limited by registers."""
+"""Maximum number of threads per multiprocessor (SM), limited by registers."""
 KERNELS = ("compute_statistics", "convolve")
 
 
 class MapSize(NamedTuple):
+    """Size of a feature map."""
+
     height: int
     width: int
     channels: int
 
 
 class TilePlan(NamedTuple):
-    """How the work on one map is split."""
+    """How the work on one feature map is split."""
 
-    rows: int  # of pixels per thread block
+    rows: int  # pixel rows per thread block
 
     def parts(self, size: MapSize) -> int:
-        """Return the number of thread blocks that share a map."""
+        """Return the number of thread blocks per feature map."""
         return size.height // self.rows
 
     def threads(self, size: MapSize) -> int:
+        """Return the number of threads per block."""
         tiles = self.rows // WARP_ROWS * (size.width // WARP_COLUMNS)
         return 32 * tiles * (size.channels // WARP_CHANNELS)
 
     def tile_bytes(self, size: MapSize) -> int:
-        """Bytes of weights and activations that a block keeps in shared memory."""
+        """Return the bytes of weights and activations in shared memory."""
         pixels = (self.rows + 2) * (size.width + 8)
         return 2 * size.channels * (pixels + 9 * size.channels)
 
     def sum_bytes(self, size: MapSize) -> int:
-        """Bytes of sums that a block keeps in shared memory."""
+        """Return the bytes of statistics in shared memory."""
         return 4 * (2 * size.channels + 2 * self.threads(size))
 
     def blocks_per_sm(self, size: MapSize) -> int:
@@ -70,8 +73,9 @@ PLANS: dict[MapSize, TilePlan] = {
     MapSize(64, 64, 32): TilePlan(4),
     MapSize(32, 32, 32): TilePlan(8),
 }
-"""Maps for which these kernels are faster on an H200, by almost a half. With 64
-channels, the faster matrix products of libraries outweigh their extra memory passes."""
+"""Feature maps for which these kernels take little more than half the time on an H200.
+With 64 channels, cuDNN is faster: its matrix products are faster, which outweighs its
+additional memory passes."""
 
 fallback = nvrtc.Fallback("residual blocks")
 
@@ -79,7 +83,7 @@ fallback = nvrtc.Fallback("residual blocks")
 class BlockWeights(NamedTuple):
     """Parameters of a block: norms in float32, everything else in bfloat16."""
 
-    input_bias: Tensor | None  # added to the map before the block
+    input_bias: Tensor | None  # added to the input of the block
     scale0: Tensor
     shift0: Tensor
     scale1: Tensor
@@ -87,16 +91,16 @@ class BlockWeights(NamedTuple):
     weight0: Tensor
     bias0: Tensor
     weight1: Tensor
-    output_bias: Tensor  # added at the end
+    output_bias: Tensor  # added to the output of the block
 
 
 class BlockResult(NamedTuple):
     """Output of a block, and what its backward pass needs."""
 
     y: Tensor
-    stats0: Tensor
-    middle: Tensor
-    stats1: Tensor
+    stats0: Tensor  # statistics of the first norm
+    middle: Tensor  # output of the first convolution
+    stats1: Tensor  # statistics of the second norm
 
 
 def forward(x: Tensor, weights: BlockWeights) -> BlockResult | None:
@@ -112,12 +116,12 @@ def forward(x: Tensor, weights: BlockWeights) -> BlockResult | None:
 
 
 def plan_for(x: Tensor, weights: BlockWeights) -> TilePlan | None:
-    """Return the plan for such maps; None if these kernels cannot be used."""
-    halves = [x, weights.weight0, weights.bias0, weights.weight1, weights.output_bias]
-    halves += [] if weights.input_bias is None else [weights.input_bias]
-    if {v.dtype for v in halves} != {torch.bfloat16} or not x.numel():
+    """Return the plan for the size of `x`; None if these kernels cannot be used."""
+    inputs = [x, weights.weight0, weights.bias0, weights.weight1, weights.output_bias]
+    inputs += [] if weights.input_bias is None else [weights.input_bias]
+    if {v.dtype for v in inputs} != {torch.bfloat16} or not x.numel():
         return None
-    if any(v.data_ptr() % ALIGNMENT for v in halves):
+    if any(v.data_ptr() % ALIGNMENT for v in inputs):
         return None
     plan = PLANS.get(MapSize(*x.shape[1:]))
     usable = plan and not fallback.enabled and _is_available(x.device)
@@ -148,25 +152,25 @@ def _forward(x: Tensor, weights: BlockWeights, plan: TilePlan) -> BlockResult:
         pointers = {name: tensors.get(name) for name in ARGUMENTS}
         kernel(nvrtc.make_arguments(pointers, {"eps": EPS}), blocks)
 
-    def step(i: int, x: Tensor, weight: Tensor, **others: Tensor) -> None:
+    def norm_conv(i: int, x: Tensor, weight: Tensor, **outputs: Tensor) -> None:
         """Apply a norm and a convolution."""
         bias, scale, shift = norms[i]
-        own = {"x": x, "bias": bias, "scale": scale, "shift": shift}
+        inputs = {"x": x, "bias": bias, "scale": scale, "shift": shift}
         # usually already channels-last
         weight = weight.contiguous(memory_format=torch.channels_last)
-        own |= {"weight": weight, "sums": sums[i], "stats": stats[i]}
-        launch(convolve, **own, **others)
+        inputs |= {"weight": weight, "sums": sums[i], "stats": stats[i]}
+        launch(convolve, **inputs, **outputs)
 
     launch(compute_statistics, x=x, out_sums=sums[0])
-    step(0, x, weights.weight0, out_sums=sums[1], out=middle)
-    ends = {"shortcut": x, "output_bias": weights.output_bias}
-    step(1, middle, weights.weight1, **ends, out=y)
+    norm_conv(0, x, weights.weight0, out_sums=sums[1], out=middle)
+    added = {"shortcut": x, "output_bias": weights.output_bias}
+    norm_conv(1, middle, weights.weight1, **added, out=y)
     return BlockResult(y, stats[0], middle, stats[1])
 
 
 @functools.cache
 def load(device: torch.device, size: MapSize, plan: TilePlan) -> list[nvrtc.Kernel]:
-    """Compile and return the `KERNELS` for maps of one size."""
+    """Compile and return the `KERNELS` for feature maps of one size."""
     shared = (0, plan.tile_bytes(size))
     handles = nvrtc.load(source(size, plan), KERNELS, device)
     return [

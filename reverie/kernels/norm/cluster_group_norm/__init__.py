@@ -1,1 +1,1 @@
-"""CUDA group norm in thread block clusters, which share their shared memory."""
+"""CUDA group norm in clusters: thread blocks that access each other's shared memory."""

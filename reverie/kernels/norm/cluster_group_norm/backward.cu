@@ -1,4 +1,5 @@
-// Backward pass. The activation is computed again, for the gradient of the next layer.
+// Backward pass. It also recomputes the activation, which the gradient of the next
+// layer's weights needs.
 
 struct Arguments {
   const bf16 *x, *bias;
@@ -57,8 +58,8 @@ KERNEL norm_backward(Arguments a) {
     }
     sum_blocks(sums, scratch, position, true);
   }
-  // from here on: gradients of the norm's output, and their product with the input,
-  // in the memory of the warps' sums, which are no longer needed
+  // sums over pixels of the gradients of the norm's output, and of their products with
+  // the normalized input; they reuse the memory of `scratch.warps`
   float* const output_grads = scratch.warps[0];
   float* const products = output_grads + CHANNELS;
   FOR_EACH_CHANNEL {
@@ -106,7 +107,7 @@ KERNEL norm_backward(Arguments a) {
   }
   if (a.residual_grad) {
     if (CLUSTER_SIZE > 1) cluster_arrive();
-    sync_block();  // before the warps' sums are overwritten
+    sync_block();  // before `scratch.warps` is overwritten
     sum_blocks(residual, scratch, position, false);
     if (position.rank == 0) {
       float* to = a.sums + ((size_t)position.image * 4 + 3) * CHANNELS;

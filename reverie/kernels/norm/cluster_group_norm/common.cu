@@ -1,9 +1,10 @@
-// Group norm and SiLU for (batch, pixels, channels) maps of bfloat16.
+// Group norm and SiLU for bfloat16 feature maps (batch, pixels, channels).
 //
-// A cluster of CLUSTER_SIZE blocks handles one map. Each block keeps its share in shared
-// memory between summing and normalizing, so device memory is read once and written
-// once. A thread has eight adjacent channels of LOADS pixels. Sums are reduced within a
-// warp, within a block, and then exchanged between all blocks of the cluster.
+// A cluster of CLUSTER_SIZE thread blocks handles one feature map. Each block keeps its
+// share of the map in shared memory between summing and normalizing, so device memory is
+// read once and written once. A thread has eight adjacent channels of LOADS pixels. Sums
+// are reduced within a warp, within a block, and then exchanged between all blocks of the
+// cluster. KINDS is the number of different sums per channel.
 //
 // The host defines PIXELS, CHANNELS, GROUPS, CLUSTER_SIZE, THREADS, and BLOCKS_PER_SM.
 
@@ -11,15 +12,16 @@ constexpr int COLUMNS = CHANNELS / 8, WARPS = THREADS / 32;
 constexpr int PER_GROUP = CHANNELS / GROUPS;
 constexpr int SHARE = PIXELS / CLUSTER_SIZE * CHANNELS;  // values of a block
 constexpr int LOADS = SHARE / 8 / THREADS;
-constexpr int STAGES = LOADS < 4 ? LOADS : 4;  // copies that can be waited for in turn
+constexpr int STAGES = LOADS < 4 ? LOADS : 4;  // copies, each with its own barrier
 static_assert(LOADS * 8 * THREADS == SHARE && LOADS % STAGES == 0, "");
 static_assert(SHARE * CLUSTER_SIZE == PIXELS * CHANNELS && 32 % COLUMNS == 0, "");
 
+// Static shared memory: sums of the warps, sums of all blocks of the cluster, and others.
 template <int KINDS>
 struct Scratch {
   float warps[WARPS][KINDS * CHANNELS];
   float blocks[CLUSTER_SIZE][KINDS * CHANNELS];
-  float channels[3][CHANNELS];  // numbers of each channel, exchanged between threads
+  float channels[3][CHANNELS];  // values per channel, exchanged between threads
   Barrier barriers[STAGES];
 };
 
@@ -51,12 +53,14 @@ DEVICE void start_copies(const bf16* const (&maps)[MAPS], uint4* data, Barrier* 
     }
   }
   sync_block();
-  if (CLUSTER_SIZE > 1) cluster_arrive();  // so that no block writes to one not started
+  // `sum_blocks` waits for this, so that no block writes to one that has not started
+  if (CLUSTER_SIZE > 1) cluster_arrive();
 }
 
-// Sums over the threads of each block. The results of all blocks are stored in
-// `scratch.blocks` of every block (or only of the first one), for each kind and channel.
-// All blocks must have arrived before, and must no longer need the previous sums.
+// Sums over the threads of each block. The sums of all blocks, for each kind and channel,
+// are stored in `scratch.blocks` of every block, or only of the first block if not
+// `everywhere`. All blocks must have called `cluster_arrive` before, when they no longer
+// need the previous sums.
 template <int KINDS, int MAX_KINDS>
 DEVICE void sum_blocks(float (&values)[KINDS][8], Scratch<MAX_KINDS>& scratch,
                        const Position& position, bool everywhere) {
@@ -87,7 +91,7 @@ DEVICE void sum_blocks(float (&values)[KINDS][8], Scratch<MAX_KINDS>& scratch,
   }
 }
 
-// The sum of one kind and channel over the blocks of the cluster.
+// Returns the sum of one kind and channel over the blocks of the cluster.
 template <int KINDS>
 DEVICE float total(const float* blocks, int kind, u32 channel) {
   float x = 0;
@@ -96,7 +100,7 @@ DEVICE float total(const float* blocks, int kind, u32 channel) {
   return x;
 }
 
-// The sum over the channels of a group.
+// Returns the sum over the channels of a group.
 DEVICE float sum_group(const float* x, u32 channel) {
   const u32 first = channel / PER_GROUP * PER_GROUP;
   float sum = 0;

@@ -22,9 +22,9 @@ DEVICE float reciprocal(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// Sigmoids of two numbers with one division.
+// Computes the sigmoids of two numbers with one division.
 DEVICE void sigmoids(float a, float b, float& at_a, float& at_b) {
-  const float e = -1.44269504f;  // exponents up to 60 keep the product finite
+  const float e = -1.44269504f;  // -log2(e); exponents up to 60 keep p * q finite
   const float p = 1.f + exp2_(fminf(a * e, 60.f)), q = 1.f + exp2_(fminf(b * e, 60.f));
   const float both = reciprocal(p * q);
   at_a = both * q;
@@ -38,7 +38,7 @@ DEVICE float add_lane_xor(float x, int mask) {
 DEVICE uint4 load4(const bf16* p) { return *(const uint4*)p; }
 DEVICE void store4(bf16* p, uint4 v) { *(uint4*)p = v; }
 
-// ---- asynchronous copies to shared memory, completed by an mbarrier
+// ---- asynchronous copies to shared memory; an mbarrier signals their completion
 
 DEVICE u32 address(const void* shared) {
   return (u32)__cvta_generic_to_shared(shared);
@@ -90,7 +90,7 @@ DEVICE void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Stores a value at the address in block `rank` that corresponds to `local` here.
+// Stores a value in the shared memory of block `rank`, at the address of `local`.
 DEVICE void store_remote(float* local, u32 rank, float value) {
   u32 here = address(local), there;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"

@@ -1,4 +1,5 @@
-// Forward pass. `stats` gets mean and 1 / standard deviation of each channel's group.
+// Forward pass. Mean and 1 / standard deviation of each channel's group are written to
+// `stats`.
 
 struct Arguments {
   const bf16 *x, *bias;
@@ -12,7 +13,8 @@ KERNEL norm_forward(Arguments a) {
   SHARED_MEMORY(Scratch<2>);
   const Position position;
   start_copies({a.x}, data, scratch.barriers, position);
-  // sums of differences from the first pixel keep the variance of almost constant maps
+  // sums of differences from the first pixel, because squares of the values themselves
+  // would lose the variance of almost constant maps to rounding
   float first[8], sums[2][8] = {}, x[8];
   unpack8(load4(a.x + position.map + position.column), first);
   UNROLL for (int i = 0; i < STAGES; i++) {
@@ -36,13 +38,13 @@ KERNEL norm_forward(Arguments a) {
     squares[c] = total<2>(scratch.blocks[0], 1, c) - sum * mean;
   }
   sync_block();
-  float* const deviations = scratch.channels[2];  // squared, from the mean of the group
+  float* const deviations = scratch.channels[2];  // squared deviations from group means
   FOR_EACH_CHANNEL {
     const float difference = means[c] - sum_group(means, c) / PER_GROUP;
     deviations[c] = squares[c] + PIXELS * difference * difference;
   }
   sync_block();
-  float* const factors = scratch.warps[0];  // whose sums are no longer needed
+  float* const factors = scratch.warps[0];  // reuses the memory of the sums
   float* const offsets = factors + CHANNELS;
   FOR_EACH_CHANNEL {
     const float mean = sum_group(means, c) / PER_GROUP;

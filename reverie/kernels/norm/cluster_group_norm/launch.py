@@ -1,8 +1,9 @@
 """Choose and launch the CUDA group norm kernels that use thread block clusters.
 
-The blocks of a cluster exchange sums through their shared memory, so that even maps too
-large for one multiprocessor (SM) are read only once (`common.cu`). This needs compute
-capability 9, bfloat16, and maps that divide evenly; `group_norm.py` handles the others.
+The thread blocks of a cluster exchange sums through their shared memory, so that even
+feature maps too large for one multiprocessor (SM) are read only once (`common.cu`).
+This needs compute capability 9, bfloat16, and a size in `PLANS`; `group_norm.py`
+handles all other cases.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from reverie.kernels import nvrtc
 from reverie.nets.residual import EPS, GROUPS
 
 SHARED_MEMORY = 227 * 1024
-"""Bytes of shared memory of an SM, and the most that one block can have."""
+"""Shared memory of an SM, which is also the maximum for one block, in bytes."""
 RESERVED = 1024
-"""Bytes of it that the system reserves for every block."""
+"""Shared memory that the system reserves for every block, in bytes."""
 
 
 class Direction(NamedTuple):
     """Resources of the forward or the backward kernel."""
 
     name: str
-    maps: int  # kept in shared memory
-    kinds: int  # of sums
+    maps: int  # feature maps kept in shared memory
+    kinds: int  # different sums per channel
     max_threads: int  # per SM, limited by registers
 
 
@@ -37,17 +38,17 @@ BACKWARD = Direction("backward", 2, 3, 768)
 
 
 class ClusterPlan(NamedTuple):
-    """How the work on one map is split."""
+    """How the work on one feature map is split."""
 
-    cluster_size: int  # blocks
+    cluster_size: int  # blocks per feature map
     threads: int  # per block
 
     def map_bytes(self, pixels: int, channels: int, direction: Direction) -> int:
-        """Bytes of maps that a block keeps in shared memory."""
+        """Return the bytes of feature maps in a block's shared memory."""
         return 2 * direction.maps * pixels // self.cluster_size * channels
 
     def sum_bytes(self, channels: int, direction: Direction) -> int:
-        """Bytes of sums and barriers that a block keeps in shared memory."""
+        """Return the bytes of sums and barriers in a block's shared memory."""
         sums = (self.threads // 32 + self.cluster_size) * direction.kinds + 3
         return 4 * sums * channels + 128
 
@@ -83,7 +84,7 @@ PLANS: dict[str, dict[tuple[int, int], ClusterPlan]] = {
     },
 }
 """The fastest plans on an H200, by pixels and channels. For the backward pass of larger
-maps, two passes over device memory are faster than one that keeps so much on the SM."""
+maps, two passes over device memory are faster than keeping them in shared memory."""
 
 fallback = nvrtc.Fallback("group norms")
 
@@ -91,7 +92,7 @@ fallback = nvrtc.Fallback("group norms")
 def plan_for(
     x: Tensor, bias: Tensor | None, direction: Direction
 ) -> ClusterPlan | None:
-    """Return the plan for such maps; None if these kernels cannot be used."""
+    """Return the plan for the size of `x`; None if these kernels cannot be used."""
     dtypes = {x.dtype, x.dtype if bias is None else bias.dtype}
     if dtypes != {torch.bfloat16} or fallback.enabled or not _is_available(x.device):
         return None
@@ -125,11 +126,10 @@ def backward(
     residual_grad: Tensor | None,
     plan: ClusterPlan,
 ) -> tuple[Tensor, Tensor]:
-    """Return the activation, computed again, and sums `(batch, 4, channels)`.
+    """Return the recomputed activation, and sums over pixels `(batch, 4, channels)`.
 
-    The sums over each map are the gradients of shift and scale, the gradient of `x`,
-    and `residual_grad`, which is added to that gradient. The gradient of `x` is written
-    to `dy`.
+    The four sums are the gradient of shift, the gradient of scale, the gradient of `x`
+    and `residual_grad`. The gradient of `x`, plus `residual_grad`, overwrites `dy`.
     """
     assert scale.dtype == shift.dtype == torch.float32
     batch, height, width, channels = x.shape
@@ -151,7 +151,7 @@ def load(
     direction: Direction,
     plan: ClusterPlan,
 ) -> nvrtc.Kernel:
-    """Compile and return the kernel for maps of one size."""
+    """Compile and return the kernel for feature maps of one size."""
     text = source(pixels, channels, direction, plan)
     handle = nvrtc.load(text, [f"norm_{direction.name}"], device)[0]
     shared = plan.map_bytes(pixels, channels, direction)
@@ -175,7 +175,7 @@ def all_sources() -> Iterator[str]:
 
 
 def is_hopper(device: torch.device) -> bool:
-    """True for GPUs with clusters and as much shared memory as the plans need."""
+    """True for GPUs with thread block clusters and enough shared memory."""
     if device.type != "cuda":
         return False
     gpu = torch.cuda.get_device_properties(device)

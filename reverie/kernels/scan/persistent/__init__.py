@@ -1,1 +1,1 @@
-"""The posterior scan as one CUDA kernel per direction, for size12m."""
+"""The posterior scan of size12m: one CUDA kernel forward and one backward."""

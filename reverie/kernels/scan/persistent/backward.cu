@@ -1,5 +1,5 @@
 // The backward kernel: gradients of the activations, from the last step to the first.
-// A step has six phases:
+// Names that begin with `d` are gradients. A step has six phases:
 //
 //   logits   in1 of the next step -> dlogits -> partial sums of obs
 //   obs      partial sums -> dobs                       waits for 8 blocks: partial sums
@@ -8,19 +8,20 @@
 //   inputs   dhid_norm -> partial sums of [in0 | in1]   waits for all blocks: row sums
 //   in       partial sums -> din0, din1                 waits for all blocks: partial sums
 //
-// Sums over time (biases and scales) stay in registers until the end; the caller adds
-// them up over rows.
+// Gradients of biases and scales are summed over time in registers and stored at the end,
+// one sum per row; the caller adds up the rows.
 
 struct BackwardArguments : ScanWeights, SavedActivations {
   const u8* is_first;
   // incoming gradients, (row, time, width)
   const bf16 *grad_deter, *grad_stoch, *grad_logits;
-  // exchanged, (time, row, width); dhid_norm is the gradient of hid's normalized input
+  // results that blocks also exchange, (time, row, width); dhid_norm is the gradient of
+  // the normalized input of hid's norm
   bf16 *dobs, *din0, *dgates, *dhid_norm;
-  // only for exchange, (time, ...)
+  // only for exchange between blocks, (time, ...)
   float *obs_partials, *input_partials;
   u64* product_sums;
-  // results
+  // other results
   bf16 *din1, *dhid, *dlogits;
   float* vector_sums;  // (row, SUMS)
   int length, obs_stride;
@@ -37,7 +38,7 @@ constexpr int SUMS = SUM_LOGITS + LOGITS;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     scan_backward(BackwardArguments p) {
-  constexpr int PITCH = 24, INPUT_PITCH = 56;  // padded rows of the warps' sums
+  constexpr int PITCH = 24, INPUT_PITCH = 56;  // row strides of the warps' sums
   extern __shared__ __align__(16) float dynamic[];
   float* deter_sums = dynamic;                          // WARPS * ROWS * PITCH
   float* hid_sums = deter_sums + WARPS * ROWS * PITCH;  // WARPS * ROWS * PITCH
@@ -47,7 +48,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
   THREAD_INDICES;
 
-  // ---- load this thread's weights: the same matrices, transposed
+  // ---- load this thread's weights, indexed as in the forward kernel; the matrices are
+  // transposed
   u32 w_obs[2][2][2], w_in0[2][2][2], w_gru[3][2][2][2], w_deter[2][2][2], w_in[2][4][2];
   u32 w_in1[8][2][2], w_logit[2][2][4][2];
   UNROLL for (int half = 0; half < 2; half++)
@@ -88,7 +90,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   bool next_first_own = false, next_first_upper = false, next_first_lower = false;
   in1_row[tid] = 0;
 
-  // probabilities of the previous step are loaded and computed while others are awaited
+  // logits of the previous time step are loaded, and their probabilities computed, while
+  // this block waits for others
   bf16 loaded_grad_logit = 0, loaded_grad_stoch = 0, loaded_logit = 0;
   float prob = 0, grad_stoch = 0, grad_logit = 0;
   auto load_logits = [&](int t) {

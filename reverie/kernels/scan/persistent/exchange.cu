@@ -1,16 +1,16 @@
-// Sizes, data exchange between thread blocks, and products of the persistent scan.
+// Sizes of the persistent scan, data exchange between thread blocks, and sums over warps.
 //
 // 128 thread blocks run for the whole sequence and keep their part of the weights in
 // registers. They exchange results through device memory without barriers: every
 // exchanged word is initialized to UNSET, and a reader polls until the words it needs
-// have changed. Rounding a number never gives UNSET, so no flags are needed, and most of
-// the buffers are activations that the backward pass needs anyway.
+// have changed. No computed number has the bits of UNSET, so no flags are needed. Most of
+// these buffers are activations that are saved for the backward pass anyway.
 //
-// Each thread block has two roles. In the block layers (hid, gru) it computes slice
-// `slice` (16 columns) of block `gru_block` for all rows. In the other layers it is one
-// of eight helpers (`helper`) of one row of the batch (`own_row`). A product multiplies
-// 16 rows at once; each of the eight warps takes 32 of its 256 inputs, and the sums of
-// the warps are added in shared memory.
+// Each thread block has two roles. In the block-diagonal layers (hid, gru) it computes 16
+// columns (number `slice`) of block `gru_block` for all rows. In the other layers, eight
+// thread blocks (number `helper`) share one row of the batch (`own_row`). A matrix
+// product has 16 rows; each of the eight warps multiplies 32 of the 256 inputs, and the
+// sums of the warps are added in shared memory.
 
 constexpr int ROWS = 16, THREAD_BLOCKS = 128, WARPS = 8, THREADS = 256;
 constexpr int DETER = 2048, UNITS = 256, GRU_BLOCKS = 8, WIDTH = DETER / GRU_BLOCKS;
@@ -23,7 +23,8 @@ static_assert(THREADS == UNITS && WIDTH == UNITS, "");
 static_assert(COLUMNS == 16 && OWN_LOGITS == 64, "");
 
 // The indices of a thread in both kernels: `input_column` is the first of its 8 inputs,
-// `row` and `column` are its output; `hid_row` is the first row of hid_weight of its block.
+// `row` and `column` are its output, `upper` and `lower` the rows of its fragments;
+// `hid_row` is the first row of hid_weight of its block.
 #define THREAD_INDICES                                                                 \
   const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, block = blockIdx.x;   \
   const int gru_block = block / SLICES, slice = block % SLICES;                        \
@@ -65,9 +66,9 @@ struct PollLimit {  // aborts the kernel after too many polls, so that it cannot
   }
 };
 
-// ---- fragments and numbers from other thread blocks
+// ---- fragments and numbers written by other thread blocks
 
-// Poll until 8 inputs of both rows are set; `lower` is the offset of the lower row.
+// Polls until 8 inputs of both rows are set; `lower` is the offset of the lower row.
 DEVICE Fragment wait_fragment(const bf16* p, int lower) {
   uint4 a = load4(p), b = load4(p + lower);
   PollLimit limit;
@@ -81,7 +82,7 @@ DEVICE Fragment wait_fragment(const bf16* p, int lower) {
   __syncwarp();
   return fragment(a, b);
 }
-// Poll until 8 numbers, `stride` apart, are set; `v` holds those loaded by `load8`.
+// Polls until 8 numbers, `stride` apart, are set; `v` has those loaded by `load8`.
 DEVICE void wait8(u32* v, const float* p, int stride) {
   PollLimit limit;
   while (true) {
@@ -102,13 +103,14 @@ DEVICE float sum_loaded8(const u32* v) {
   UNROLL for (int m = 0; m < 8; m++) total += __uint_as_float(v[m]);
   return total;
 }
-// Sums over all thread blocks that do not depend on the order of additions: each block
-// adds its partial sum with an atomic, in fixed point and with an offset that makes it
-// positive, to one word per row; the top byte of the word counts the additions. Partial
-// sums beyond the range of the fixed point are clamped; within it, the error is far below
-// that of a bfloat16. The word starts as UNSET, which is -1.
+// Sums over all thread blocks whose result does not depend on the order of additions:
+// each block adds its partial sum to one 8-byte word per row with an atomic operation, as
+// a fixed-point number with BITS fractional bits and an offset that makes it positive.
+// The top byte of the word counts the additions. Partial sums outside of the range are
+// clamped; the rounding error is far below that of a bfloat16. The word starts as UNSET,
+// which is -1.
 
-constexpr int ROW_SUM_STRIDE = 16;  // words of 8 bytes: each row has its own cache line
+constexpr int ROW_SUM_STRIDE = 16;  // in words of 8 bytes: one cache line per row
 constexpr u64 COUNT_ONE = 1ull << 56, OFFSET = 1ull << 48;
 
 template <int BITS>
@@ -136,7 +138,7 @@ DEVICE float wait_row_sum(const u64* total) {
          (1.f / (1ull << BITS));
 }
 
-// Sums of the warps in shared memory: [warp][row][column], with padded rows.
+// Sums of the warps in shared memory: [warp][row][column]; PITCH is the row stride.
 template <int N, int PITCH>
 DEVICE void store_warp_sums(float* sums, int warp, int lane, float (*c)[4], int at = 0) {
   float* upper = sums + (warp * ROWS + lane / 4) * PITCH + at + 2 * (lane % 4);
@@ -163,7 +165,7 @@ DEVICE float2 sum_warps2(const float* sums, int row, int column) {
   }
   return total;
 }
-// Store the numbers of two neighbouring columns as one word, by the even thread.
+// Stores the numbers of two adjacent columns as one word; the even thread stores.
 DEVICE void store_pair(bf16* p, int column, float x) {
   float next = __shfl_down_sync(~0u, x, 1);
   if (!(column & 1)) store1(p, pack(x, next));

@@ -11,11 +11,11 @@ struct ForwardArguments : ScanWeights, SavedActivations {
   const bf16 *projected_actions, *tokens;
   const float* noise;
   const u8* is_first;
-  // only for exchange, (time, ...)
+  // only for exchange between blocks, (time, ...)
   float* input_partials;
   u64* square_sums;
   u32* samples;
-  int length, obs_stride;  // obs_stride: distance of the rows of obs_weight
+  int length, obs_stride;  // time steps; row stride of obs_weight
   float eps, unimix;
 };
 
@@ -28,7 +28,7 @@ DEVICE float squares8(const u32* w) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     scan_forward(ForwardArguments p) {
-  constexpr int HID = 24, GATES = 56, INPUTS = 40;  // padded rows of the warps' sums
+  constexpr int HID = 24, GATES = 56, INPUTS = 40;  // row strides of the warps' sums
   __shared__ float hid_sums[WARPS * ROWS * HID];
   __shared__ float gate_sums[WARPS * ROWS * GATES];
   extern __shared__ __align__(16) float dynamic[];
@@ -40,7 +40,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
   THREAD_INDICES;
 
-  // ---- load this thread's weights
+  // ---- load this thread's weights, indexed by part of the matrix (if several), half of a
+  // fragment, group of 8 columns (if several), and pair of inputs
   u32 w_hid[3][2][2][2], w_gru[2][6][2], w_input[2][4][2], w_logit[8][2][2];
   UNROLL for (int half = 0; half < 2; half++)
     UNROLL for (int e = 0; e < 2; e++) {
@@ -87,12 +88,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
   // ---- the state before the first step
   float prev_deter = to_float(p.prev_deter[row * DETER + out_column]);
-  float acc[2][4] = {};  // sums of the hidden layer
+  float acc[2][4] = {};  // accumulators of the hidden layer
   {
     const bf16* deter = p.prev_deter + upper * DETER + block_input;
     multiply<2>(acc, fragment(load4(deter), load4(deter + 8 * DETER)), w_hid[0]);
   }
-  // in0 of one row: all helpers of the row compute it, and each stores a part of it
+  // normalize in0 of one row: all helpers of the row compute it, each stores a part
   auto store_in0 = [&](float x, int t) {
     x = rounded(x);
     float squares = lane_sum<32>(x * x);

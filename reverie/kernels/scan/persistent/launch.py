@@ -1,8 +1,8 @@
-"""Launches the persistent posterior scan: one CUDA kernel per direction.
+"""Launch the persistent posterior scan: one CUDA kernel forward and one backward.
 
-A kernel scans 16 rows of the batch. Larger batches are scanned 16 rows at a time, and
-the caller pads the batch to a multiple of 16. `exchange.cu` explains how the kernels
-work.
+A kernel handles all time steps of 16 rows of the batch. Larger batches are divided into
+groups of 16 rows, one launch each; the caller pads the batch to a multiple of 16.
+`exchange.cu` explains how the kernels work.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ SHARED_BYTES = {
 }
 """Dynamic shared memory of both kernels."""
 VECTOR_WIDTHS = [DETER, DETER, 3 * DETER, *[UNITS] * 5, LOGITS]
-"""Widths of the fields of `VectorGrads`, which the backward kernel writes in a row."""
+"""Widths of the fields of `VectorGrads`, which the backward kernel concatenates."""
 ROW_SUM_STRIDE = 32
-"""Words of 4 bytes per row of a sum over all thread blocks."""
+"""Stride of the rows in sums over all thread blocks, in words of 4 bytes."""
 UNSET = -1
-"""Initial value of exchanged words (all bits set), for which thread blocks poll."""
+"""Initial value of exchanged words (all bits set); thread blocks poll for a change."""
 
 fallback = nvrtc.Fallback("the posterior scan")
 
@@ -87,7 +87,7 @@ def read_source() -> str:
 
 
 def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
-    """Run all steps and return their activations, (groups of rows, T, ROWS, width)."""
+    """Run all steps and return their activations, `(groups, T, ROWS, width)`."""
     weights, inputs, settings = scan
     batch, length = inputs.is_first.shape
     groups, like, w = batch // ROWS, inputs.actions, weights
@@ -165,7 +165,7 @@ def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
 
 
 def _group_rows(x: Tensor) -> Tensor:
-    """Split the batch into groups of ROWS and flatten what follows the time axis."""
+    """Split the batch into groups of ROWS; flatten the axes after the time axis."""
     batch, length = x.shape[:2]
     return x.contiguous().view(batch // ROWS, ROWS, length, -1)
 
@@ -173,7 +173,7 @@ def _group_rows(x: Tensor) -> Tensor:
 def _allocate_unset(
     device: torch.device, dtype: torch.dtype, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Tensor]:
-    """Allocate tensors whose every word is UNSET, filled by one kernel."""
+    """Allocate tensors filled with UNSET, all in one buffer, by one kernel."""
     per_word = 4 // dtype.itemsize
     counts = [prod(shape) // per_word for shape in shapes.values()]
     words = torch.full((sum(counts),), UNSET, dtype=torch.int32, device=device)
@@ -212,5 +212,5 @@ def _launch(
     kernels = load_kernels(buffers["deter"].device)
     assert kernels is not None
     for group in range(len(buffers["deter"])):
-        own = {key: tensor[group] for key, tensor in buffers.items()}
-        kernels[name](nvrtc.make_arguments({**weights._asdict(), **own}, numbers))
+        pointers = {key: tensor[group] for key, tensor in buffers.items()}
+        kernels[name](nvrtc.make_arguments({**weights._asdict(), **pointers}, numbers))

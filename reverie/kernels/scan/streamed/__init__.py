@@ -1,1 +1,1 @@
-"""The posterior scan with five CUDA kernels per time step and direction."""
+"""The posterior scan with five CUDA kernels per time step, forward and backward."""

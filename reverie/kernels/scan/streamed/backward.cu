@@ -2,15 +2,15 @@
 // that end with `norm` are gradients of the output of an RMS norm.
 
 struct BackwardArguments : ScanWeights, SavedActivations {
-  // copies of weights with the inputs of an output of the backward pass next to each
-  // other; in0_obs_columns has one row per deter: weights of in0, then of obs
+  // copies of weights in which the weights of one output of the backward pass are
+  // contiguous; in0_obs_columns has one row per unit of deter: weights of in0, then of obs
   const bf16 *in1_columns, *logit_columns, *in0_obs_columns;
   // incoming gradients, (row, time, width)
   const bf16 *grad_deter, *grad_stoch, *grad_logits;
   const u8* is_first;
   bf16 *dlogits, *dgates, *dobs_norm, *dhid_norm, *din_norm;
   float* ddeter;  // (row, DETER), passed from step to step
-  // between kernels: partial sums, (row, tile)
+  // passed between kernels: partial sums, (row, tile)
   float *in0_partials, *in1_partials, *hid_partials, *obs_partials;
   int t, length, batch;
   float unimix;
@@ -20,8 +20,8 @@ struct BackwardArguments : ScanWeights, SavedActivations {
 struct NormGradInput {
   Fragment dnorm, pre;
 };
-// The gradient of a norm's input; `mean` is that of output gradient * scale * normalized
-// input over the row.
+// Returns the gradient of a norm's input. `mean` is the mean over the row of
+// output gradient * scale * normalized input.
 DEVICE Fragment norm_grad(NormGradInput in, const float* scale, float2 inv_rms,
                           float2 mean) {
   Fragment grad = in.dnorm, x = in.pre;
@@ -39,7 +39,7 @@ DEVICE Fragment norm_grad(NormGradInput in, const float* scale, float2 inv_rms,
   return grad;
 }
 
-// Converts the gradient of an activation to that of the norm's output.
+// Converts the gradient of an activation to the gradient of the norm's output.
 struct NormOutputGrad {
   float2 normed, scale;
   DEVICE NormOutputGrad(const bf16* pre, const float* scales, const float* inv_rms,
@@ -51,7 +51,7 @@ struct NormOutputGrad {
     const float inv = load_float(inv_rms);
     normed = make_float2(normed.x * inv, normed.y * inv);
   }
-  // Store the gradient, and the tile's partial sum for `mean` of `norm_grad`.
+  // Stores the gradient, and the tile's partial sum for the `mean` of `norm_grad`.
   template <int LANES>
   DEVICE void store(float2 x, bf16* dnorm, float* partial, bool exists) const {
     x = rounded(make_float2(x.x * silu_grad(normed.x * scale.x),
@@ -63,8 +63,9 @@ struct NormOutputGrad {
   }
 };
 
-// The gradient of a norm's output for N of its F columns, from the gradients of the K
-// outputs of the next layer; these are columns of rows of `STRIDE` numbers.
+// Computes the gradient of a norm's output for N of its F columns. `inputs` are the
+// gradients of the K outputs of the next layer, with a row stride of STRIDE; `which` is
+// the column of inv_rms.
 template <int N, int K, int F, int STRIDE>
 DEVICE void store_norm_output_grad(const BackwardArguments& p, float* sums,
                                    const bf16* weights, const bf16* inputs,
@@ -91,7 +92,7 @@ DEVICE void store_norm_output_grad(const BackwardArguments& p, float* sums,
   }
 }
 
-// dlogits of one categorical variable, from in1 of the next step
+// Computes dlogits from in1 of the next step; a thread block has one categorical variable.
 KERNEL backward_logits(BackwardArguments p) {
   extern __shared__ __align__(16) float sums[];
   __shared__ float means[16];
@@ -162,7 +163,7 @@ KERNEL backward_obs(BackwardArguments p) {
       p.obs_partials);
 }
 
-// dgates, from obs, in0 of the next step and ddeter
+// Computes dgates from obs, in0 of the next step and ddeter.
 KERNEL backward_gates(BackwardArguments p) {
   extern __shared__ __align__(16) float sums[];
   __shared__ float means[2][16];
@@ -259,7 +260,7 @@ KERNEL backward_hidden(BackwardArguments p) {
       p.dhid_norm, p.hid_partials);
 }
 
-// Multiplies the gradient of hid_pre, from its column `from` on.
+// Multiplies the gradient of hid_pre, starting at its column `from`, with weights.
 template <int N, int K, class Weight>
 DEVICE void multiply_dhid(const BackwardArguments& p, Tile<N, K>& product, float* sums,
                           float* means, int first, Weight weight, const RowPair& rows,
@@ -283,8 +284,8 @@ DEVICE void multiply_dhid(const BackwardArguments& p, Tile<N, K>& product, float
       });
 }
 
-// Gradients of the inputs of `hid`: the first thread blocks compute din_norm, the others
-// the part of ddeter.
+// Computes gradients of the inputs of `hid`: the first thread blocks compute din_norm, the
+// others add the contribution of `hid` to ddeter.
 KERNEL backward_inputs(BackwardArguments p) {
   extern __shared__ __align__(16) float sums[];
   __shared__ float means[16];

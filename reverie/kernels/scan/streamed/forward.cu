@@ -1,21 +1,21 @@
 // The five forward kernels of one step.
 
 struct ForwardArguments : ScanWeights, SavedActivations {
-  // copies of weights with the inputs of an output next to each other; in0_obs_rows are
+  // copies of weights in which the weights of one output are contiguous; in0_obs_rows are
   // the rows of in0, then those of obs; in1_columns has one row per class
   const bf16 *hid_rows, *gru_rows, *in0_obs_rows, *in1_columns;
   // inputs, (row, time, width)
   const bf16 *projected_actions, *tokens;
   const float* noise;
   const u8* is_first;
-  // between kernels: partial sums of squares (row, tile), and sampled classes
+  // passed between kernels: partial sums of squares (row, tile), and sampled classes
   float *in0_partials, *in1_partials, *hid_partials, *obs_partials;
   int* samples;
   int t, length, batch;
   float eps, unimix;
 };
 
-// hid_pre, from prev_deter, in0, in1 and the projected actions
+// Computes hid_pre from prev_deter, in0, in1 and the projected actions.
 KERNEL forward_hidden(ForwardArguments p) {
   extern __shared__ __align__(16) float sums[];
   __shared__ float inv_rms[2][16];
@@ -74,7 +74,7 @@ KERNEL forward_hidden(ForwardArguments p) {
   }
 }
 
-// gates, and the new deter
+// Computes the gates and the new deter.
 KERNEL forward_gates(ForwardArguments p) {
   extern __shared__ __align__(16) float sums[];
   __shared__ float inv_rms[16];
@@ -138,7 +138,7 @@ KERNEL forward_gates(ForwardArguments p) {
   }
 }
 
-// in0_pre of the next step, and obs_pre
+// Computes in0_pre of the next step, and obs_pre.
 KERNEL forward_inputs(ForwardArguments p) {
   extern __shared__ __align__(16) float sums[];
   const int t = p.t, base = t * p.batch, unit = blockIdx.x * UNIT_COLUMNS;
@@ -174,7 +174,7 @@ KERNEL forward_inputs(ForwardArguments p) {
   }
 }
 
-// logits and samples of one categorical variable
+// Computes logits and samples; a thread block has one categorical variable.
 KERNEL forward_logits(ForwardArguments p) {
   extern __shared__ __align__(16) float sums[];
   __shared__ float inv_rms[16];
@@ -244,8 +244,8 @@ KERNEL forward_logits(ForwardArguments p) {
   }
 }
 
-// in1_pre of the next step, IN1_COLUMNS units of one row per thread block: the sum of the
-// weight rows of the sampled classes
+// Computes in1_pre of the next step: the sum of the weight rows of the sampled classes. A
+// thread block has IN1_COLUMNS units of one row.
 KERNEL forward_in1(ForwardArguments p) {
   __shared__ float2 sums[WARPS][32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

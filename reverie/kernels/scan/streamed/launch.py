@@ -1,7 +1,7 @@
-"""Launches the streamed posterior scan: five CUDA kernels per step and direction.
+"""Launch the streamed posterior scan: five CUDA kernels per step, forward and backward.
 
-The weights do not fit into registers as in the persistent scan, so each kernel streams
-them from memory, and starts loading them while the previous kernel still runs.
+The weights are too large to stay in registers as in the persistent scan, so each kernel
+streams them from memory, and starts loading them while the previous kernel still runs.
 `tile.cu` explains how the kernels work.
 """
 
@@ -37,14 +37,15 @@ fallback = nvrtc.Fallback("the posterior scan")
 
 
 BLOCK_COLUMNS, WEIGHT_LOADS, BLOCKS_PER_SM = 32, 28, 1
-"""Columns of a tile of the block layers `hid` and `gru`, loads of weights that a thread
-has in flight, and thread blocks per multiprocessor. The fastest at every size, measured
-on an H200: 64 steps of 16 rows, forward and backward, take 4.4 ms at size50m, 8.0 at
-size100m and 11.9 at size200m; with 16, 12 and 2, they take 5.0, 9.8 and 15.1."""
+"""Columns of a tile of the block-diagonal layers `hid` and `gru`, weight loads that a
+thread has in flight, and thread blocks per multiprocessor. These values are the fastest
+at every size on an H200: 64 steps of 16 rows, forward and backward, take 4.4 ms at
+size50m, 8.0 at size100m and 11.9 at size200m; with 16, 12 and 2 they take 5.0, 9.8 and
+15.1 ms."""
 MAX_BLOCK_WIDTH = 1024
-"""Widest block of the GRU for which the streamed kernels are faster than the Triton
-kernels at a batch size of 16; these take 7.2, 12.1 and 15.5 ms for the sizes above. For
-larger batches, the streamed kernels are faster at every width."""
+"""Largest width of a GRU block for which the streamed kernels are faster than the
+Triton kernels at a batch size of 16 (Triton takes 7.2, 12.1 and 15.5 ms for the sizes
+above). For larger batches, the streamed kernels are faster at every width."""
 
 
 class LayerSizes(NamedTuple):
@@ -94,8 +95,8 @@ def load_kernels(
     if torch.cuda.get_device_capability(device) < (9, 0):
         return None
     unit_tiles, block_tiles = sizes.units // UNIT_COLUMNS, sizes.deter // BLOCK_COLUMNS
-    # thread blocks, and columns of a tile; "in1" is launched with its own block count
-    plans = {
+    # number of thread blocks (0: given at launch), and columns of a tile
+    launches = {
         "forward_hidden": (block_tiles, BLOCK_COLUMNS),
         "forward_gates": (block_tiles, 3 * BLOCK_COLUMNS),
         "forward_inputs": (2 * unit_tiles, UNIT_COLUMNS),
@@ -108,11 +109,11 @@ def load_kernels(
         "backward_inputs": (2 * unit_tiles + block_tiles, BLOCK_COLUMNS),
     }
     try:
-        handles = nvrtc.load(read_source(sizes), list(plans), device)
+        handles = nvrtc.load(read_source(sizes), list(launches), device)
         return {
             name: nvrtc.Kernel(handle, blocks, THREADS, _shared_bytes(width))
             for handle, (name, (blocks, width)) in zip(
-                handles, plans.items(), strict=True
+                handles, launches.items(), strict=True
             )
         }
     except nvrtc.Unavailable as error:
@@ -165,7 +166,8 @@ def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
     for t in range(length):
         arguments.t = t
         for name in FORWARD:
-            # the copies of the weights are complete once the first kernel runs
+            # The first kernel must not overlap with the kernels that copy the weights,
+            # because it loads weights before it waits for the previous kernel.
             kernels[name](arguments, overlap=t > 0 or name != FORWARD[0])
         if t + 1 < length:
             blocks = batch * sizes.units // sizes.in1_columns
@@ -222,6 +224,6 @@ def _allocate_partials(
 
 
 def _shared_bytes(columns: int) -> int:
-    """Bytes of shared memory for the sums of all warps, with the pitch of `Tile`."""
+    """Return the bytes of shared memory for the sums of all warps (see `Tile`)."""
     pitch = columns + (24 - columns % 16) % 16
     return WARPS * 16 * pitch * 4

@@ -1,12 +1,12 @@
-// Loads, matrix products and norms of the streamed scan, which runs five kernels per step
-// and direction.
+// Loads, matrix products and norms of the streamed scan, which runs five kernels per time
+// step in the forward and in the backward pass.
 //
 // A thread block computes a tile of a few columns of one layer for all rows, 16 rows at a
 // time. Its eight warps share the inputs: a warp takes every eighth window of 32 inputs.
 // Weights are laid out so that a thread's part of a window is one 16-byte load. The first
 // weights are loaded before the block waits for the previous kernel, so that they arrive
-// while that kernel still runs. Everything else is also loaded long before it is used,
-// because a step consists mostly of latency.
+// while that kernel still runs. Other values are also loaded long before they are used,
+// because latency dominates the time of a step.
 //
 // Activations are (time, row, width); inputs and incoming gradients are (row, time,
 // width). A norm needs a sum over the whole row: a block that writes a tile also writes
@@ -33,7 +33,7 @@ DEVICE uint4 load_weights4(const bf16* p) {
                : "l"(p));
   return v;
 }
-// From the L2 cache: the L1 cache does not see what the previous kernel has written.
+// Loads bypass the L1 cache, which does not see what the previous kernel has written.
 DEFINE_LOADS(load_l2_, "ld.global.cg")
 DEVICE float load_float(const float* p) { return __uint_as_float(load_l2_1(p)); }
 DEVICE float2 load_two(const float* p) {
@@ -64,7 +64,8 @@ DEVICE float2 rounded(float2 v) {
 
 // ---- products
 
-// The two neighbouring outputs of a tile with N columns that a thread finishes.
+// The two adjacent outputs, of a tile with N columns, for which a thread adds up the warps'
+// sums.
 template <int N>
 struct Output {
   static constexpr int LANES = N / 2;  // threads per row
@@ -76,13 +77,13 @@ struct Output {
       : exists(row < 16 && first + row < batch), batch_row(min(first + row, batch - 1)) {}
 };
 
-// N columns of a layer with K inputs.
+// The matrix product of N columns of a layer with K inputs.
 template <int N, int K>
 struct Tile {
   static constexpr int NT = N / 8, WINDOWS = K / 32;
   static constexpr int WARP_WINDOWS = (WINDOWS + WARPS - 1) / WARPS;
   static constexpr int PITCH = N + (24 - N % 16) % 16;  // avoids bank conflicts
-  // windows of weights and of inputs that are loaded ahead, in registers
+  // numbers of windows of weights and inputs that are prefetched into registers
   static constexpr int WEIGHT_WINDOWS = WARP_WINDOWS * NT <= WEIGHT_LOADS ? WARP_WINDOWS
                                         : WEIGHT_LOADS > NT ? WEIGHT_LOADS / NT
                                                             : 1;
@@ -104,16 +105,17 @@ struct Tile {
         weights[i][n] = has(i) ? load_weights4(weight(8 * n + upper, window(i)))
                                : make_uint4(0, 0, 0, 0);
   }
-  // Load the first weights while the previous kernel still runs.
+  // Loads the first weights while the previous kernel still runs.
   template <class Weight>
   DEVICE void start(Weight weight, bool is_needed = true) {
     allow_next_kernel();
     if (is_needed) load(weight);
     wait_previous_kernel();
   }
-  // Multiply 16 rows and leave the sums of all warps in `sums`. `fetch(k)` starts to load
-  // inputs k..k+7 of this thread's two rows, `convert(k, x)` returns their fragment;
-  // `prepare` is called after the first fetches.
+  // Multiplies 16 rows and stores the sums of each warp in `sums`. `fetch(k)` starts to
+  // load inputs k..k+7 of this thread's two rows, `convert(k, x)` converts them to a
+  // fragment; `prepare` is called after the first fetches. `reload` loads the first
+  // weights again, for the second and later groups of 16 rows.
   template <class Weight, class Fetch, class Prepare, class Convert>
   DEVICE void multiply_rows(float* sums, bool reload, Weight weight, Fetch fetch,
                             Prepare prepare, Convert convert) {
@@ -150,7 +152,7 @@ struct Tile {
     multiply_rows(
         sums, reload, weight, fetch, [] {}, [](int, Fragment x) { return x; });
   }
-  // Add up the sums of all warps.
+  // Adds up the sums of all warps.
   static DEVICE float2 total(const float* sums, int row, int column) {
     float2 sum = zero2();
     UNROLL for (int m = 0; m < WARPS; m++)
@@ -159,7 +161,7 @@ struct Tile {
   }
 };
 
-// The two rows of a thread's fragments; a row beyond the batch is replaced by the last.
+// The two rows of a thread's fragments; a row beyond the batch is replaced by its last row.
 struct RowPair {
   int upper, lower;
   DEVICE RowPair(int first, int batch) {
@@ -172,14 +174,14 @@ struct RowPair {
   DEVICE float2 load(const float* p, int width) const {
     return make_float2(load_float(p + upper * width), load_float(p + lower * width));
   }
-  // Store a fragment, without rows beyond the batch.
+  // Stores a fragment, without rows beyond the batch.
   DEVICE void store(bf16* p, int width, int first, int batch, const Fragment& x) const {
     const int row = first + threadIdx.x % 32 / 4;
     if (row < batch) store_upper(p + upper * width, x);
     if (row + 8 < batch) store_lower(p + lower * width, x);
   }
 };
-// The values of both rows of a thread's fragments, from those of all 16 rows.
+// Returns the values of both rows of a thread's fragments, given those of all 16 rows.
 DEVICE float2 of_row_pair(const float* values) {
   const int upper = threadIdx.x % 32 / 4;
   return make_float2(values[upper], values[upper + 8]);
@@ -187,7 +189,7 @@ DEVICE float2 of_row_pair(const float* values) {
 
 // ---- norms
 
-// Sums over 16 rows from their partial sums, (row, COUNT); one warp has two of the rows.
+// The sums of 16 rows, from COUNT partial sums per row; each warp handles two rows.
 template <int COUNT>
 struct RowSums {
   float part[2] = {};
@@ -239,8 +241,9 @@ DEVICE Fragment norm_act(Fragment x, const float* scale, float2 inv_rms) {
 
 // ---- sampling
 
-// The classes of one categorical variable: 16 lanes per row, each of which has every
-// sixteenth pair of classes. Call `use(i, label)` for every pair of this lane.
+// The classes of one categorical variable are divided among the 16 lanes of a row: each
+// lane has every sixteenth pair of classes. Calls `use(i, label)` for every pair of this
+// lane; `label` is the first class of the pair.
 constexpr int PAIRS = (CLASSES / 2 + 15) / 16;
 template <class Use>
 DEVICE void each_class_pair(Use use) {
@@ -249,16 +252,17 @@ DEVICE void each_class_pair(Use use) {
     if (label < CLASSES) use(i, label);
   }
 }
-// Replace logits by exp(logit - maximum) and return the sum over this lane's classes.
+// Replaces logits by exp(logit - maximum) and returns the sum over this lane's classes.
 DEVICE float exponentiate(float2* logits) {
-  float top = -FLOAT_MAX, total = 0;
+  float maximum = -FLOAT_MAX, total = 0;
   each_class_pair([&](int i, int) {
-    top = fmaxf(top, fmaxf(logits[i].x, logits[i].y));
+    maximum = fmaxf(maximum, fmaxf(logits[i].x, logits[i].y));
   });
   UNROLL for (int m = 1; m < 16; m <<= 1)
-    top = fmaxf(top, __shfl_xor_sync(~0u, top, m));
+    maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, m));
   each_class_pair([&](int i, int) {
-    logits[i] = make_float2(__expf(logits[i].x - top), __expf(logits[i].y - top));
+    logits[i] =
+        make_float2(__expf(logits[i].x - maximum), __expf(logits[i].y - maximum));
     total += logits[i].x + logits[i].y;
   });
   return total;

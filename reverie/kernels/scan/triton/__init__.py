@@ -1,1 +1,1 @@
-"""The posterior scan with five Triton kernels per time step and direction."""
+"""The posterior scan with five Triton kernels per time step, forward and backward."""

@@ -1,7 +1,9 @@
-"""The Triton kernels of one backward step; `tiles.py` explains their layout.
+"""The Triton kernels of one backward step; `tiles.py` explains the layout.
 
 Names that begin with `d` are gradients; those that end with `norm` are gradients of the
-output of an RMS norm. Names that begin with `grad` are incoming gradients.
+output of an RMS norm. `din_norm` has 2 U columns: those of in0, then those of in1.
+Names that begin with `grad` are incoming gradients. `at` and `input_at` are indices of
+rows, `after` is `at` of the next step.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ def logits_backward(
     PADDED: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, PADDED_K: tl.constexpr,
     BK: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """Gradient of some logits, from in1 of the next step and the incoming gradients."""
+    """Gradient of the logits, from in1 of the next step and the incoming gradients."""
     BN: tl.constexpr = BS * PADDED_K
     L: tl.constexpr = S * K
     rows, mask, at, input_at = row_tile(t, length, batch, BM)
@@ -51,6 +53,7 @@ def logits_backward(
         for k in range(0, U, BK):
             offs_k = k + tl.arange(0, BK)
             offs = after[:, None] * U + offs_k[None, :]
+            # rows of din_norm are twice as long as those of in1_pre
             a = norm_grad(
                 din_norm + U, in1_pre, in1_scale, offs + after[:, None] * U, offs,
                 offs_k, mask, inv_rms1, mean,
@@ -63,6 +66,7 @@ def logits_backward(
     input_at = input_at * L + columns[None, :]
     grad += tl.load(grad_stoch + input_at, mask=mask_valid, other=0.0).to(tl.float32)
     value = tl.load(logits + offs, mask=mask_valid, other=float("-inf")).to(tl.float32)
+    # padded classes and NaN logits get probability 0
     value = tl.where(valid[None, :] & (value == value), value, float("-inf"))
     exps, total = softmax_terms(tl.where(mask, value, 0.0), BM, BS, PADDED_K)
     probs = exps / total
@@ -83,8 +87,8 @@ def norm_output_backward(
 ):
     """Gradient of the output of a norm of width F, for obs and hid.
 
-    The inputs are the gradients of the next layer: rows of `ROW` numbers, of which each
-    block of W columns reads K. `NORM` is the column of `inv_rms`.
+    `inputs` are the gradients of the next layer's outputs, with a row stride of `ROW`;
+    each block of W columns depends on K of them. `NORM` is the column of `inv_rms`.
     """
     tile = tl.program_id(0)
     rows, mask, at, _ = row_tile(t, length, batch, BM)
@@ -112,7 +116,12 @@ def gates_backward(
     PADDED: tl.constexpr, TILES0: tl.constexpr, PADDED0: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """Gradients of deter, from all layers that read it, and of the gates of a tile."""
+    """Gradient of deter, from all layers that read it, and gradients of the gates.
+
+    `weight` has the rows of in0_weight, then those of obs_weight. `ddeter` contains a
+    part of the gradient of deter, from `inputs_backward` of the next step; it is
+    replaced by the part of the gradient of the previous deter through the update gate.
+    """
     tile = tl.program_id(0)
     rows, mask, at, input_at = row_tile(t, length, batch, BM)
     columns = tile * BN + tl.arange(0, BN)
@@ -145,8 +154,8 @@ def gates_backward(
         acc = dot(a, b, acc, PRECISION)
     input_at = input_at * D + columns[None, :]
     grad = acc + tl.load(grad_deter + input_at, mask=mask, other=0.0).to(tl.float32)
-    previous = ddeter + rows[:, None] * D + columns[None, :]
-    grad += tl.load(previous, mask=mask, other=0.0)
+    carried = ddeter + rows[:, None] * D + columns[None, :]
+    grad += tl.load(carried, mask=mask, other=0.0)
     gate = at[:, None] * (3 * D) + block * 3 * W + (columns - block * W)[None, :]
     reset = tl.sigmoid(tl.load(gates + gate, mask=mask, other=0.0).to(tl.float32))
     candidate = tl.load(gates + gate + W, mask=mask, other=0.0).to(tl.float32)
@@ -161,7 +170,7 @@ def gates_backward(
     store_rounded(dgates + gate, mask, dreset)
     store_rounded(dgates + gate + W, mask, dtanh * reset)
     store_rounded(dgates + gate + 2 * W, mask, dupdate)
-    tl.store(previous, grad * (1 - update), mask=mask)
+    tl.store(carried, grad * (1 - update), mask=mask)
 
 
 @no_type_check
@@ -174,7 +183,7 @@ def inputs_backward(
     PADDED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Gradients of the hidden layer's inputs: norm outputs of in0, in1; and deter."""
+    """Gradients of the inputs of `hid`: norm outputs of in0 and in1, and deter."""
     tile = tl.program_id(0)
     rows, mask, at, _ = row_tile(t, length, batch, BM)
     inv_rms2 = tl.load(inv_rms + at * 4 + 2, mask=rows < batch, other=0.0)
@@ -217,7 +226,7 @@ def inputs_backward(
             )
             b = tl.load(weight + weight_rows[None, :] + offs_k[:, None])
             acc = dot(a, b, acc, PRECISION)
-        previous = ddeter + rows[:, None] * D + columns[None, :]
-        acc += tl.load(previous, mask=mask, other=0.0)
+        carried = ddeter + rows[:, None] * D + columns[None, :]
+        acc += tl.load(carried, mask=mask, other=0.0)
         first = load_is_first(is_first, t, length, batch, rows)
-        tl.store(previous, tl.where(first, 0.0, acc), mask=mask)
+        tl.store(carried, tl.where(first, 0.0, acc), mask=mask)

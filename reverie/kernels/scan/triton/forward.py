@@ -1,4 +1,4 @@
-"""The five Triton kernels of one forward step; `tiles.py` explains their layout."""
+"""The five Triton kernels of one forward step; `tiles.py` explains the layout."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def hidden_forward(
     BM: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, BU: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """hid_pre, from the block's deter, in0, in1 and the projected actions."""
+    """Compute hid_pre from the block's deter, in0, in1 and the projected actions."""
     tile = tl.program_id(0)
     rows, mask, at, input_at = row_tile(t, length, batch, BM)
     block = tile * BN // W
@@ -46,25 +46,27 @@ def hidden_forward(
     squares1 = sum_partials(in1_partials, rows, batch, TILES1, PADDED1)
     inv_rms0, inv_rms1 = tl.rsqrt(squares0 / U + eps), tl.rsqrt(squares1 / U + eps)
     acc = tl.zeros((BM, BN), tl.float32)
-    own = prev_deter + at[:, None] * D + block * W
-    acc = dot_rows(acc, own, weight, inside, mask, W, W, 1, BW, PRECISION)
+    block_deter = prev_deter + at[:, None] * D + block * W
+    acc = dot_rows(acc, block_deter, weight, inside, mask, W, W, 1, BW, PRECISION)
     weight += W * W
-    unit = at[:, None] * U
-    shared = at[:, None] * (3 * U)
+    pre_row = at[:, None] * U
+    shared_row = shared_input + at[:, None] * (3 * U)
     for k in range(0, U, BU):
         offs_k = k + tl.arange(0, BU)
-        a = norm_act(in0_pre, in0_scale, unit + offs_k[None, :], offs_k, mask, inv_rms0)
+        offs = pre_row + offs_k[None, :]
+        a = norm_act(in0_pre, in0_scale, offs, offs_k, mask, inv_rms0)
         b = tl.load(weight + offs_k[:, None] * W + inside[None, :])
         acc = dot(a, b, acc, PRECISION)
         if tile == 0:
-            tl.store(shared_input + shared + offs_k[None, :], a, mask=mask)
+            tl.store(shared_row + offs_k[None, :], a, mask=mask)
     for k in range(0, U, BU):
         offs_k = k + tl.arange(0, BU)
-        a = norm_act(in1_pre, in1_scale, unit + offs_k[None, :], offs_k, mask, inv_rms1)
+        offs = pre_row + offs_k[None, :]
+        a = norm_act(in1_pre, in1_scale, offs, offs_k, mask, inv_rms1)
         b = tl.load(weight + (U + offs_k)[:, None] * W + inside[None, :])
         acc = dot(a, b, acc, PRECISION)
         if tile == 0:
-            tl.store(shared_input + shared + U + offs_k[None, :], a, mask=mask)
+            tl.store(shared_row + U + offs_k[None, :], a, mask=mask)
     input_at = input_at * D + columns[None, :]
     acc += tl.load(projected_actions + input_at, mask=mask, other=0.0).to(tl.float32)
     value = store_rounded(hid_pre + at[:, None] * D + columns[None, :], mask, acc)
@@ -82,7 +84,7 @@ def gates_forward(
     D: tl.constexpr, W: tl.constexpr, TILES: tl.constexpr, PADDED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """The three gates of some units, and their new deter."""
+    """Compute the gates and the new deter."""
     tile = tl.program_id(0)
     rows, mask, at, _ = row_tile(t, length, batch, BM)
     block = tile * BN // W
@@ -131,7 +133,10 @@ def inputs_forward(
     D: tl.constexpr, U: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """The layers that read the new deter: in0_pre of the next step, and obs_pre."""
+    """Compute the layers that read the new deter: in0_pre of the next step, obs_pre.
+
+    `weight` has the rows of in0_weight, then those of obs_weight.
+    """
     tile = tl.program_id(0)
     rows, mask, at, input_at = row_tile(t, length, batch, BM)
     units = tile * BN + tl.arange(0, BN)
@@ -163,7 +168,7 @@ def logits_forward(
     PADDED: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, PADDED_K: tl.constexpr,
     BK: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """Logits and samples of some categorical variables."""
+    """Compute logits and samples of some categorical variables."""
     BN: tl.constexpr = BS * PADDED_K
     L: tl.constexpr = S * K
     tile = tl.program_id(0)
@@ -211,7 +216,7 @@ def in1_forward(
     U: tl.constexpr, S: tl.constexpr, K: tl.constexpr, PADDED_S: tl.constexpr,
     BN: tl.constexpr,
 ):
-    """in1_pre of the next step: the sum of the weight rows of the sampled classes."""
+    """Compute in1_pre of the next step: sum the weight rows of the sampled classes."""
     row, tile = tl.program_id(0), tl.program_id(1)
     variables = tl.arange(0, PADDED_S)
     units = tile * BN + tl.arange(0, BN)

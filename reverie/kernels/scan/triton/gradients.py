@@ -1,7 +1,7 @@
 """Gradients that are computed after the backward loop, for all steps at once.
 
-The backward kernels of a step write gradients of the norms' outputs. From those follow
-the gradients of the norms' inputs, scales and of the biases before them.
+The backward kernels of a step write gradients of the norms' outputs. From these, this
+module computes the gradients of the norms' inputs and scales, and of the biases.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _norm_input_grad(
 
 @jit
 def _load_normed(pre, dnorm, at_pre, at_dnorm, mask, inv_rms):
-    """Normalized inputs of a norm, and gradients of its outputs."""
+    """Return normalized inputs of a norm, and gradients of its outputs."""
     normed = tl.load(pre + at_pre, mask=mask, other=0.0).to(tl.float32) * inv_rms
     return normed, tl.load(dnorm + at_dnorm, mask=mask, other=0.0).to(tl.float32)
 
@@ -83,7 +83,7 @@ def _row_gradients(
     dnorm, pre, scale, inv_rms, dpre, column,
     F: tl.constexpr, STRIDE: tl.constexpr, BK: tl.constexpr,
 ):
-    """Gradient of a norm's input, one row per program."""
+    """Compute the gradient of a norm's input, one row per program."""
     row = tl.program_id(0).to(tl.int64)
     inverse = tl.load(inv_rms + row * 4 + column)
     total = tl.zeros((BK,), tl.float32)
@@ -112,9 +112,10 @@ def _column_sums(
     ROWS: tl.constexpr, F: tl.constexpr, STRIDE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):
-    """Gradients of scale and bias: sums over the rows of all steps."""
+    """Compute the gradients of scale and bias: sums over the rows of all steps."""
     at = tl.program_id(0) * BN + tl.arange(0, BN)
-    scales, biases = tl.zeros((BM, BN), tl.float32), tl.zeros((BM, BN), tl.float32)
+    scale_sums = tl.zeros((BM, BN), tl.float32)
+    bias_sums = tl.zeros((BM, BN), tl.float32)
     for start in range(0, ROWS, BM):
         row = start + tl.arange(0, BM)
         mask = (row < ROWS)[:, None] & (at < F)[None, :]
@@ -124,7 +125,7 @@ def _column_sums(
         normed, dout = _load_normed(
             pre, dnorm, offs, row * STRIDE + at[None, :], mask, inverse[:, None]
         )
-        scales += dout * normed
-        biases += tl.load(dpre + offs, mask=mask, other=0.0).to(tl.float32)
-    tl.store(dscale + at, tl.sum(scales, 0), mask=at < F)
-    tl.store(dbias + at, tl.sum(biases, 0), mask=at < F)
+        scale_sums += dout * normed
+        bias_sums += tl.load(dpre + offs, mask=mask, other=0.0).to(tl.float32)
+    tl.store(dscale + at, tl.sum(scale_sums, 0), mask=at < F)
+    tl.store(dbias + at, tl.sum(bias_sums, 0), mask=at < F)

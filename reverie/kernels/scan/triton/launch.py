@@ -1,4 +1,4 @@
-"""Launches the Triton kernels of the posterior scan: five per step and direction.
+"""Launch the Triton kernels of the posterior scan: five per step, forward and backward.
 
 Supports all sizes whose widths are multiples of 16, in float32, bfloat16 and float16,
 on every GPU that Triton supports.
@@ -20,12 +20,12 @@ from reverie.kernels.scan.triton.gradients import finish_gradients
 ROWS = 1
 """The batch size must be a multiple of this."""
 MIN_TILE = 16
-"""Smallest side of a matrix product in Triton."""
+"""Smallest dimension of a matrix product in Triton."""
 LOAD_BYTES = 24 * 1024
-"""Approximate bytes that a program loads per iteration; several are in flight."""
+"""Approximate bytes that a program loads per iteration of a matrix product."""
 OPTIONS = {"num_stages": 4, "num_warps": 4}
 MAX_BLOCK_COLUMNS = 32
-"""Largest number of columns of a tile of the block layers."""
+"""Maximum number of columns of a tile of the block-diagonal layers."""
 
 
 class TileSizes(NamedTuple):
@@ -39,7 +39,7 @@ class TileSizes(NamedTuple):
     rows: int
     """Rows of a tile."""
     block_columns: int
-    """Columns of a tile of the block layers `hid` and `gru`."""
+    """Columns of a tile of the block-diagonal layers `hid` and `gru`."""
     unit_columns: int
     """Columns of a tile of the layers in0 and obs."""
     in1_columns: int
@@ -48,9 +48,9 @@ class TileSizes(NamedTuple):
     itemsize: int
 
     def depth(self, width: int, columns: int) -> int:
-        """Inputs that a program reads per iteration, out of `width`."""
-        fitting = LOAD_BYTES // (self.itemsize * (self.rows + columns))
-        return max(MIN_TILE, _largest_divisor(width, 1 << fitting.bit_length() - 1))
+        """Return how many of `width` inputs a program reads per iteration."""
+        limit = LOAD_BYTES // (self.itemsize * (self.rows + columns))
+        return max(MIN_TILE, _largest_divisor(width, 1 << limit.bit_length() - 1))
 
     @property
     def logits(self) -> int:
@@ -107,13 +107,8 @@ def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
             *(saved.prev_deter, saved.in0_pre, saved.in1_pre, w.in0_scale, w.in1_scale),
             *(partials.in0, partials.in1, projected, w.hid_weight, saved.hid_pre),
             *(partials.hid, saved.shared_input, saved.inv_rms, *step, eps),
-            *(
-                deter,
-                units,
-                width,
-                *_tile_counts(partials.in0),
-                *_tile_counts(partials.in1),
-            ),
+            *(deter, units, width, *_tile_counts(partials.in0)),
+            *_tile_counts(partials.in1),
             *(rows, sizes.block_columns, sizes.depth(width, sizes.block_columns)),
             *(sizes.depth(units, sizes.block_columns), precision),
             **OPTIONS,
@@ -217,7 +212,7 @@ def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
 
 
 class _PartialSums(NamedTuple):
-    """Sums over the columns of each tile, (tiles, batch)."""
+    """Sums over the columns of each tile, `(tiles, batch)`."""
 
     in0: Tensor
     in1: Tensor

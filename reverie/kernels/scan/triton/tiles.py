@@ -48,7 +48,7 @@ def dot_rows(
     acc, inputs, weight, columns, mask, K: tl.constexpr, INPUT_STRIDE: tl.constexpr,
     OUTPUT_STRIDE: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """Add the product of rows of K inputs with columns of a weight of given strides."""
+    """Add the product of rows of K inputs with columns of a weight to `acc`."""
     for k in range(0, K, BK):
         offs_k = k + tl.arange(0, BK)
         a = tl.load(inputs + offs_k[None, :], mask=mask, other=0.0)
@@ -59,14 +59,14 @@ def dot_rows(
 
 @jit
 def row_tile(t, length, batch, BM: tl.constexpr):
-    """Row numbers of this tile, their mask, and their indices `at` and `input_at`."""
+    """Return the rows of this tile, their mask, and their indices `at`, `input_at`."""
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     return rows, rows[:, None] < batch, t * batch + rows, (rows * length + t)[:, None]
 
 
 @jit
 def class_tile(S: tl.constexpr, K: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr):
-    """Columns of `BS` categorical variables of `BK` padded classes, and their mask."""
+    """Return columns of `BS` variables of `BK` padded classes, and a mask."""
     column = tl.arange(0, BS * BK)
     variable, label = tl.program_id(0) * BS + column // BK, column % BK
     return variable * K + label, (variable < S) & (label < K)
@@ -74,7 +74,7 @@ def class_tile(S: tl.constexpr, K: tl.constexpr, BS: tl.constexpr, BK: tl.conste
 
 @jit
 def softmax_terms(logits, BM: tl.constexpr, BS: tl.constexpr, PADDED_K: tl.constexpr):
-    """Numerator and denominator of the softmax, as (row, variable, class)."""
+    """Return numerator and denominator of the softmax, as (row, variable, class)."""
     logits = tl.reshape(logits, (BM, BS, PADDED_K))
     exps = tl.exp(logits - tl.max(logits, 2)[:, :, None])
     return exps, tl.sum(exps, 2)[:, :, None]
@@ -103,7 +103,7 @@ def store_partial(partials, tile, rows, batch, values):
 
 @jit
 def store_rounded(pointers, mask, acc):
-    """Store values and return them as they were rounded by it."""
+    """Store values and return the rounded values."""
     value = acc.to(pointers.dtype.element_ty)
     tl.store(pointers, value, mask=mask)
     return value.to(tl.float32)
@@ -111,7 +111,7 @@ def store_rounded(pointers, mask, acc):
 
 @jit
 def norm_act(pre, scale, at, columns, mask, inv_rms):
-    """Norm and activation of a tile, in the dtype of `pre`."""
+    """Return norm and activation of a tile, in the dtype of `pre`."""
     x = tl.load(pre + at, mask=mask, other=0.0)
     gain = tl.load(scale + columns)
     y = (x.to(tl.float32) * inv_rms[:, None] * gain[None, :]).to(x.dtype)
@@ -120,9 +120,10 @@ def norm_act(pre, scale, at, columns, mask, inv_rms):
 
 @jit
 def norm_grad(dnorm, pre, scale, at_dnorm, at_pre, columns, mask, inv_rms, mean):
-    """Gradient of a norm's input, from that of its output, in the dtype of `pre`.
+    """Return the gradient of a norm's input, given the gradient of its output.
 
-    `mean` is the row's mean of output gradient * scale * normalized input.
+    `mean` is the row's mean of output gradient * scale * normalized input. The result
+    has the dtype of `pre`.
     """
     x = tl.load(pre + at_pre, mask=mask, other=0.0)
     normed = x.to(tl.float32) * inv_rms[:, None]
@@ -135,7 +136,7 @@ def norm_grad(dnorm, pre, scale, at_dnorm, at_pre, columns, mask, inv_rms, mean)
 def store_norm_output_grad(
     dact, pre, at_pre, scale, columns, inv_rms, dnorm, partials, tile, rows, batch,
 ):
-    """Store the gradient of a norm's output, from that of the activation.
+    """Store the gradient of a norm's output, given the gradient of the activation.
 
     Also store the tile's partial sum for `mean` of `norm_grad`.
     """

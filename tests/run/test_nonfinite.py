@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from reverie.run.checkpoint import Checkpoints, find_checkpoint
-from reverie.run.health import restart_advice
+from reverie.run.nonfinite import restart_advice
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Processes of a sweep: cores, GPUs, exit codes and stopping."""
+"""Processes of several runs: cores, GPUs, exit codes and stopping."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import signal
 import sys
 import time
 
-from reverie.sweep import processes
-from reverie.sweep.processes import describe_exit, slot_environment
+from reverie.run import processes
+from reverie.run.processes import describe_exit, slot_environment
 
 
 def test_slots_divide_cores_and_gpus(monkeypatch):

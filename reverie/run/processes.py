@@ -1,8 +1,11 @@
-"""Processes that run the trials, a fixed number of them at the same time.
+"""Starts and stops processes of several runs at once.
+
+`reverie sweep` and `reverie campaign` use it (a campaign trains several methods on
+several tasks).
 
 Each process has a slot. The CPU cores and GPUs of the machine are divided evenly among
-the slots, because a run that used all cores would slow down the others more than it
-gains. Processes are killed if the sweep itself is killed (on Linux).
+the slots: if every run used all cores, they would slow each other down. On Linux,
+processes are killed if the process that started them is killed.
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ import torch
 from reverie.storage.atomic import open_append
 from reverie.storage.limits import open_regular
 from reverie.storage.os_errors import explain_write_errors
+
+PROGRAM = (sys.executable, "-m", "reverie")
+"""Program that the processes run, without its arguments."""
 
 SAVE_TIMEOUT = 120.0
 """Seconds a process has to save a checkpoint and exit after it was asked to stop."""
@@ -52,7 +58,7 @@ class RunProcess:
         return time.monotonic() - self.started
 
     def poll(self) -> int | None:
-        """The exit code, or None if it is still running."""
+        """Return the exit code, or None if running; kill it after its deadline."""
         if self.deadline is not None and time.monotonic() > self.deadline:
             self.kill()
         return self.process.poll()
@@ -70,35 +76,57 @@ class RunProcess:
         self.process.wait()
 
     def error_message(self, exit_code: int) -> str:
+        """Return the error of the process from its log."""
         with open_regular(self.log) as file:
             output = file.read()[self.log_start :]
         return describe_exit(output.decode(errors="replace"), exit_code)
 
 
+def stop_processes(
+    processes: Sequence[RunProcess],
+    poll_seconds: float,
+    while_waiting: Callable[[], None] = lambda: None,
+) -> None:
+    """Stop processes, which save a checkpoint first, and wait until they have ended."""
+    try:
+        for process in processes:
+            process.stop()
+        while any(process.poll() is None for process in processes):
+            while_waiting()
+            time.sleep(poll_seconds)
+    finally:
+        for process in processes:
+            process.kill()
+
+
 class ProcessSlots:
-    """Starts processes in a fixed number of slots."""
+    """Starts processes in a number of slots."""
 
     def __init__(self, program: Sequence[str], count: int, assign_gpus: bool = True):
         self.program = list(program)
+        self.count, self.assign_gpus = count, assign_gpus
         self.free = list(range(count))
-        self._environments = [
-            slot_environment(slot, count, assign_gpus) for slot in self.free
-        ]
+
+    def grow(self, count: int) -> None:
+        """Increase the number of slots; running processes keep their CPU threads."""
+        self.free += range(self.count, count)
+        self.count = max(count, self.count)
 
     def start(
-        self, words: Sequence[str], log: Path, slot: int, variables: dict[str, str]
+        self, arguments: Sequence[str], log: Path, slot: int, variables: dict[str, str]
     ) -> RunProcess:
         """Start the program with these arguments and environment variables."""
         log_start = log.stat().st_size if log.exists() else 0
+        share = slot_environment(slot, self.count, self.assign_gpus)
         with explain_write_errors(log):
             descriptor = open_append(log)
         with open(descriptor, "ab") as out:
             process = subprocess.Popen(
-                [*self.program, *words],
+                [*self.program, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **self._environments[slot], **variables},
+                env={**os.environ, **share, **variables},
                 start_new_session=True,  # Ctrl-C is handled by the parent
                 preexec_fn=kill_with_parent(),
             )
@@ -106,24 +134,29 @@ class ProcessSlots:
 
 
 def slot_environment(slot: int, count: int, assign_gpus: bool = True) -> dict[str, str]:
-    """Environment variables that assign CPU threads and a GPU to a slot.
+    """Return environment variables that assign CPU threads and a GPU to a slot.
 
-    With `assign_gpus`, each slot gets one of several GPUs.
+    With `assign_gpus`, each slot gets one GPU, if there are several.
     """
     variables: dict[str, str] = {}
     if not any(name in os.environ for name in THREAD_VARIABLES):
         cores = len(os.sched_getaffinity(0)) if ON_LINUX else os.cpu_count() or 1
         variables |= dict.fromkeys(THREAD_VARIABLES, str(max(1, cores // count)))
-    visible = os.environ.get(GPU_VARIABLE)
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    gpus = visible.split(",") if visible else [str(i) for i in range(num_gpus)]
+    gpus = visible_gpus()
     if assign_gpus and min(count, len(gpus)) > 1:
         variables[GPU_VARIABLE] = gpus[slot % len(gpus)]
     return variables
 
 
+def visible_gpus() -> list[str]:
+    """Return the GPUs that this process may use, as in `CUDA_VISIBLE_DEVICES`."""
+    visible = os.environ.get(GPU_VARIABLE)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return visible.split(",") if visible else [str(i) for i in range(count)]
+
+
 def kill_with_parent() -> Callable[[], None] | None:
-    """A `preexec_fn` that has the process killed when its parent dies."""
+    """Return a `preexec_fn` that lets the system kill the process with its parent."""
     if not ON_LINUX:
         return None
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
@@ -137,7 +170,7 @@ def kill_with_parent() -> Callable[[], None] | None:
 
 
 def describe_exit(output: str, exit_code: int) -> str:
-    """The error of a failed process, from its output and exit code."""
+    """Return the error of a failed process, from its output and exit code."""
     if exit_code < 0:
         return f"killed by {signal.Signals(-exit_code).name}"
     errors = re.findall(r"^reverie: (.*?)(?=^  Fix: |\Z)", output, re.M | re.S)

@@ -8,12 +8,12 @@ from reverie.api import Agent, Metrics, UserError
 from reverie.run.checkpoint import Checkpoints
 
 
-class Health:
+class NonfiniteCheck:
     """Raises an error after too many consecutive skipped updates.
 
-    Agents skip an update whose loss or gradient is not finite and count consecutive
-    ones (`opt/nonfinite_in_row`). On a GPU the count is read only every `CHECK_EVERY`
-    updates, because reading it waits for the device.
+    Agents skip an update whose loss or gradient is not finite, and count consecutive
+    skipped updates (metric `opt/nonfinite_in_row`). On a GPU the count is read only
+    every `CHECK_EVERY` updates, because reading it waits for the device.
     """
 
     CHECK_EVERY = 50
@@ -25,6 +25,7 @@ class Health:
         self._updates = 0
 
     def check(self, agent: Agent, metrics: Metrics) -> None:
+        """Check the metrics of an update."""
         in_row = metrics.get("opt/nonfinite_in_row")
         if in_row is None:
             return

@@ -1,0 +1,58 @@
+"""Scales of losses, and replay priorities from scaled losses."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from reverie.agents.dreamer.config import LossScales
+from reverie.api import UserError
+from reverie.distributed.collective import mean_contribution
+
+ACTOR_CRITIC_LOSSES = ("policy", "value", "repval")
+
+
+def scaled_means(
+    losses: dict[str, Tensor], config: LossScales
+) -> dict[str, Float[Tensor, ""]]:
+    """Return the mean of each loss, multiplied by its scale.
+
+    In data-parallel training, return the contribution of this rank to the mean over the
+    global batch. Losses without a scale of their own have the scale `rec`.
+    """
+    scales = vars(config)
+    return {
+        k: scales.get(k, scales["rec"]) * mean_contribution(x)
+        for k, x in losses.items()
+    }
+
+
+def step_priorities(
+    losses: dict[str, Tensor], signal: str, config: LossScales
+) -> Float[Tensor, "B T"]:
+    """Return the replay priority of every step: the loss named `signal`, or `model`.
+
+    `model` is the sum of all world model losses with their scales, except those that
+    are one number per batch.
+    """
+    scales = vars(config)
+    # without `repval`, which has no value for the last step
+    by_step = {k: x for k, x in losses.items() if x.ndim and k != "repval"}
+    if signal == "model":
+        priority = sum(
+            scales.get(k, scales["rec"]) * x
+            for k, x in by_step.items()
+            if k not in ACTOR_CRITIC_LOSSES
+        )
+        assert isinstance(priority, Tensor)
+    elif signal in by_step:
+        priority = by_step[signal]
+    else:
+        names = ", ".join(["model", *by_step])
+        raise UserError(
+            f"dreamer.priosignal is {signal!r}, which is not a loss of each step.\n"
+            f"  Fix: --dreamer.priosignal with one of {names}, or leave it out."
+        )
+    # the policy loss may be negative, so use absolute values
+    return torch.nan_to_num(priority.detach().abs(), posinf=0.0)

@@ -1,0 +1,71 @@
+"""`reverie bench --devices N`: the time of an update on one and on N devices.
+
+Both are measured in the same processes: first on rank 0 alone, while the other ranks
+wait, then on all ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from statistics import median
+from typing import Any
+
+import torch
+
+from reverie.bench.table import format_rows
+from reverie.bench.update import (
+    BenchConfig,
+    machine_lock,
+    make_benchmark,
+    write_results,
+)
+from reverie.distributed.collective import world_size
+from reverie.run.config import Config
+from reverie.run.factory import MakeEnv
+from reverie.run.folder import system_info
+from reverie.run.ranks import make_leader
+
+MIN_EFFICIENCY = 0.6
+"""Speedup per device below which more devices are not worth their cost."""
+
+
+def bench_devices(
+    config: Config, options: BenchConfig, make_env: MakeEnv | None = None
+) -> dict[str, Any]:
+    """Measure updates on one and on all devices, and print the speedup."""
+    ranks, threads = world_size(), torch.get_num_threads()
+    with (
+        machine_lock(exclusive=True),
+        make_benchmark(config, options, make_env) as benchmark,
+    ):
+        if "OMP_NUM_THREADS" not in os.environ:  # the user does not limit the threads
+            torch.set_num_threads(os.cpu_count() or 1)
+        alone = benchmark.update()
+        torch.set_num_threads(threads)
+        leader = make_leader(
+            config,
+            benchmark.agent,
+            benchmark.source,
+            benchmark.device,
+            benchmark.precision,
+        )
+        assert leader is not None
+        together = benchmark.time(lambda: leader.train(benchmark.feed))[0]
+        leader.close()
+    rows = {"update on 1 device, ms": alone, f"update on {ranks} devices, ms": together}
+    print(format_rows(rows.items()))
+    speedup = median(alone) / median(together)
+    print(describe_speedup(speedup, ranks))
+    results = {"devices": ranks, "alone_ms": alone, "together_ms": together}
+    return write_results(config, options, {"about": system_info(), **results})
+
+
+def describe_speedup(speedup: float, ranks: int) -> str:
+    """Return a sentence about the speedup, and whether more devices would help."""
+    text = f"{ranks} devices are {speedup:.2f} times as fast as one."
+    if speedup >= MIN_EFFICIENCY * ranks:
+        return text
+    return (
+        f"{text} More devices will not help with this config on this machine: larger "
+        "networks or batches use them better."
+    )

@@ -1,0 +1,1 @@
+"""Campaigns: many runs of tasks × methods × seeds, shared by workers (`worker.py`)."""

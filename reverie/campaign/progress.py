@@ -1,0 +1,174 @@
+"""The progress of a campaign: a table on a terminal, lines in a file or pipe."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from reverie.campaign.queue import Queue, RunState, RunStatus
+from reverie.log.jsonl import METRICS, SCORES
+from reverie.log.messages import print_message, record_output
+from reverie.log.terminal import format_number, format_seconds
+
+TAIL_BYTES = 65_536
+"""Bytes at the end of a log file that are read."""
+SCORE_EPISODES = 20
+"""Number of episodes whose mean is the score in the table."""
+SUMMARY_SECONDS = 60.0
+"""Time between two summaries if the output is not a terminal."""
+STATES: tuple[RunState, ...] = (
+    "running",
+    "finished",
+    "failed",
+    "lost",
+    "stopped",
+    "waiting",
+)
+"""Order of the states in a summary."""
+
+
+class LogTail(NamedTuple):
+    """The last entries in the logs of a run."""
+
+    frame: int = 0
+    score: float | None = None
+    """Mean score of the last episodes."""
+
+
+class Progress:
+    """Shows the state of all runs."""
+
+    def __init__(self, queue: Queue, retries: int):
+        self.queue, self.retries = queue, retries
+        self._states: dict[str, tuple[str, int]] = {}
+        self._lines = 0
+        self._printed = -math.inf
+
+    def show(self, statuses: Sequence[RunStatus]) -> None:
+        """Update the table, or print changes, and a summary every minute."""
+        if sys.stderr is not None and sys.stderr.isatty():
+            self._draw(statuses)
+        else:
+            self._print_changes(statuses)
+
+    def _draw(self, statuses: Sequence[RunStatus]) -> None:
+        size = shutil.get_terminal_size((88, 24))
+        shown = [status for status in statuses if status.state != "waiting"]
+        shown.sort(key=lambda status: STATES.index(status.state))
+        table = format_table(shown[: size.lines - 5], self.queue, self.retries)
+        lines = [*table.split("\n"), self._summary(statuses)][-size.lines + 1 :]
+        text = "".join(f"{line[: size.columns - 1]}\x1b[K\n" for line in lines)
+        up = f"\x1b[{self._lines}A" if self._lines else ""
+        sys.stderr.write(f"{up}{text}\x1b[J")
+        sys.stderr.flush()
+        record_output()
+        self._lines = len(lines)
+
+    def _print_changes(self, statuses: Sequence[RunStatus]) -> None:
+        for status in statuses:
+            key = status.run.name
+            state = status.state, len(status.attempts)
+            if state != self._states.get(key, ("waiting", 0)):
+                print_message(f"{key}: {self._describe(status)}")
+            self._states[key] = state
+        now = time.monotonic()
+        if now - self._printed >= SUMMARY_SECONDS:
+            self._printed = now
+            print_message(self._summary(statuses))
+
+    def _describe(self, status: RunStatus) -> str:
+        last = status.attempts[-1] if status.attempts else None
+        if status.state == "running" and last is not None:
+            count = len(status.attempts)
+            attempt = f", attempt {count}" if count > 1 else ""
+            return f"running on {last.claim.get('machine', '')}{attempt}"
+        if status.state == "failed":
+            retry = "" if status.failures > self.retries else " It is started again."
+            return f"failed: {status.error}{retry}"
+        score = read_tail(self.queue.run_folder(status.run.name)).score
+        if status.state == "finished" and score is not None:
+            return f"finished, score {format_number(score)}"
+        return status.state
+
+    def _summary(self, statuses: Sequence[RunStatus]) -> str:
+        counts = Counter(status.state for status in statuses)
+        parts = [f"{counts[state]} {state}" for state in STATES if counts[state]]
+        return f"{len(statuses)} runs: {', '.join(parts)}"
+
+
+def format_table(statuses: Iterable[RunStatus], queue: Queue, retries: int) -> str:
+    """Return a table of runs, and below it the errors of those that failed."""
+    rows = [["run", "state", "done", "score", "time", "attempts", "machine"]]
+    errors = []
+    for status in statuses:
+        tail = read_tail(queue.run_folder(status.run.name))
+        frames = status.run.frames
+        share = min(1.0, tail.frame / frames) if frames else 0.0
+        done = 1.0 if status.state == "finished" else share
+        last = status.attempts[-1] if status.attempts else None
+        rows.append(
+            [
+                status.run.name,
+                status.state,
+                f"{done:.0%}" if last else "",
+                "" if tail.score is None else format_number(tail.score),
+                format_seconds(status.seconds) if status.seconds else "",
+                str(len(status.attempts) or ""),
+                str(last.claim.get("machine", "")) if last else "",
+            ]
+        )
+        if status.error and status.state != "finished":
+            limit = f"attempt {status.failures} of {retries + 1}"
+            errors.append(f"{status.run.name} failed ({limit}): {status.error}")
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if i in (0, 1, 6) else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    return "\n".join(line.rstrip() for line in [*lines, *errors])
+
+
+def read_tail(folder: Path) -> LogTail:
+    """Read the last frame and the last scores of a run."""
+    scores = _last_lines(folder / SCORES)
+    values = [
+        float(value)
+        for line in scores
+        for key, value in line.items()
+        if key.endswith("score") and isinstance(value, int | float)
+    ][-SCORE_EPISODES:]
+    lines = [*scores[-1:], *_last_lines(folder / METRICS)[-1:]]
+    frames = [int(line["step"]) for line in lines if isinstance(line.get("step"), int)]
+    score = sum(values) / len(values) if values else None
+    return LogTail(max(frames, default=0), score)
+
+
+def _last_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the complete lines in the last bytes of a file."""
+    try:
+        with path.open("rb") as file:
+            start = max(0, file.seek(0, 2) - TAIL_BYTES)
+            file.seek(start)
+            data = file.read()
+    except OSError:
+        return []
+    lines = data.split(b"\n")[1 if start else 0 : -1]
+    entries = []
+    for line in lines:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict):
+            entries.append(entry)
+    return entries

@@ -1,0 +1,279 @@
+"""The specification of a campaign, from a YAML file and the command line.
+
+    tasks: [atari100k, crafter_reward]   # tasks, or suites for all tasks of a benchmark
+    seeds: 5                             # seeds 0 to 4, or a list of seeds
+    configs: [size12m, size50m]          # one method per entry
+    settings:                            # the same in all runs
+      run.log_every: 30
+
+All combinations of task, method and seed are runs. Their settings are checked before
+the first run starts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from reverie import config as configs
+from reverie.api import UserError
+from reverie.campaign.queue import QueuedRun
+from reverie.envs import action_repeat, benchmark_tasks, check_installed
+from reverie.run.config import Config
+from reverie.run.spec_file import (
+    ResolveCommand,
+    add_settings,
+    pop_mapping,
+    to_words,
+    unknown_key,
+)
+
+COMMAND = "train"
+SPEC_FILE = "campaign.yaml"
+"""File in the folder of a campaign."""
+OWN_SETTINGS = {"task": "tasks", "seed": "seeds", "logdir": "logdir"}
+"""Settings of runs that the campaign sets, and its options for them."""
+
+
+@dataclass(frozen=True)
+class CampaignConfig:
+    tasks: tuple[str, ...] = ()
+    """Tasks, or names of suites for all tasks of their benchmark (atari100k: 26
+    games)."""
+    seeds: str = "1"
+    """Number of seeds (`5` for seeds 0 to 4), or a list (`3,5,8`; `3,` for seed 3)."""
+    per_gpu: str = "auto"
+    """Number of runs at the same time on each GPU; auto: chosen from the memory and
+    utilization of the first run."""
+    workers: int = 0
+    """Number of runs at the same time on a machine without GPUs; 0 means 1."""
+    retries: int = 2
+    """How often a run that failed is started again."""
+    stale_seconds: float = 60.0
+    """Time without a heartbeat after which a run of another machine is taken over."""
+    slurm: str = ""
+    """Submit SLURM jobs as workers, with these options: jobs=4,partition=gpu,time=240.
+    Needs submitit."""
+    logdir: str = "~/logdir/{timestamp}"
+    """Folder of the campaign. A campaign in an existing folder is resumed."""
+    status: bool = False
+    """Print the state of all runs and exit."""
+
+    def __post_init__(self) -> None:
+        configs.check_minimum(self, workers=0, retries=0, stale_seconds=1)
+        if self.per_gpu != "auto" and not re.fullmatch(r"[1-9]\d*", self.per_gpu):
+            raise UserError(
+                f"per_gpu cannot be {self.per_gpu!r}.\n  Fix: --per-gpu auto, or a "
+                "number of runs such as --per-gpu 3"
+            )
+
+
+@dataclass(frozen=True)
+class CampaignSpec:
+    """A checked campaign: options, methods, settings and all runs."""
+
+    config: CampaignConfig
+    methods: tuple[tuple[str, ...], ...]
+    """Presets of each method."""
+    settings: dict[str, list[str]]
+    """Settings of all runs, as arguments of the command line."""
+    size: str = ""
+    """Size preset of methods without a size, chosen when the campaign was created."""
+    runs: tuple[QueuedRun, ...] = ()
+
+    def to_yaml(self) -> str:
+        """Return the part that defines the runs, as a YAML file."""
+        data: dict[str, Any] = {
+            "tasks": list(self.config.tasks),
+            "seeds": parse_seeds(self.config.seeds),
+            "configs": [list(presets) for presets in self.methods],
+            "settings": self.settings,
+        }
+        if self.size:
+            data["size"] = self.size
+        return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+
+    def with_folder(self, path: Path) -> CampaignSpec:
+        return replace(self, config=replace(self.config, logdir=str(path)))
+
+
+def load_spec(
+    file: Path | None, words: Sequence[str], resolve: ResolveCommand
+) -> CampaignSpec:
+    """Read and check a campaign; the flags in `words` override the file."""
+    data = configs.read_config_file(file) if file else {}
+    origin = str(file) if file else "the command line"
+    settings = {
+        name: to_words(value)
+        for name, value in configs.flatten(
+            pop_mapping(Path(origin), data, "settings")
+        ).items()
+    }
+    methods = _parse_methods(origin, data.pop("configs", None))
+    size = str(data.pop("size", "") or "")
+    _convert_values(data)
+    options = {field.name for field in fields(CampaignConfig)}
+    for key in data:
+        if key not in options:
+            known = [*options, "configs", "settings"]
+            raise unknown_key(origin, key, known, "campaign", "`settings:`")
+    flags: list[tuple[str, Any]] = []
+    new_methods = []
+    for name, value in configs.parse_flags(words):
+        if name == "configs":  # each occurrence is a method
+            new_methods.append(value)
+        elif name == "seeds" and isinstance(value, list):
+            flags.append((name, ",".join(value) + ","))
+        elif name == "tasks" and value is not None:
+            flags.append((name, _split_words(value)))
+        else:
+            flags += add_settings(settings, [(name, value)], options)
+    if "config" in settings:  # workers may run in other folders
+        paths = [Path(path).expanduser().absolute() for path in settings["config"]]
+        settings["config"] = [str(path) for path in paths]
+    methods = _parse_methods("the flags", new_methods) or methods or ((),)
+    layer = configs.flag_layer(CampaignConfig, flags, CampaignConfig())
+    config = configs.resolve(CampaignConfig, [(origin, data), ("the flags", layer)])
+    for name in settings:
+        if name in OWN_SETTINGS:
+            raise UserError(
+                f"{origin} sets {name}, which differs between the runs of a campaign.\n"
+                f"  Fix: --{OWN_SETTINGS[name]}"
+            )
+    spec = CampaignSpec(config, methods, settings, size)
+    return plan_runs(spec, resolve)
+
+
+def plan_runs(spec: CampaignSpec, resolve: ResolveCommand) -> CampaignSpec:
+    """Check the settings of every task with every method, and list all runs."""
+    tasks = _expand_tasks(spec.config.tasks)
+    seeds, size = parse_seeds(spec.config.seeds), spec.size
+    runs: list[QueuedRun] = []
+    for task in tasks:
+        check_installed(task)
+        for presets in spec.methods:
+            label = "+".join(presets)
+            words = _train_arguments(task, presets, spec.settings)
+            try:
+                config = resolve(COMMAND, words)
+                if config.size:  # set if no size was given and one was chosen
+                    # the first choice is saved, so that all machines use the same
+                    size = size or config.size
+                    words = _train_arguments(task, (size, *presets), spec.settings)
+                    config = resolve(COMMAND, words)
+            except UserError as error:
+                method = f" with {label}" if label else ""
+                message = f"Task {task}{method}: {error}"
+                raise UserError(message) from None
+            frames = _total_frames(task, config)
+            for seed in seeds:
+                parts = [_file_name(task), _file_name(label), f"seed{seed}"]
+                name = "-".join(filter(None, parts))
+                command = [COMMAND, *words, "--seed", str(seed)]
+                runs.append(QueuedRun(name, task, label, seed, command, frames))
+    names = [run.name for run in runs]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(
+                f"Two runs of the campaign would be named {name}.\n"
+                "  Fix: give each task, seed and method once."
+            )
+    return replace(spec, size=size, runs=tuple(runs))
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Return the seeds: `3` are 0, 1 and 2; `3,5` are 3 and 5; `3,` is 3."""
+    words = [word for word in re.split(r"[,\s]+", text.strip()) if word]
+    if not words or not all(re.fullmatch(r"\d+", word) for word in words):
+        raise UserError(
+            f"seeds cannot be {text!r}.\n"
+            "  Fix: --seeds 5 for seeds 0 to 4, or --seeds 3,5,8"
+        )
+    numbers = [int(word) for word in words]
+    if len(numbers) > 1 or "," in text:
+        return numbers
+    if not numbers[0]:
+        raise UserError("seeds is 0, so there are no runs.\n  Fix: --seeds 1")
+    return list(range(numbers[0]))
+
+
+def check_extends(folder: Path, runs: Sequence[QueuedRun], old: Sequence[Any]) -> None:
+    """Raise unless the runs in a folder are part of the campaign.
+
+    `runs` are those of the campaign; `old` has the status of each run in the folder.
+    Tasks, seeds and methods can be added; settings of existing runs cannot change.
+    """
+    new = {run.name: run for run in runs}
+    for status in old:
+        name = status.run.name
+        if name not in new or new[name].command != status.run.command:
+            found = " ".join(["reverie", *status.run.command])
+            raise UserError(
+                f"{folder} is the folder of another campaign: its run {name} is "
+                f"`{found}`.\n  Fix: reverie campaign {folder} to resume it, or choose "
+                "another --logdir."
+            )
+
+
+def _train_arguments(
+    task: str, presets: Sequence[str], settings: dict[str, list[str]]
+) -> list[str]:
+    """Return the arguments of `reverie train` for a task and a method."""
+    words = ["--configs", *presets] if presets else []
+    words += [
+        word for name, value in settings.items() for word in (f"--{name}", *value)
+    ]
+    return [*words, "--task", task]
+
+
+def _convert_values(data: dict[str, Any]) -> None:
+    """Convert values of a YAML file to those of the command line."""
+    for name in ("seeds", "per_gpu"):
+        value = data.get(name, "")
+        if isinstance(value, list):
+            data[name] = ",".join(map(str, value)) + ","
+        elif value != "":
+            data[name] = str(value)
+    if "tasks" in data:
+        data["tasks"] = _split_words(data["tasks"])
+    if isinstance(data.get("slurm"), dict):
+        data["slurm"] = ",".join(f"{k}={v}" for k, v in data["slurm"].items())
+
+
+def _expand_tasks(names: Sequence[str]) -> list[str]:
+    if not names:
+        raise UserError(
+            "A campaign needs tasks.\n"
+            "  Fix: --tasks catch,gym_CartPole-v1, or a suite such as --tasks atari100k"
+        )
+    return list(dict.fromkeys(task for name in names for task in benchmark_tasks(name)))
+
+
+def _parse_methods(origin: str, entries: Any) -> tuple[tuple[str, ...], ...]:
+    """Return the presets of each method: an entry is a list, or words of a string."""
+    if entries is None:
+        return ()
+    if not isinstance(entries, list) or None in entries:
+        raise UserError(
+            f"configs in {origin} must list the presets of each method.\n"
+            "  Fix: configs: [size12m, size50m], or --configs size12m --configs size50m"
+        )
+    return tuple(tuple(_split_words(entry)) for entry in entries)
+
+
+def _split_words(value: Any) -> list[str]:
+    words = [str(x) for x in value] if isinstance(value, list) else [str(value)]
+    return [part for word in words for part in re.split(r"[,\s]+", word) if part]
+
+
+def _total_frames(task: str, config: Config) -> int:
+    return int(config.run.steps) * action_repeat(task, config.env)
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^\w.+-]+", "-", text)

@@ -1,0 +1,267 @@
+"""A worker of a campaign: claims runs from the queue and runs them as processes.
+
+Every `reverie campaign FOLDER` is a worker, on any machine that shares the folder.
+There is no coordinator: workers only read and write the queue (`queue.py`).
+
+logdir/
+  campaign.yaml     tasks, seeds, methods and settings
+  queue/            state of each run
+  workers/          locks of running workers
+  runs/NAME/        run folder
+  runs/NAME.log     output of the run
+  table.txt         state of all runs, and the errors of those that failed
+  report.md         scores by task and method (`reverie report`)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from reverie.api import UserError
+from reverie.campaign.gpu_sharing import GpuSharing
+from reverie.campaign.progress import Progress, format_table
+from reverie.campaign.queue import Claim, Queue, RunStatus, write_shared
+from reverie.campaign.spec import SPEC_FILE, CampaignSpec, check_extends
+from reverie.log.messages import print_message
+from reverie.run.folder import LOCK, is_locked, last_end, resolve_logdir
+from reverie.run.processes import PROGRAM, ProcessSlots, RunProcess, stop_processes
+from reverie.run.resources import Resources
+from reverie.run.signals import Stopper
+from reverie.run.spec_file import code_in_spec
+from reverie.run.trust import is_everything_allowed, register
+from reverie.storage.atomic import make_folder
+
+POLL_SECONDS = 0.2
+"""Time between two checks of the processes."""
+SCAN_SECONDS = 2.0
+"""Time between two readings of the queue."""
+HEARTBEAT_SECONDS = 5.0
+"""Time between two heartbeats of a claim."""
+STOPPED_CODES = (129, 130, 138, 143, 152)
+"""Exit codes of a run that was stopped by a signal and saved a checkpoint."""
+
+
+@dataclass
+class ClaimedRun:
+    """A run that this worker has claimed, and its process."""
+
+    claim: Claim
+    folder: Path
+    slot: int
+    process: RunProcess | None = None
+    """None while the process of an earlier worker still uses the run folder."""
+
+
+def create_campaign(spec: CampaignSpec) -> CampaignSpec:
+    """Write the files of a campaign, or add its new runs to an existing folder."""
+    path = resolve_logdir(spec.config.logdir)
+    if (path / "config.yaml").exists():
+        raise UserError(
+            f"{path} is the folder of a run, not of a campaign.\n"
+            "  Fix: choose another --logdir."
+        )
+    queue = Queue(path)
+    check_extends(path, spec.runs, queue.statuses())
+    make_folder(path, parents=True)
+    settings = yaml.safe_load(spec.to_yaml())
+    register(path, {name for _, name in code_in_spec(settings)})
+    write_shared(path / SPEC_FILE, spec.to_yaml())
+    queue.add(list(spec.runs))
+    return spec.with_folder(path)
+
+
+def work(
+    spec: CampaignSpec, program: Sequence[str] = PROGRAM, wait: bool = True
+) -> list[RunStatus]:
+    """Run all runs that have not ended; return the final state of all runs.
+
+    With `wait`, also wait for the runs of other workers, and take over the runs of lost
+    workers. Otherwise, do not wait for runs whose worker sends heartbeats.
+    """
+    with Worker(spec, program) as worker:
+        while not worker.stopper.is_set():
+            worker.step()
+            if worker.is_finished(wait):
+                break
+            time.sleep(POLL_SECONDS)
+        worker.stop_runs()
+        statuses = worker.write_table()
+        worker.stopper.check()
+    return statuses
+
+
+class Monitor(Resources):
+    """Reads the queue and shows the progress of a campaign."""
+
+    def __init__(self, spec: CampaignSpec):
+        super().__init__()
+        self.spec, self.config = spec, spec.config
+        self.path = resolve_logdir(spec.config.logdir)
+        self.queue = Queue(self.path, spec.config.stale_seconds)
+        self.stopper = Stopper()
+        self.progress = Progress(self.queue, spec.config.retries)
+        self.order = {run.name: i for i, run in enumerate(spec.runs)}
+        self.statuses: list[RunStatus] = []
+
+    def _open(self) -> None:
+        self._cleanup.enter_context(self.stopper)
+
+    def scan(self) -> None:
+        """Read the state of all runs of this campaign."""
+        statuses = [s for s in self.queue.statuses() if s.run.name in self.order]
+        self.statuses = sorted(statuses, key=lambda s: self.order[s.run.name])
+
+    def has_ended(self, status: RunStatus) -> bool:
+        """True if a run has finished, or has failed too often to be started again."""
+        return status.state == "finished" or (
+            status.state == "failed" and status.failures > self.config.retries
+        )
+
+    def all_ended(self) -> bool:
+        return all(self.has_ended(status) for status in self.statuses)
+
+    def claimable(self) -> list[RunStatus]:
+        """Return the runs to start; runs that failed before come last."""
+        found = [
+            status
+            for status in self.statuses
+            if status.state != "running" and not self.has_ended(status)
+        ]
+        return sorted(found, key=lambda status: status.failures)
+
+    def write_table(self) -> list[RunStatus]:
+        """Write `table.txt`, and return the state of all runs."""
+        self.scan()
+        self.progress.show(self.statuses)
+        table = format_table(self.statuses, self.queue, self.config.retries)
+        write_shared(self.path / "table.txt", f"{table}\n")
+        return self.statuses
+
+
+class Worker(Monitor):
+    """The state of a worker and the steps of its loop."""
+
+    def __init__(self, spec: CampaignSpec, program: Sequence[str] = PROGRAM):
+        super().__init__(spec)
+        self.sharing = GpuSharing(spec.config, spec.settings.get("device"))
+        self.slots = ProcessSlots(program, self.sharing.slots, self.sharing.uses_gpus)
+        self.runs: list[ClaimedRun] = []
+        self._scan_time = self._heartbeat_time = float("-inf")
+
+    def _open(self) -> None:
+        self.queue.open_worker()
+        self._cleanup.callback(self.queue.close_worker)
+        super()._open()
+        self._cleanup.callback(self.stop_runs)
+
+    def step(self) -> None:
+        """Send heartbeats, check the processes, and claim runs for free slots."""
+        self.send_heartbeats()
+        ended = self.check_runs()
+        now = time.monotonic()
+        if ended or now - self._scan_time >= SCAN_SECONDS:
+            self._scan_time = now
+            self.scan()
+            self.start_runs()
+            folders = [run.folder for run in self.runs]
+            self.slots.grow(self.sharing.measured_slots(folders))
+            self.progress.show(self.statuses)
+
+    def is_finished(self, wait: bool) -> bool:
+        """True if no run is left for this worker, now or (with `wait`) later."""
+        if self.runs or self.claimable():
+            return False
+        return all(
+            self.has_ended(status) or (not wait and self.queue.is_alive(status))
+            for status in self.statuses
+        )
+
+    def start_runs(self) -> None:
+        """Claim runs for the free slots."""
+        claimable = self.claimable()
+        while claimable and self.slots.free and not self.stopper.is_set():
+            claim = self.queue.claim(claimable.pop(0))
+            if claim is not None:
+                folder = self.queue.run_folder(claim.run.name)
+                slot = self.slots.free.pop(0)
+                self.runs.append(ClaimedRun(claim, folder, slot))
+                self._start(self.runs[-1])
+            self.scan()
+
+    def send_heartbeats(self) -> None:
+        """Send heartbeats for all claims; stop runs that were taken over."""
+        now = time.monotonic()
+        if now - self._heartbeat_time < HEARTBEAT_SECONDS:
+            return
+        self._heartbeat_time = now
+        for run in list(self.runs):
+            try:
+                is_claimed = self.queue.heartbeat(run.claim)
+            except (OSError, UserError) as error:  # a full or unreachable disk
+                print_message(f"{run.claim.run.name}: no heartbeat. {error}")
+                continue
+            if not is_claimed:
+                print_message(f"{run.claim.run.name}: taken over by another worker")
+                if run.process is not None:
+                    run.process.kill()
+                self._free_slot(run)
+
+    def check_runs(self) -> bool:
+        """Record the runs that have ended; True if there are any."""
+        ended = False
+        for run in list(self.runs):
+            try:
+                if run.process is None:
+                    self._start(run)
+                elif (code := run.process.poll()) is not None:
+                    self._record(run, code)
+            except (OSError, UserError) as error:  # a full disk: try again later
+                print_message(f"{run.claim.run.name}: {error}")
+            ended |= run not in self.runs
+        return ended
+
+    def stop_runs(self) -> None:
+        """Stop all processes, which save a checkpoint first, and release the runs."""
+        processes = [run.process for run in self.runs if run.process is not None]
+        stop_processes(processes, POLL_SECONDS, while_waiting=self.send_heartbeats)
+        for run in list(self.runs):
+            if run.process is None:
+                self.queue.finish(run.claim, "stopped")
+                self._free_slot(run)
+            else:
+                self._record(run, run.process.poll() or 0)
+
+    def _start(self, run: ClaimedRun) -> None:
+        """Start the process of a run, unless it has finished or is still in use."""
+        if last_end(run.folder).finished:
+            self.queue.finish(run.claim, "finished")
+            self._free_slot(run)
+        elif not is_locked(run.folder / LOCK):
+            argv = [*run.claim.run.command, "--logdir", str(run.folder)]
+            if is_everything_allowed():
+                argv.append("--trust")
+            log, group = run.folder.with_name(f"{run.folder.name}.log"), self.path.name
+            variables = {"WANDB_RUN_GROUP": group}
+            run.process = self.slots.start(argv, log, run.slot, variables)
+
+    def _record(self, run: ClaimedRun, code: int) -> None:
+        """Record how the process of a run ended."""
+        assert run.process is not None
+        seconds, was_stopped = run.process.seconds, run.process.deadline is not None
+        if code == 0 and (not was_stopped or last_end(run.folder).finished):
+            self.queue.finish(run.claim, "finished", seconds=seconds)
+        elif was_stopped or code in STOPPED_CODES:
+            self.queue.finish(run.claim, "stopped", seconds=seconds)
+        else:
+            error = run.process.error_message(code)
+            self.queue.finish(run.claim, "failed", error, seconds)
+        self._free_slot(run)
+
+    def _free_slot(self, run: ClaimedRun) -> None:
+        self.runs.remove(run)
+        self.slots.free.append(run.slot)

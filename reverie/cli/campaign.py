@@ -1,0 +1,139 @@
+"""`reverie campaign`: runs of several tasks, methods and seeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from reverie import config as configs
+from reverie.api import UserError
+from reverie.cli.report import ReportOptions, format_report
+from reverie.cli.train import command_config
+from reverie.log.messages import print_message
+from reverie.log.status import StatusLine
+
+if TYPE_CHECKING:
+    from reverie.campaign.queue import RunStatus
+    from reverie.campaign.spec import CampaignSpec
+
+CAMPAIGN_HELP = """\
+Runs `reverie train` for all combinations of task, method and seed. Each --configs is
+one method: --configs size12m --configs size50m are two. All other flags are settings of
+the runs. A YAML file has the same fields (docs/campaign.md).
+"""
+
+
+def campaign(words: list[str]) -> int:
+    """Train on several tasks, with several methods and seeds."""
+    with StatusLine("checking the settings of all runs"):
+        file, flags = find_campaign(words)
+        if "status" in dict(configs.parse_flags(flags)):
+            return _print_status(file)
+        spec = load_campaign(file, flags)
+    return run_campaign(spec)
+
+
+def find_campaign(words: list[str]) -> tuple[Path | None, list[str]]:
+    """Return the file of the campaign, if there is one, and the flags."""
+    from reverie.campaign.spec import SPEC_FILE
+    from reverie.run.folder import resolve_logdir
+
+    count = next((i for i, w in enumerate(words) if w[:2] == "--"), len(words))
+    positional, flags = words[:count], words[count:]
+    names = dict(configs.parse_flags(flags))
+    logdir = names.get("logdir")
+    if not positional and "tasks" not in names and isinstance(logdir, str):
+        positional = [str(resolve_logdir(logdir))]
+    if len(positional) > 1 or not (positional or "tasks" in names):
+        raise UserError(
+            "`reverie campaign` needs tasks, a YAML file, or the folder of a campaign."
+            "\n  Fix: reverie campaign --tasks catch,memory --seeds 2, or "
+            "reverie campaign FILE"
+        )
+    if not positional:
+        return None, flags
+    path = Path(positional[0]).expanduser()
+    if not path.is_dir():
+        return path, flags
+    if not (path / SPEC_FILE).is_file():
+        raise UserError(
+            f"{path} is not the folder of a campaign: it has no {SPEC_FILE}.\n"
+            "  Fix: give the --logdir of a campaign, or start one with --tasks."
+        )
+    if logdir is not None and resolve_logdir(str(logdir)) != path.absolute():
+        raise UserError(
+            f"{path} is the folder of a campaign, which is resumed there, but --logdir "
+            f"is {logdir}.\n  Fix: reverie campaign {path}"
+        )
+    return path / SPEC_FILE, [*flags, "--logdir", str(path.absolute())]
+
+
+def load_campaign(file: Path | None, flags: list[str]) -> CampaignSpec:
+    """Return the campaign with its settings checked."""
+    from reverie.campaign.queue import QUEUE
+    from reverie.campaign.spec import load_spec
+    from reverie.run.spec_file import code_in_spec
+    from reverie.run.trust import check_trusted
+
+    if file is not None and (file.parent / QUEUE).is_dir():
+        check_trusted(file.parent, code_in_spec(configs.read_config_file(file)))
+    return load_spec(file, flags, command_config)
+
+
+def run_campaign(spec: CampaignSpec) -> int:
+    """Run a worker, or submit SLURM jobs that do; print the report at the end."""
+    from reverie.campaign import slurm, worker
+    from reverie.campaign.gpu_sharing import GpuSharing
+
+    if not spec.config.slurm:  # raises an error if the options do not fit the machine
+        GpuSharing(spec.config, spec.settings.get("device"))
+    spec = worker.create_campaign(spec)
+    path = Path(spec.config.logdir)
+    print_message(
+        f"{len(spec.runs)} runs of `reverie train`\n  campaign folder {path}\n"
+        f"  resume, or start a worker on another machine: reverie campaign {path}"
+    )
+    statuses = slurm.submit(spec) if spec.config.slurm else worker.work(spec)
+    _print_report(path, statuses)
+    failed = [status for status in statuses if status.state == "failed"]
+    if failed:
+        names = "\n".join(f"    {status.run.name}: {status.error}" for status in failed)
+        raise UserError(
+            f"{len(failed)} of {len(statuses)} runs failed:\n{names}\n"
+            "  Fix: correct the cause, then start them again: reverie campaign "
+            f"{path} --retries {max(status.failures for status in failed)}"
+        )
+    return 0
+
+
+def _print_status(file: Path | None) -> int:
+    from reverie.campaign.progress import format_table
+    from reverie.campaign.queue import QUEUE, Queue
+    from reverie.campaign.spec import CampaignConfig
+
+    if file is None or not (file.parent / QUEUE).is_dir():
+        raise UserError(
+            "--status needs the folder of a campaign.\n"
+            "  Fix: reverie campaign FOLDER --status"
+        )
+    queue = Queue(file.parent)
+    print(format_table(queue.statuses(), queue, CampaignConfig().retries))
+    return 0
+
+
+def _print_report(path: Path, statuses: list[RunStatus]) -> None:
+    """Print and write the table of all runs, and the scores of the finished ones."""
+    from reverie.campaign.queue import RUNS, write_shared
+
+    print((path / "table.txt").read_text())
+    names = [status.run.name for status in statuses if status.state == "finished"]
+    if not names:
+        return
+    try:
+        text = format_report([path / RUNS / name for name in names], ReportOptions())
+    except UserError as error:  # no episode has ended
+        print_message(str(error))
+        return
+    write_shared(path / "report.md", text)
+    print(text)
+    print(path / "report.md")

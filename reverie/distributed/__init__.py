@@ -1,0 +1,1 @@
+"""Data-parallel training: several processes (ranks) train on parts of one batch."""

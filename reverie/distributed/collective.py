@@ -1,0 +1,251 @@
+"""Sums and concatenations over the ranks of a data-parallel run.
+
+Every rank trains on some sequences of the global batch. Code that needs a statistic of
+the whole batch calls a function of this file with the tensor of its own sequences:
+
+    mean = all_reduce_with_grad(x.sum(0)) / global_count(len(x))  # batch norm
+    negatives = all_gather_with_grad(embed)                       # contrastive losses
+    loss = mean_contribution(x)               # the sum over ranks is the global mean
+
+Collectives run only inside `synchronized`, which all ranks enter for an update.
+Elsewhere (on one device, in a policy, in the report of rank 0) every function returns
+its input, without a copy and without a host sync. So layers and losses call them
+unconditionally.
+
+Gradients: the loss of the run is the sum of the losses of all ranks. The backward pass
+of `all_reduce_with_grad` and `all_gather_with_grad` adds the gradients of all ranks, as
+the gradient of this sum requires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from reverie.api import Metrics
+from reverie.distributed.heartbeat import progress
+
+
+class SequenceRange(NamedTuple):
+    """Sequences `start` to `stop` (exclusive) of the `total` ones of a global batch."""
+
+    start: int
+    stop: int
+    total: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+class _Scope:
+    """State of a `synchronized` block: sequences of every rank, after `set_batch`."""
+
+    def __init__(self) -> None:
+        self.sequences: list[SequenceRange] = []
+
+
+_scope: _Scope | None = None
+
+
+def rank() -> int:
+    """Return the rank of this process; 0 without a process group."""
+    return dist.get_rank() if _has_group() else 0
+
+
+def world_size() -> int:
+    """Return the number of ranks; 1 without a process group."""
+    return dist.get_world_size() if _has_group() else 1
+
+
+def is_main() -> bool:
+    """True on rank 0, which owns environments, replay, log and checkpoints."""
+    return rank() == 0
+
+
+def split_batch(total: int, ranks: int) -> list[SequenceRange]:
+    """Divide a batch among ranks; the first ranks get the remaining sequences."""
+    small, extra = divmod(total, ranks)
+    stops = [small * (i + 1) + min(i + 1, extra) for i in range(ranks)]
+    starts = [0, *stops[:-1]]
+    return [SequenceRange(a, b, total) for a, b in zip(starts, stops, strict=True)]
+
+
+@contextmanager
+def synchronized() -> Iterator[None]:
+    """Context that all ranks enter together, in which collectives are active."""
+    global _scope
+    assert _scope is None, "synchronized blocks cannot be nested"
+    _scope = _Scope() if world_size() > 1 else None
+    try:
+        yield
+    finally:
+        _scope = None
+
+
+def set_batch(total: int) -> SequenceRange:
+    """Set the number of sequences of the global batch; return those of this rank.
+
+    Called by the batch iterator (feed) for every batch, in a `synchronized` block.
+    """
+    if _scope is None:
+        return SequenceRange(0, total, total)
+    _scope.sequences = split_batch(total, world_size())
+    return _scope.sequences[rank()]
+
+
+def local_sequences() -> SequenceRange | None:
+    """Return the sequences of this rank; None if this process has the whole batch."""
+    return _scope.sequences[rank()] if _scope and _scope.sequences else None
+
+
+def global_count(local_count: int) -> int:
+    """Return the length of a first axis in the global batch, given that of this rank.
+
+    The length must be a multiple of the number of sequences, such as B * T.
+    """
+    own = local_sequences()
+    return local_count if own is None else _per_sequence(local_count, own) * own.total
+
+
+def mean_contribution(x: Tensor) -> Tensor:
+    """Return this rank's term of the mean over the global batch (the sum over ranks).
+
+    `x` has the values of the sequences of this rank, or is a scalar that is identical
+    on all ranks, such as a loss computed from gathered tensors.
+    """
+    own = local_sequences()
+    return x.mean() if own is None else x.mean() * (own.size / own.total)
+
+
+def all_reduce_with_grad(x: Tensor) -> Tensor:
+    """Return the elementwise sum over ranks; differentiable."""
+    if _scope is None:
+        return x
+    summed: Tensor = _Sum.apply(x)  # type: ignore[no-untyped-call]
+    return summed
+
+
+def all_gather_with_grad(x: Tensor) -> Tensor:
+    """Concatenate the tensors of all ranks along the first axis; differentiable.
+
+    The order is that of the global batch. After `set_batch`, the length of the axis
+    must be a multiple of the number of sequences; otherwise it may be any.
+    """
+    if _scope is None:
+        return x
+    gathered: Tensor = _Gather.apply(x)  # type: ignore[no-untyped-call]
+    return gathered
+
+
+@torch.no_grad()
+def all_gather(x: Tensor) -> Tensor:
+    """Same as `all_gather_with_grad`, but not differentiable."""
+    if _scope is None:
+        return x
+    counts = _lengths(x)
+    padded = x.new_zeros((max(counts), *x.shape[1:]))
+    padded[: len(x)] = x
+    sent = padded.view(torch.uint8) if x.dtype == torch.bool else padded
+    parts = [torch.empty_like(sent) for _ in counts]
+    with progress.waiting(collective=True):
+        dist.all_gather(parts, sent)
+    values = [part[:count] for part, count in zip(parts, counts, strict=True)]
+    return torch.cat(values).view(x.dtype)
+
+
+@torch.no_grad()
+def all_reduce_coalesced(tensors: list[Tensor]) -> list[Tensor]:
+    """Return the sums of several tensors over ranks, from one flat buffer."""
+    if _scope is None:
+        return tensors
+    dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
+    flat = torch.cat([x.reshape(-1).to(dtype) for x in tensors])
+    with progress.waiting(collective=True):
+        dist.all_reduce(flat)
+    parts = zip(torch.split(flat, [x.numel() for x in tensors]), tensors, strict=True)
+    return [part.view(x.shape).to(x.dtype) for part, x in parts]
+
+
+@torch.no_grad()
+def average_metrics(metrics: Metrics) -> Metrics:
+    """Average the scalar tensors over ranks, weighted by the number of sequences.
+
+    A mean over the sequences of a rank becomes the mean over the global batch. Metrics
+    that are not means (minimum, maximum, standard deviation) must already be identical
+    on all ranks: compute them from gathered tensors.
+    """
+    own = local_sequences()
+    if own is None:
+        return metrics
+    scalars = [k for k, x in metrics.items() if isinstance(x, Tensor) and not x.ndim]
+    values = torch.stack([metrics[key].double() for key in scalars])
+    total = _all_reduce(values * (own.size / own.total))
+    averages = {
+        key: x.to(metrics[key].dtype) for key, x in zip(scalars, total, strict=True)
+    }
+    return {**metrics, **averages}
+
+
+def communication_device() -> torch.device:
+    """Return the device of tensors in collectives: a GPU for NCCL, else the CPU."""
+    if _has_group() and dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _has_group() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _per_sequence(length: int, own: SequenceRange) -> int:
+    per_sequence, rest = divmod(length, own.size)
+    assert not rest, f"{length} is not a multiple of {own.size} sequences"
+    return per_sequence
+
+
+def _lengths(x: Tensor) -> list[int]:
+    """Return the lengths of the tensors of all ranks."""
+    assert _scope is not None
+    if _scope.sequences:
+        per_sequence = _per_sequence(len(x), _scope.sequences[rank()])
+        return [per_sequence * each.size for each in _scope.sequences]
+    own = torch.tensor([len(x)], device=communication_device())
+    counts = [torch.empty_like(own) for _ in range(world_size())]
+    with progress.waiting(collective=True):
+        dist.all_gather(counts, own)
+    return [int(count) for count in counts]
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return _all_reduce(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return _all_reduce(grad)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        counts = _lengths(x)
+        ctx.start, ctx.count = sum(counts[: rank()]), len(x)
+        return all_gather(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return _all_reduce(grad)[ctx.start : ctx.start + ctx.count]
+
+
+def _all_reduce(x: Tensor) -> Tensor:
+    total = x.detach().clone(memory_format=torch.contiguous_format)
+    with progress.waiting(collective=True):
+        dist.all_reduce(total)
+    return total

@@ -1,0 +1,131 @@
+"""The process group of a data-parallel run, and the store that its processes share.
+
+Tensors in host memory are exchanged by gloo, tensors on a GPU by NCCL. If a process
+ends, its connections close, which raises an error in the others. If a process hangs or
+its machine fails, connections stay open; `heartbeat.py` detects that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from reverie.api import UserError
+from reverie.distributed.heartbeat import RANK_TIMEOUT, Heartbeat
+from reverie.distributed.launch import MASTER_PORT, Launch
+
+UPDATE_TIMEOUT = timedelta(minutes=10)
+"""Maximum time to wait for another rank in an update, which may compile kernels."""
+COMMAND_TIMEOUT = timedelta(days=365)
+"""Maximum time to wait for the next command of rank 0, which may be evaluating."""
+HAS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""Environment variable that is `True` if the launcher, not rank 0, hosts the store."""
+LOST_RANK_EXIT_CODE = 2
+"""Exit code of a process that ends because another one is lost."""
+
+_CONNECTION = re.compile(
+    "gloo|nccl|connection (closed|reset|refused)|broken pipe", re.I
+)
+
+
+_open_heartbeats: list[Heartbeat] = []
+
+
+class Group:
+    """The process group; the subgroup `control` transmits commands of rank 0.
+
+    If a rank is lost, the heartbeat thread calls `fail` with the reason, or with an
+    empty string if another rank prints the reason.
+    """
+
+    def __init__(self, launch: Launch, fail: Callable[[str], None]):
+        self.launch = launch
+        has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
+        with explain_lost_rank():
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if has_nccl else "gloo",
+                store=_connect_store(UPDATE_TIMEOUT, launch.rank == 0),
+                rank=launch.rank,
+                world_size=launch.world_size,
+                timeout=UPDATE_TIMEOUT,
+            )
+            self.control = dist.new_group(backend="gloo", timeout=COMMAND_TIMEOUT)
+            # a separate connection, because calls on one connection block each other
+            store = _connect_store(timedelta(seconds=RANK_TIMEOUT), False)
+            self.heartbeat = Heartbeat(launch, store, fail)
+            dist.barrier(group=None)
+            self.heartbeat.start()
+        _open_heartbeats.append(self.heartbeat)
+
+    def close(self) -> None:
+        _open_heartbeats.remove(self.heartbeat)
+        self.heartbeat.stop()
+        dist.destroy_process_group()
+
+
+def _connect_store(timeout: timedelta, is_host: bool) -> Any:
+    """Connect to the store of MASTER_ADDR, which the launcher or rank 0 hosts.
+
+    Keys are prefixed with the number of restarts: after torchrun has restarted the
+    processes, its store may still have the addresses of those that ended.
+    """
+    has_agent = os.environ.get(HAS_STORE) == "True"
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        os.environ.get("MASTER_ADDR", "127.0.0.1"),
+        int(os.environ.get("MASTER_PORT", MASTER_PORT)),
+        is_master=is_host and not has_agent,
+        wait_for_workers=False,
+        timeout=timeout,
+    )
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"reverie/{attempt}", store)  # type: ignore[attr-defined]
+
+
+def host_store() -> Any:
+    """Return a store for processes on this machine; its port is `store.port`."""
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False
+    )
+
+
+def store_variables(port: int) -> dict[str, str]:
+    """Return the environment variables of processes that use the store at a port."""
+    return {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        HAS_STORE: "True",
+    }
+
+
+def lost_rank_message(reason: str) -> str:
+    """Return the message of a run that ends because a process is lost."""
+    return (
+        f"{reason} All processes of this run end; its last checkpoint is intact.\n"
+        "  Fix: the first error message above is the cause, if there is one. The same "
+        "command resumes the run; --run.rank_timeout gives slow ranks more time."
+    )
+
+
+@contextlib.contextmanager
+def explain_lost_rank() -> Iterator[None]:
+    """Raise errors of connections between ranks as a `UserError`, on one rank."""
+    try:
+        yield
+    except RuntimeError as error:
+        is_network = isinstance(error, (dist.DistError, dist.DistNetworkError))
+        if not is_network and not _CONNECTION.search(str(error)):
+            raise
+        # without the path of a source file, such as `[/pytorch/.../pair.cc:553]`
+        detail = re.sub(r"\[/[^]]*\] ?", "", str(error).strip().splitlines()[0])
+        detail = detail.split(". ")[0][:100]
+        reason = f"The connection to another process of this run failed ({detail})."
+        if not all(heartbeat.claim_message(reason) for heartbeat in _open_heartbeats):
+            raise SystemExit(LOST_RANK_EXIT_CODE) from error  # another rank prints it
+        raise UserError(lost_rank_message(reason)) from error

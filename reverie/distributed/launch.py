@@ -1,0 +1,64 @@
+"""Rank of this process and number of processes, from environment variables.
+
+`torchrun` and `reverie train --devices N` set RANK, WORLD_SIZE and LOCAL_RANK; `srun`
+sets the variables of SLURM, which are used if MASTER_ADDR is set, too. This module does
+not import PyTorch, so that the `reverie` command can call it early.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from reverie.api import UserError
+
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+MASTER_PORT = 29500
+"""Default port of the store, as in PyTorch."""
+
+
+class Launch(NamedTuple):
+    """Rank of this process, and number of processes that were started together."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0  # on this machine
+    local_world_size: int = 1
+    launcher: str = ""
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables of a process with this rank."""
+        values = (self.rank, self.world_size, self.local_rank, self.local_world_size)
+        return dict(zip(TORCHRUN, map(str, values), strict=True))
+
+
+def find_launch(environ: Mapping[str, str] | None = None) -> Launch:
+    """Return the rank of this process; `Launch()` if it was started alone."""
+    env = os.environ if environ is None else environ
+    try:
+        if "RANK" in env and "WORLD_SIZE" in env:
+            rank, size = int(env["RANK"]), int(env["WORLD_SIZE"])
+            local = int(env.get("LOCAL_RANK", rank))
+            local_size = int(env.get("LOCAL_WORLD_SIZE", size))
+            launch = Launch(rank, size, local, local_size, "torchrun")
+        elif "MASTER_ADDR" in env and all(name in env for name in SLURM):
+            rank, size, local = (int(env[name]) for name in SLURM)
+            # such as `4(x2)` or `4,3`: the number of tasks on each machine
+            tasks = env.get("SLURM_STEP_TASKS_PER_NODE", str(size))
+            local_size = int(tasks.split(",")[0].split("(")[0])
+            launch = Launch(rank, size, local, local_size, "srun")
+        else:
+            return Launch()
+    except ValueError as error:
+        raise UserError(
+            f"The variables of the launcher are not numbers: {error}.\n"
+            "  Fix: start the run by torchrun, srun or `reverie train --devices 2`."
+        ) from None
+    if not 0 <= launch.rank < launch.world_size:
+        raise UserError(
+            f"RANK is {launch.rank}, but WORLD_SIZE is {launch.world_size}.\n"
+            "  Fix: start the run by torchrun, srun or `reverie train --devices 2`."
+        )
+    return launch if launch.world_size > 1 else Launch()

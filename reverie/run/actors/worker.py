@@ -1,0 +1,258 @@
+"""The process of an actor: steps its environments and acts with copies of the weights.
+
+It uses the collector of a run without actors, so that both collect the same rows. An
+error is returned to the learner as a `Failure`; an actor that ends in any other way is
+restarted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import os
+import pickle
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from reverie.agents.remote import CanActRemotely
+from reverie.api import StateDict, UserError
+from reverie.envs.registry import TaskFactory
+from reverie.envs.seeding import derive_seed
+from reverie.log.timer import Rates, Timer
+from reverie.nets.tree import tree_map
+from reverie.rows import Rows
+from reverie.run import device as devices
+from reverie.run.actors.chunks import (
+    CHUNK_BYTES,
+    CHUNK_SECONDS,
+    ActorInfo,
+    ActorSpec,
+    Chunk,
+    ChunkRequest,
+    Failure,
+    Weights,
+)
+from reverie.run.collectors import InProcessCollector
+from reverie.run.config import Config
+from reverie.run.factory import make_agent, make_envs
+from reverie.run.folder import config_from_settings
+
+
+def returns_failure(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return errors of a method as a `Failure` instead of raising them."""
+
+    @functools.wraps(method)
+    def wrapped(*arguments: Any) -> Any:
+        try:
+            return method(*arguments)
+        except Exception as error:
+            return describe_failure(error)
+
+    return wrapped
+
+
+def describe_failure(error: Exception) -> Failure:
+    """Return the message of an error, with its traceback if it is an internal one."""
+    if isinstance(error, UserError):
+        return Failure(str(error), True)
+    return Failure("".join(traceback.format_exception(error)), False)
+
+
+class ActorWorker:
+    """Collects chunks of steps on request."""
+
+    def __init__(self, spec: ActorSpec):
+        self.spec = spec
+        self._messages: list[str] = []
+
+    @returns_failure
+    def open(self) -> ActorInfo:
+        """Build the environments and the agent."""
+        spec = self.spec
+        config = config_from_settings(spec.settings)
+        count = config.actors.envs
+        envs_config = dataclasses.replace(config, seed=env_seed(config.seed, spec))
+        make_env = pickle.loads(spec.make_env) if spec.make_env else None
+        if isinstance(make_env, TaskFactory):
+            make_env = dataclasses.replace(make_env, seed=envs_config.seed)
+        self.envs = make_envs(envs_config, count, spec.actor * count, make_env)
+        device = torch.device("cpu")
+        if config.deterministic:
+            devices.make_deterministic()
+        actor_config = agent_config(config, spec)
+        precision = devices.pick_precision(config.precision, device)
+        self.agent: Any = make_agent(actor_config, self.envs, device, precision)
+        assert isinstance(self.agent, CanActRemotely)  # checked by the learner
+        self.collector = InProcessCollector(
+            self.envs,
+            self.agent,
+            make_agent(actor_config, self.envs, device, precision, "random"),
+            config.run.prefill,
+            config.explore,
+            Timer(enabled=False),
+            Rates(),
+        )
+        self._max_seconds = float("inf") if config.actors.lockstep else CHUNK_SECONDS
+        envs = self.envs
+        return ActorInfo(
+            platform.node(), envs.obs_space, envs.act_space, envs.render_fps
+        )
+
+    @returns_failure
+    def begin(self, state: StateDict | None) -> None:
+        """Start new episodes, or continue from a saved state."""
+        self._rows = np.zeros(len(self.envs), np.int64)
+        self._version = 0
+        if state is None:
+            self.collector.reset()
+        else:
+            self.collector.load_state_dict(state["collector"])
+            self.agent.policy_rng().load_state_dict(state["rng"])
+        self._idle_since = time.perf_counter()
+
+    @returns_failure
+    def collect(self, request: ChunkRequest, weights: Weights | None) -> Chunk:
+        """Collect one chunk; `weights` are given if they have changed."""
+        begin = time.perf_counter()
+        if weights is not None:
+            self._load_weights(weights)
+        self.collector.steps = request.first_step
+        steps: list[Rows] = []
+        size, failure = 0, None
+        while len(steps) < request.steps and size < CHUNK_BYTES:
+            try:
+                rows = self.collector.collect()
+            except Exception as error:
+                failure = describe_failure(error)
+                break
+            stored = {k: v for k, v in rows.values.items() if k[:4] != "log/"}
+            steps.append(dataclasses.replace(rows, values=stored))
+            size += sum(value.nbytes for value in stored.values())
+            if time.perf_counter() - begin > self._max_seconds:
+                break
+        chunk = self._make_chunk(request, steps, failure, begin)
+        self._idle_since = time.perf_counter()
+        return chunk
+
+    @returns_failure
+    def state_dict(self) -> StateDict:
+        """Return the state from which `begin` continues exactly."""
+        return {
+            "collector": self.collector.state_dict(),
+            "rng": self.agent.policy_rng().state_dict(),
+        }
+
+    @returns_failure
+    def close(self) -> None:
+        """Stop the environments."""
+        if hasattr(self, "envs"):
+            self.envs.close()
+
+    def _load_weights(self, weights: Weights) -> None:
+        self.agent.load_policy_weights(tree_map(torch.tensor, weights.state))
+        if weights.schedule is not None:
+            self.agent.schedule.load_state_dict(weights.schedule)
+        self._version = weights.version
+
+    def _make_chunk(
+        self,
+        request: ChunkRequest,
+        steps: list[Rows],
+        failure: Failure | None,
+        begin: float,
+    ) -> Chunk:
+        all_envs = np.arange(len(self.envs))
+        streams = [
+            each.streams if each.streams is not None else all_envs for each in steps
+        ]
+        keys = steps[0].values if steps else {}
+        joined = np.concatenate([*streams, all_envs[:0]])
+        messages, self._messages[:] = tuple(self._messages), []
+        chunk = Chunk(
+            self.spec.actor,
+            self.spec.incarnation,
+            request.number,
+            self._version,
+            {key: np.concatenate([each.values[key] for each in steps]) for key in keys},
+            joined,
+            np.array([len(each) for each in streams], np.int64),
+            self._rows.copy(),
+            {
+                step: self._without_videos(each.metrics)
+                for step, each in enumerate(steps)
+                if each.metrics
+            },
+            self.envs.metrics(),
+            messages,
+            begin - self._idle_since,
+            time.perf_counter() - begin,
+            failure,
+        )
+        self._rows += np.bincount(joined, minlength=len(self.envs))
+        return chunk
+
+    def _without_videos(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Remove videos, except those of the first actor: one is enough for the log."""
+        if self.spec.actor == 0:
+            return metrics
+        return {key: value for key, value in metrics.items() if np.ndim(value) < 3}
+
+
+class ActorProcess(ActorWorker):
+    """An actor in a process of its own."""
+
+    @returns_failure
+    def open(self) -> ActorInfo:
+        add_import_paths(self.spec)
+        torch.set_num_threads(1)  # the processes of all actors run in parallel
+        # the learner prints warnings about environments
+        logger = logging.getLogger("reverie.envs")
+        logger.handlers, logger.propagate = [MessageHandler(self._messages)], False
+        info: ActorInfo = super().open()
+        return info
+
+
+class MessageHandler(logging.Handler):
+    """Appends messages to a list."""
+
+    def __init__(self, messages: list[str]):
+        super().__init__(logging.WARNING)
+        self.messages = messages
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def add_import_paths(spec: ActorSpec) -> None:
+    """Make the modules that the learner can import importable in this process.
+
+    On other machines this needs the same folders, or installed packages.
+    """
+    if os.path.isdir(spec.folder):
+        os.chdir(spec.folder)
+    known = set(sys.path)
+    sys.path += [path for path in spec.import_paths if path and path not in known]
+
+
+def env_seed(seed: int, spec: ActorSpec) -> int:
+    """Return the seed of an actor's environments; it changes when the actor is lost."""
+    return derive_seed(seed, spec.actor, spec.times_lost) if spec.times_lost else seed
+
+
+def agent_config(config: Config, spec: ActorSpec) -> Config:
+    """Return the config of an actor's agent, with its own seed for random numbers."""
+    seed = config.seed
+    if spec.actor or spec.times_lost:
+        seed = derive_seed(config.seed, spec.actor, spec.times_lost, 1)
+    # CUDA graphs are for the learner; actors run on the CPU
+    uses_graph = config.compile == "graph"
+    compile_ = "auto" if uses_graph else config.compile
+    return dataclasses.replace(config, seed=seed, compile=compile_)

@@ -1,0 +1,75 @@
+"""`--devices N`: start the processes of a data-parallel run on this machine.
+
+The processes run the same command, with the variables of `torchrun`. The exit code is
+that of the first process that fails, else that of rank 0.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from reverie.distributed.group import host_store, store_variables
+from reverie.distributed.launch import Launch
+
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 10.0
+"""Time that the other processes have to exit after one has failed, or after rank 0 has
+ended; then they are killed."""
+
+
+def run_processes(count: int, arguments: Sequence[str]) -> int:
+    """Run `reverie` with these arguments in `count` processes; return the exit code."""
+    store = host_store()  # in this process, so that it still responds if rank 0 hangs
+    shared = {**os.environ, **store_variables(store.port)}
+    command = [sys.executable, "-m", "reverie", *arguments]
+    processes = [
+        subprocess.Popen(
+            command, env={**shared, **Launch(i, count, i, count).environment()}
+        )
+        for i in range(count)
+    ]
+
+    def forward(number: int, frame: Any) -> None:
+        # Ctrl-C reaches all processes of the terminal, other signals only this one.
+        if number != signal.SIGINT and processes[0].poll() is None:
+            processes[0].send_signal(number)
+
+    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {number: signal.signal(number, forward) for number in numbers}
+    try:
+        return _wait(processes)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
+    """Wait until all processes have ended; kill those that do not end in time."""
+    first_failure: int | None = None
+    ended_at: float | None = None
+    while True:
+        codes = [process.poll() for process in processes]
+        failed = [code for code in codes if code]
+        if failed and first_failure is None:
+            first_failure = failed[0]
+        if None not in codes:
+            code = first_failure or codes[0] or 0
+            return 128 - code if code < 0 else code
+        if ended_at is None and (failed or codes[0] is not None):
+            ended_at = time.monotonic()
+        if ended_at is not None and time.monotonic() - ended_at > GRACE_SECONDS:
+            for process in processes:
+                if process.poll() is None:
+                    process.kill()
+        time.sleep(POLL_SECONDS)

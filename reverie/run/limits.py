@@ -1,0 +1,77 @@
+"""Limits of the time that a rank may take for an update or an environment step.
+
+The heartbeats of a rank (`distributed/heartbeat.py`) end the run if it takes longer:
+the other ranks would wait for it forever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from reverie.distributed.group import UPDATE_TIMEOUT
+from reverie.distributed.heartbeat import progress
+from reverie.envs.vector.vec_env import SyncVecEnv
+
+MAX_SLOWDOWN = 10.0
+"""Limit of an update or environment step, in multiples of the time of earlier ones."""
+
+
+class UpdateLimit:
+    """Limits the time of updates.
+
+    The limit is `timeout`, or `MAX_SLOWDOWN` times the fastest update of the same kind
+    if that is longer. The kind is the set of windows (batches) that the agent trains
+    on. The first update of a kind may take minutes, because it compiles kernels.
+    """
+
+    def __init__(self, timeout: float):
+        self.timeout = timeout
+        self._fastest: dict[str, float] = {}  # seconds of an update, by window
+        self._windows: set[str] = set()  # of the current update
+
+    @contextlib.contextmanager
+    def update(self) -> Iterator[None]:
+        """Context of one update."""
+        begin = time.monotonic()
+        self._windows.clear()
+        with progress.within("an update"):
+            yield
+        seconds = time.monotonic() - begin
+        for name in self._windows:
+            self._fastest[name] = min(seconds, self._fastest.get(name, math.inf))
+
+    def uses(self, window: str) -> None:
+        """Set the limit of the current update, which trains on this window."""
+        first = UPDATE_TIMEOUT.total_seconds() / MAX_SLOWDOWN
+        self._windows.add(window)
+        expected = max(self._fastest.get(name, first) for name in self._windows)
+        progress.limit = max(self.timeout, MAX_SLOWDOWN * expected)
+
+
+class EnvLimit:
+    """Limits the time of environment steps in this process.
+
+    The limit is `timeout`, or `MAX_SLOWDOWN` times the slowest step so far if that is
+    longer. The first call of `step`, which resets the environments, has no limit.
+    Environments in worker processes and actors have none either: they are restarted
+    after timeouts of their own.
+    """
+
+    def __init__(self, timeout: float, envs: Any):
+        self.timeout = timeout if isinstance(envs, SyncVecEnv) else math.inf
+        self._slowest: float | None = None
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Context of one step of all environments, or of their first reset."""
+        begin, slowest = time.monotonic(), self._slowest
+        limit = math.inf
+        if slowest is not None:
+            limit = max(self.timeout, MAX_SLOWDOWN * slowest)
+        with progress.within("an environment step", limit):
+            yield
+        self._slowest = max(slowest or 0.0, time.monotonic() - begin)

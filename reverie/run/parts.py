@@ -1,0 +1,180 @@
+"""Builds the parts of a run that collect and store data.
+
+They are the environments, the collector that acts in them, the replay buffer, and the
+feed that samples batches from it. `Share` divides them among the ranks of a run with a
+sharded replay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from reverie.api import Agent, UserError, VecEnv
+from reverie.distributed.collective import rank, split_batch, world_size
+from reverie.envs.seeding import derive_seed
+from reverie.log.timer import Rates, Timer
+from reverie.replay import device_copy
+from reverie.replay.buffer import Replay
+from reverie.replay.config import Storage
+from reverie.replay.feed import ReplayFeed
+from reverie.rows import Window
+from reverie.run.collectors import CanAct, InProcessCollector, OverlappedCollector
+from reverie.run.config import Config
+from reverie.run.factory import MakeEnv, in_workers, make_envs
+from reverie.run.memory import explain_out_of_memory
+from reverie.run.size import smaller_size
+
+
+class Share(NamedTuple):
+    """The part of the environments, replay and batches that one rank has."""
+
+    rank: int = 0
+    ranks: int = 1
+
+    @property
+    def has_all(self) -> bool:
+        """True if the environments and the replay are not divided."""
+        return self.ranks == 1
+
+    def envs(self, total: int) -> tuple[int, int]:
+        """Return the number of environments of this rank and the first index."""
+        own = split_batch(total, self.ranks)[self.rank]
+        return own.size, own.start
+
+    def windows(self, windows: dict[str, Window]) -> dict[str, Window]:
+        """Return the windows with the sequences of this rank; only rank 0 reports."""
+        if self.has_all:
+            return windows
+        return {
+            name: window
+            if name == "report"
+            else replace(
+                window, batch=split_batch(window.batch, self.ranks)[self.rank].size
+            )
+            for name, window in windows.items()
+            if name != "report" or self.rank == 0
+        }
+
+    def seed(self, seed: int) -> int:
+        """Return the seed for sampling and acting on this rank."""
+        return derive_seed(seed, self.rank) if self.rank else seed
+
+
+def find_share(config: Config) -> Share:
+    """Return the share of this process; it has all unless the replay is sharded."""
+    ranks = world_size()
+    if config.replay.ranks != "sharded" or ranks == 1:
+        return Share()
+    if config.run.envs < ranks:
+        raise UserError(
+            f"With a sharded replay, every rank needs an environment, but run.envs is "
+            f"{config.run.envs} for {ranks} ranks.\n  Fix: --run.envs {ranks}"
+        )
+    if config.actors.count:
+        raise UserError(
+            "Actors send their steps to rank 0, so the replay cannot be sharded.\n"
+            "  Fix: --replay.ranks shared, or --actors.count 0"
+        )
+    if config.run.policy_devices:
+        raise UserError(
+            "With a sharded replay, every rank acts on the device that it trains on.\n"
+            "  Fix: remove --run.policy_devices"
+        )
+    if config.run.episodes:
+        raise UserError(
+            "Recorded episodes cannot be added to a sharded replay.\n"
+            "  Fix: --replay.ranks shared, or remove --run.episodes"
+        )
+    return Share(rank(), ranks)
+
+
+def check_share(share: Share, saved_ranks: int) -> None:
+    """Raise if a checkpoint was saved by another number of ranks."""
+    if saved_ranks != share.ranks:
+        raise UserError(
+            f"The replay buffer of this run is sharded over {saved_ranks} ranks, but "
+            f"this command has {share.ranks}.\n  Fix: --devices {saved_ranks}, or "
+            f"start {saved_ranks} processes with torchrun or srun."
+        )
+
+
+def open_envs(
+    config: Config, count: int, first: int, make_env: MakeEnv | None, overlap: bool
+) -> VecEnv:
+    """Make environments; with `overlap`, they step in parallel with training.
+
+    For this they need their own processes.
+    """
+    config = in_workers(config) if overlap and make_env is None else config
+    return make_envs(config, count, first, make_env)
+
+
+def open_replay(
+    config: Config,
+    spaces: Any,
+    agent: Agent,
+    directory: Path,
+    steps_taken: int,
+    *,
+    streams: int,
+    storage: Storage,
+    fraction: float = 1.0,
+    share: Share | None = None,
+) -> Replay:
+    """Make a replay buffer for observations, actions and the agent's extras.
+
+    Its capacity is this fraction of `replay.capacity`, divided among the ranks, but not
+    more than the run will collect. `spaces` has `obs_space` and `act_space`, and
+    `streams` is the number of environments.
+    """
+    share = share or Share()
+    stored = {**spaces.obs_space, **spaces.act_space}
+    capacity = int(config.replay.capacity * fraction) // share.ranks
+    if not config.run.episodes:
+        most = max(config.run.steps, steps_taken)
+        capacity = min(capacity, most + streams)
+    with explain_out_of_memory(config, "building the replay buffer", "replay.capacity"):
+        return Replay(
+            {key: space for key, space in stored.items() if key[:4] != "log/"},
+            agent.extras,
+            replace(config.replay, storage=storage),
+            capacity=max(1, capacity),
+            num_envs=streams,
+            windows=share.windows(agent.windows),
+            directory=directory,
+            seed=share.seed(config.seed),
+            exact_extras=config.deterministic,
+            smaller_extras=smaller_size(config),
+            memory_fraction=1 / share.ranks,
+        )
+
+
+def open_feed(replay: Replay, device: torch.device, deterministic: bool) -> ReplayFeed:
+    """Make the feed of a replay buffer, with batches on a device."""
+    return ReplayFeed(
+        replay,
+        replay.windows,
+        device,
+        prefetch=device.type == "cuda" and not deterministic,
+        on_device=device_copy.fits_on_device(replay, device),
+    )
+
+
+def make_collector(
+    config: Config,
+    envs: VecEnv,
+    agent: CanAct,
+    random_agent: Agent,
+    overlap: bool,
+    timer: Timer,
+    rates: Rates,
+) -> InProcessCollector:
+    """Make the collector of environments on this machine."""
+    collector = OverlappedCollector if overlap else InProcessCollector
+    return collector(
+        envs, agent, random_agent, config.run.prefill, config.explore, timer, rates
+    )

@@ -1,0 +1,278 @@
+"""Sharded replay: every rank has its own environments and its own replay buffer.
+
+Rank 0 runs the training loop and sends commands to the other ranks (`ranks.py`). When
+it collects, every rank acts in its own environments and stores the rows in its own
+replay buffer. In an update, every rank samples its sequences of the global batch from
+its own replay buffer. Rank 0 receives only the number of rows and the metrics of the
+episodes. When rank 0 saves, every other rank writes its replay buffer to files in
+`replay/rank1`, `replay/rank2`, ..., and sends the rest of its state to rank 0, which
+writes one checkpoint with the state of all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from reverie.agents.remote import CanActRemotely
+from reverie.api import Agent, Batch, Metrics, StateDict, UserError
+from reverie.distributed import collective
+from reverie.distributed.messages import gather_objects
+from reverie.envs.vector.base import common_spaces
+from reverie.log.timer import Rates, Timer
+from reverie.rows import Window
+from reverie.run import checkpoint, parts
+from reverie.run.config import Config
+from reverie.run.device import pick_overlap
+from reverie.run.factory import MakeEnv, make_agent
+from reverie.run.limits import EnvLimit, UpdateLimit
+from reverie.run.parts import Share
+from reverie.storage.limits import InvalidFile
+from reverie.storage.os_errors import WriteFailed
+
+RESET, RESTORE, COLLECT, SAVE, KEEP = "reset", "restore", "collect", "save", "keep"
+COMMANDS = (RESET, RESTORE, COLLECT, SAVE, KEEP)
+"""Commands of rank 0 that every other rank answers: reset the environments, restore a
+checkpoint, collect one step, save, delete replay files that are not kept."""
+
+
+Send = Callable[[str, Any], None]
+"""Sends a command with its argument to the other ranks."""
+
+
+class Collected(NamedTuple):
+    """Numbers and metrics of the rows that the other ranks stored in one step."""
+
+    rows: int = 0
+    env_steps: int = 0
+    metrics: tuple[Metrics, ...] = ()
+    """Metrics of the episodes that ended, of each rank."""
+    is_ready: bool = True
+    """True if their replay buffers have enough rows for every batch."""
+
+
+class Failed(NamedTuple):
+    """Answer of a rank that raised a `UserError`."""
+
+    message: str
+
+
+def check_can_act_remotely(agent: Agent, name: str) -> None:
+    """Raise if copies of an agent cannot act with different random numbers."""
+    if not isinstance(agent, CanActRemotely):
+        raise UserError(
+            f"The agent {name!r} cannot be used with a sharded replay: it does not "
+            "have all methods of `reverie.agents.remote.CanActRemotely`.\n"
+            "  Fix: --replay.ranks shared (see reverie/agents/remote.py)"
+        )
+
+
+class ShardFeed:
+    """Feed of an update: samples the sequences of this rank from its own replay."""
+
+    def __init__(self, feed: Any, windows: dict[str, Window], limit: UpdateLimit):
+        self.feed, self.windows, self.limit = feed, windows, limit
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.feed, name)
+
+    def __call__(self, name: str, out: Batch | None = None) -> Batch:
+        self.limit.uses(name)
+        collective.set_batch(self.windows[name].batch)
+        batch: Batch = self.feed(name) if out is None else self.feed(name, out)
+        return batch
+
+
+class OtherShards:
+    """On rank 0: sends commands to the other ranks and returns their answers.
+
+    `call` is a context in which a command is sent and answered.
+    """
+
+    def __init__(self, call: Callable[[], AbstractContextManager[Send]], group: Any):
+        self._call, self._group = call, group
+        self._collecting = ExitStack()
+        self.is_ready = False
+        """True if the replay buffers of all other ranks are ready to be sampled."""
+
+    def reset(self) -> None:
+        """Reset the environments of a new run."""
+        self._ask(RESET)
+
+    def restore(self, path: Path) -> None:
+        """Restore the other ranks from a checkpoint."""
+        self.is_ready = all(self._ask(RESTORE, str(path)))
+
+    def begin_collect(self, step: int) -> None:
+        """Let the other ranks act in their environments; `step` is that of the run."""
+        send = self._collecting.enter_context(self._call())
+        send(COLLECT, step)
+
+    def end_collect(self) -> Collected:
+        """Wait until the other ranks have stored their rows."""
+        with self._collecting:
+            answers = gather_objects(None, self._group)[1:]
+        check_answers(answers)
+        self.is_ready = all(answer.is_ready for answer in answers)
+        return Collected(
+            sum(answer.rows for answer in answers),
+            sum(answer.env_steps for answer in answers),
+            tuple(metrics for answer in answers for metrics in answer.metrics),
+            self.is_ready,
+        )
+
+    def save(self) -> dict[str, StateDict]:
+        """Write the other replay buffers; return their parts of the checkpoint."""
+        return {name: x for each in self._ask(SAVE) for name, x in each.items()}
+
+    def keep(self, kept: list[Path], saved: Path | None = None) -> None:
+        """Delete replay files that no kept checkpoint needs.
+
+        `saved` is the checkpoint of the last call of `save`.
+        """
+        paths = [str(path) for path in kept]
+        self._ask(KEEP, (paths, str(saved) if saved else ""))
+
+    def _ask(self, command: str, value: Any = None) -> list[Any]:
+        """Send a command and return the answers of the other ranks."""
+        with self._call() as send:
+            send(command, value)
+            answers = gather_objects(None, self._group)[1:]
+        check_answers(answers)
+        return answers
+
+
+def check_answers(answers: list[Any]) -> None:
+    """Raise the error of the first rank that returned one."""
+    for rank, answer in enumerate(answers, 1):
+        if isinstance(answer, Failed):
+            message = f"Rank {rank}: {answer.message}"  # includes the fix
+            raise UserError(message)
+
+
+class Shard:
+    """Environments, collector and replay buffer of a rank other than 0."""
+
+    def __init__(
+        self,
+        config: Config,
+        agent: Agent,
+        spaces: Any,
+        share: Share,
+        device: torch.device,
+        precision: str,
+        folder: Path,
+        make_env: MakeEnv | None,
+    ):
+        assert isinstance(agent, CanActRemotely)  # checked by rank 0
+        self.agent, self.rank = agent, share.rank
+        overlap = pick_overlap(config.run.overlap, device, config.deterministic)
+        count, first = share.envs(config.run.envs)
+        self.envs = parts.open_envs(config, count, first, make_env, overlap)
+        own = self.envs.obs_space, self.envs.act_space
+        common_spaces([(spaces.obs_space, spaces.act_space), own])
+        self.replay = parts.open_replay(
+            config,
+            self.envs,
+            agent,
+            folder / "replay" / f"rank{share.rank}",
+            checkpoint.Checkpoints(folder / "ckpt").step,
+            streams=count,
+            storage=config.replay.storage,
+            share=share,
+        )
+        self.feed = parts.open_feed(self.replay, device, config.deterministic)
+        seeded = replace(config, seed=share.seed(config.seed))
+        self.collector = parts.make_collector(
+            config,
+            self.envs,
+            agent,
+            make_agent(seeded, self.envs, device, precision, "random"),
+            overlap,
+            Timer(enabled=False),
+            Rates(),
+        )
+        self._env_limit = EnvLimit(config.run.rank_timeout, self.envs)
+        self._policy_rng = agent.policy_rng().state_dict()
+        self._saved: StateDict = {}  # replay state of the last `save`
+        self._indices: dict[str, StateDict] = {}  # replay states by checkpoint
+
+    def answer(self, command: str, value: Any) -> Any:
+        """Run a command of rank 0 and return the answer."""
+        try:
+            if command == RESET:
+                self.agent.policy_rng().load_state_dict(self._policy_rng)
+                with self._env_limit.step():
+                    self.collector.reset()
+                return None
+            if command == RESTORE:
+                self._restore(Path(value))
+                return self._is_ready
+            if command == COLLECT:
+                return self._collect(value)
+            if command == SAVE:
+                return self._save()
+            return self._keep(*value)
+        except UserError as error:
+            return Failed(str(error))
+
+    def close(self) -> None:
+        self.feed.close()
+        self.replay.close()
+        self.envs.close()
+
+    @property
+    def _is_ready(self) -> bool:
+        return all(self.feed.ready(name) for name in self.replay.windows)
+
+    def _collect(self, step: int) -> Collected:
+        with self._env_limit.step():
+            self.collector.wait()
+        self.collector.steps = step  # for prefill and exploration
+        rows = self.collector.collect()
+        if len(rows):
+            self.replay.add(rows.values, rows.streams)
+        metrics = (rows.metrics,) if rows.metrics else ()
+        return Collected(len(rows), rows.env_steps, metrics, self._is_ready)
+
+    def _save(self) -> dict[str, StateDict]:
+        self._saved = self.replay.save()
+        acting = {
+            "collector": self.collector.state_dict(),
+            "policy_rng": self.agent.policy_rng().state_dict(),
+        }
+        return {self._part("replay"): self._saved, self._part("collector"): acting}
+
+    def _restore(self, path: Path) -> None:
+        with checkpoint.explain_mismatch(path):
+            index = self._indices[str(path)] = self._read_index(path)
+            self.replay.load(index)
+            acting = checkpoint.read_part(path, self._part("collector"))
+            self.collector.load_state_dict(acting["collector"])
+            self.agent.policy_rng().load_state_dict(acting["policy_rng"])
+
+    def _keep(self, kept: list[str], saved: str) -> None:
+        if saved:
+            self._indices[saved] = self._saved
+        try:
+            self._indices = {
+                path: self._indices.get(path) or self._read_index(Path(path))
+                for path in kept
+            }
+            self.replay.delete_unused_files(list(self._indices.values()))
+        except WriteFailed:
+            raise
+        except (UserError, checkpoint.Damaged, LookupError, InvalidFile):
+            pass  # a damaged checkpoint, of which rank 0 warns
+
+    def _read_index(self, path: Path) -> StateDict:
+        return checkpoint.read_part(path, self._part("replay"))
+
+    def _part(self, name: str) -> str:
+        """Return the name of a part of the checkpoint."""
+        return f"{name}_{self.rank}"

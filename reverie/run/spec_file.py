@@ -1,0 +1,100 @@
+"""YAML files that describe several runs: those of sweeps and campaigns.
+
+A file contains options of the sweep or campaign, and under `settings` the settings of
+its runs. On the command line, all flags that are not such options are settings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from reverie import config as configs
+from reverie.api import UserError
+from reverie.run.config import Config
+
+ResolveCommand = Callable[[str, list[str]], Config]
+"""Returns the config of a command with the given arguments."""
+
+
+def to_words(value: Any) -> list[str]:
+    """Convert a value from a YAML file to arguments of the command line."""
+    if isinstance(value, Mapping):
+        raise UserError(
+            f"{dict(value)!r} is not a valid value of a setting.\n"
+            "  Fix: use a string, a number, or a list of them."
+        )
+    return [str(x) for x in value] if isinstance(value, list | tuple) else [str(value)]
+
+
+def add_settings(
+    settings: dict[str, list[str]],
+    flags: Sequence[tuple[str, Any]],
+    options: Collection[str],
+) -> list[tuple[str, Any]]:
+    """Add flags that are settings of the runs to `settings`; return all other flags.
+
+    The others are `options` of the sweep or campaign.
+    """
+    given_options = []
+    for name, value in flags:
+        if name.replace("-", "_") in options:
+            given_options.append((name, value))
+            continue
+        # presets, files and `--name+` are appended, other flags override a setting
+        appends = name in ("configs", "config") or name.endswith("+")
+        before = settings.get(name, []) if appends else []
+        settings[name] = [*before, *(["True"] if value is None else to_words(value))]
+    return given_options
+
+
+def pop_mapping(path: Path, data: dict[str, Any], key: str) -> dict[str, Any]:
+    """Remove a mapping from the data of a file and return it; empty if missing."""
+    mapping = data.pop(key, None) or {}
+    if not isinstance(mapping, dict):
+        raise UserError(
+            f"`{key}` in {path} is a {type(mapping).__name__}, not a mapping.\n"
+            f"  Fix: write one `name: value` per line below `{key}:`."
+        )
+    return {str(name): value for name, value in mapping.items()}
+
+
+def unknown_key(
+    origin: object, key: str, known: Collection[str], kind: str, places: str
+) -> UserError:
+    """Return the error for an unknown key of a file that describes a `kind`.
+
+    `places` are the keys below which the settings of its runs belong.
+    """
+    if key.replace("-", "_") in configs.settings_of(Config) or "." in key:
+        return UserError(
+            f"{key!r} in {origin} is a setting of runs, not of the {kind}.\n"
+            f"  Fix: move it below {places}."
+        )
+    return UserError(
+        f"Unknown key {key!r} in {origin}.{configs.suggest(key, known)}\n"
+        f"  Fix: choose from {', '.join(sorted(known))}."
+    )
+
+
+def code_in_spec(value: Any, name: str = "") -> list[tuple[str, str]]:
+    """Return pairs of key and import path (or config file) in a saved specification.
+
+    The caller checks that they are trusted, because checking the settings of the runs
+    imports these modules.
+    """
+    if isinstance(value, Mapping):
+        items = [(f"{name}.{key}".lstrip("."), inner) for key, inner in value.items()]
+    elif isinstance(value, list | tuple):
+        items = [(name, inner) for inner in value]
+    elif name.split(".")[-1].rstrip("+") == "config":  # a file that may name modules
+        return [(name, str(value))]
+    elif "offline." in name:  # formats of datasets: `minari:NAME`
+        return []
+    else:
+        # `eval` has the arguments of `reverie eval`, in one string
+        words = str(value).split() if name == "eval" else [str(value)]
+        return [(name, w) for w in words if re.search(r"(^|=)[\w.]+:[^\d/]", w)]
+    return [pair for key, inner in items for pair in code_in_spec(inner, key)]

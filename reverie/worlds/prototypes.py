@@ -1,0 +1,173 @@
+"""Prototypes: a representation without a decoder, after DreamerPro (Deng et al., 2022).
+
+Every sequence is augmented twice (two views): its images are shifted by up to three
+pixels, by the same offset in all steps. Prototypes are learned unit vectors. Targets
+are soft assignments of the embeddings of a slow encoder to prototypes, balanced over
+the batch with the Sinkhorn algorithm, so that all prototypes are used. They are
+predicted by a softmax over inner products with the prototypes:
+
+- `proto_swav`: from the embedding of the other view;
+- `proto_temp`: from the features of the latent state of the same view;
+- `proto_norm`: no prediction, but the squared difference between 1 and the norm of the
+  projections, before they are normalized.
+
+The losses of the first step of a sequence are zero, because its latent state depends on
+a stored state.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+
+from reverie.api import Batch, UserError
+from reverie.distributed.collective import all_gather_with_grad, local_sequences
+from reverie.nets.rng import Rng
+from reverie.nets.tree import tree_map
+from reverie.worlds.representation import MakeEncoder, Projection, Representation
+
+PROTOTYPES, WIDTH = 2500, 32
+TEMPERATURE = 0.1
+SINKHORN_ROUNDS, SINKHORN_TEMPERATURE = 3, 0.05
+SLOW_RATE = 0.05
+"""Rate of the moving average of weights (EMA) in the slow encoder."""
+FROZEN_UPDATES = 10_000
+"""Updates before prototypes are trained."""
+MAX_SHIFT = 3
+"""Largest shift of a view in pixels."""
+
+
+class Prototypes(Representation):
+    """Losses of DreamerPro; a batch has the first views of all sequences, then the
+    second views."""
+
+    loss_names = ("proto_swav", "proto_temp", "proto_norm")
+    views = 2
+
+    def __init__(self, features: int, width: int, make_encoder: MakeEncoder):
+        super().__init__()
+        self.slow_encoder = make_encoder()
+        self.image_keys: list[str] = self.slow_encoder.imgkeys
+        if not self.image_keys:
+            raise UserError(
+                "The representation prototypes shifts images, but the task has none.\n"
+                "  Fix: --dreamer.representation barlow, infonce or decoder"
+            )
+        self.from_embed = Projection(width, WIDTH)
+        self.from_features = Projection(features, WIDTH)
+        self.prototypes = Projection(WIDTH, PROTOTYPES)
+        self.slow_from_embed = Projection(width, WIDTH)
+        for module in (self.slow_encoder, self.slow_from_embed):
+            module.requires_grad_(False)
+        self.register_buffer("updates", torch.zeros(()))
+        self.updates: Tensor
+
+    def make_views(self, batch: Batch, rng: Rng) -> Batch:
+        """Return a batch with two views of each sequence, shifted at random."""
+        views: Batch = tree_map(lambda x: torch.cat([x, x]), batch)
+        size = len(views["is_first"])
+        like = torch.zeros(size, 2, device=views["is_first"].device)
+        offset = MAX_SHIFT * (2 * rng.uniform(like) - 1)
+        for key in self.image_keys:
+            views[key] = shift_images(views[key], offset)
+        return views
+
+    def forward(
+        self, feat: Float[Tensor, "B T F"], embed: Float[Tensor, "B T E"], batch: Batch
+    ) -> dict[str, Tensor]:
+        with torch.no_grad():
+            slow = self.slow_encoder(batch, embed.dtype)
+            scores = self._scores(self.slow_from_embed(slow).float())[0]
+            targets = torch.cat([self._assign(x) for x in scores.chunk(2)])
+        by_embed, embed_norm = self._scores(self.from_embed(embed).float())
+        by_features, feature_norm = self._scores(self.from_features(feat).float())
+        other = torch.cat(targets.chunk(2)[::-1])
+        losses = {
+            "proto_swav": _cross_entropy(other, by_embed),
+            "proto_temp": _cross_entropy(targets, by_features),
+            "proto_norm": (embed_norm - 1).square() + (feature_norm - 1).square(),
+        }
+        return {name: _without_first(loss) for name, loss in losses.items()}
+
+    @torch.no_grad()
+    def initialize_slow(self, encoder: nn.Module) -> None:
+        """Set the slow weights to those of the encoder."""
+        self.slow_encoder.load_state_dict(encoder.state_dict())
+        self.slow_from_embed.load_state_dict(self.from_embed.state_dict())
+
+    @torch.no_grad()
+    def update_slow(self, encoder: nn.Module, ok: Tensor) -> None:
+        """Update the moving average of weights, unless the update was skipped."""
+        mix = torch.where(ok, SLOW_RATE, 0.0)
+        pairs = (
+            (self.slow_encoder, encoder),
+            (self.slow_from_embed, self.from_embed),
+        )
+        for slow, fast in pairs:
+            old: list[Tensor] = list(slow.parameters())
+            new: list[Tensor] = list(fast.parameters())
+            torch._foreach_mul_(old, 1 - mix)
+            torch._foreach_add_(old, torch._foreach_mul(new, mix))
+        self.updates.add_(ok)
+
+    def _scores(
+        self, x: Float[Tensor, "B T W"]
+    ) -> tuple[Float[Tensor, "B T P"], Float[Tensor, "B T"]]:
+        """Return inner products of normalized vectors with prototypes, and norms."""
+        weight = F.normalize(self.prototypes.weight, dim=-1)
+        # gradients are zero until `FROZEN_UPDATES`, without a host sync
+        trained = self.updates >= FROZEN_UPDATES
+        weight = torch.where(trained, weight, weight.detach())
+        return F.linear(F.normalize(x, dim=-1), weight), x.norm(dim=-1)
+
+    def _assign(self, scores: Float[Tensor, "B T P"]) -> Float[Tensor, "B T P"]:
+        """Return assignments of the steps of one view, balanced over all ranks."""
+        size, length = scores.shape[:2]
+        local = local_sequences()
+        first = local.start * length if local else 0
+        assigned = sinkhorn(all_gather_with_grad(scores.flatten(0, 1)))
+        return assigned[first : first + size * length].view(size, length, -1)
+
+
+def sinkhorn(scores: Float[Tensor, "N P"]) -> Float[Tensor, "N P"]:
+    """Return assignments of rows to prototypes, about equally many to each prototype.
+
+    Each iteration divides by the sums over rows, then by the sums over prototypes.
+    """
+    log = scores / SINKHORN_TEMPERATURE
+    for _ in range(SINKHORN_ROUNDS):
+        log = log - log.logsumexp(0, keepdim=True)
+        log = log - log.logsumexp(1, keepdim=True)
+    return log.exp()
+
+
+def shift_images(
+    images: UInt8[Tensor, "B T h w c"], offset: Float[Tensor, "B 2"]
+) -> UInt8[Tensor, "B T h w c"]:
+    """Shift all images of a sequence by an offset in pixels, with bilinear sampling.
+
+    Pixels outside of an image have the value of the nearest border pixel.
+    """
+    length, height, width = images.shape[1:4]
+    x = images.float().permute(0, 1, 4, 2, 3).flatten(1, 2)  # (B, T c, h, w)
+    axes = [
+        (torch.arange(n, device=images.device) + 0.5) * 2 / n - 1
+        for n in (width, height)
+    ]
+    columns, rows = torch.meshgrid(axes[0], axes[1], indexing="xy")
+    right, down = (x[:, None, None] for x in offset.unbind(1))
+    grid = torch.stack([columns + right * 2 / width, rows + down * 2 / height], -1)
+    x = F.grid_sample(x, grid, "bilinear", "border", align_corners=False)
+    x = x.reshape(len(x), length, -1, height, width).permute(0, 1, 3, 4, 2)
+    return x.round().clamp(0, 255).to(torch.uint8)
+
+
+def _cross_entropy(target: Tensor, scores: Tensor) -> Float[Tensor, "B T"]:
+    return -(target * F.log_softmax(scores / TEMPERATURE, -1)).sum(-1)
+
+
+def _without_first(loss: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Set the loss of the first step to zero."""
+    return F.pad(loss[:, 1:], (1, 0))

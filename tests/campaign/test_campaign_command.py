@@ -1,0 +1,86 @@
+"""`reverie campaign` from the command line, with real runs, and as SLURM jobs."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from campaign_helpers import starts
+
+from reverie.campaign import slurm, worker
+from reverie.campaign.queue import Queue
+from reverie.cli.main import main
+
+SETTINGS = "--run.steps 60 --run.report_every 0 --logger.outputs jsonl"
+
+
+def test_campaign_of_two_tasks_and_two_seeds(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(worker, "SCAN_SECONDS", 0.05)
+    folder = tmp_path / "campaign"
+    tasks = "--tasks catch,gym_CartPole-v1 --seeds 2 --configs debug --workers 2"
+    words = f"campaign {tasks} {SETTINGS} --run.envs 1 --logdir {folder}".split()
+    assert main(words) == 0
+    report = (folder / "report.md").read_text()
+    assert report in capsys.readouterr().out
+    rows = [line.split(" | ") for line in report.splitlines() if "| dreamer |" in line]
+    assert [(row[0], row[3]) for row in rows] == [
+        ("| catch", "2"),
+        ("| gym_CartPole-v1", "2"),
+    ]
+    assert main(["campaign", str(folder)]) == 0  # nothing is left
+    assert main(["campaign", str(folder), "--status"]) == 0
+    lines = capsys.readouterr().out.splitlines()[-4:]
+    assert [line.split()[:3] for line in lines] == [
+        [f"{task}-debug-seed{seed}", "finished", "100%"]
+        for task in ("catch", "gym_CartPole-v1")
+        for seed in (0, 1)
+    ]
+    assert all(len(s.attempts) == 1 for s in Queue(folder).statuses())
+
+
+def test_failed_run_is_named_with_its_fix(tmp_path, program, monkeypatch, capsys):
+    work = partial(worker.work, program=program)
+    monkeypatch.setattr(worker, "work", work)
+    folder = tmp_path / "c"
+    tasks = "--tasks catch,memory --configs debug"
+    words = f"campaign {tasks} --logdir {folder} --retries 0"
+    program_text = (tmp_path / "program.py").read_text()
+    (tmp_path / "program.py").write_text(
+        program_text.replace(
+            'flags.get("--fail", 0)', '9 * (flags["--task"] == "catch")'
+        )
+    )
+    assert main(words.split()) == 2
+    out, err = capsys.readouterr()
+    assert "catch-debug-seed0 failed (attempt 1 of 1): The simulator is missing." in out
+    assert "| memory |" in out  # the report
+    assert "1 of 2 runs failed" in err
+    assert f"reverie campaign {folder} --retries 1" in err
+    names = ("catch-debug-seed0", "memory-debug-seed0")
+    assert [starts(folder, name) for name in names] == [1, 1]
+
+
+def test_slurm_jobs_are_workers(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("submitit")
+    monkeypatch.setattr(worker, "SCAN_SECONDS", 0.2)
+    folder = tmp_path / "campaign"
+    tasks = "--tasks dummy_disc --configs debug --slurm cluster=local,jobs=1"
+    words = f"campaign {tasks} {SETTINGS} --agent random --logdir {folder}"
+    assert main(words.split()) == 0
+    assert "submitted job" in capsys.readouterr().err
+    (status,) = Queue(folder).statuses()
+    assert (status.state, len(status.attempts)) == ("finished", 1)
+
+
+@pytest.mark.parametrize("text", ["gpu", "jobs=x", "partition="])
+def test_invalid_options_of_slurm_are_refused(text):
+    with pytest.raises(slurm.UserError, match="--slurm jobs=4,partition=gpu"):
+        slurm.parse_options(text)
+
+
+def test_options_that_submitit_does_not_have_are_refused(tmp_path):
+    submitit = pytest.importorskip("submitit")
+    options = {"cluster": "local", "nodez": "2", "partition": "gpu"}
+    slurm.make_executor(submitit, tmp_path, {"cluster": "local", "partition": "gpu"})
+    with pytest.raises(slurm.UserError, match="submitit does not accept"):
+        slurm.make_executor(submitit, tmp_path, {**options, "name": "x", "slurm": "y"})

@@ -1,0 +1,148 @@
+"""Campaign files and flags: which runs they mean, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from reverie.api import UserError
+from reverie.campaign.gpu_sharing import GpuSharing, GpuUse, read_use, runs_per_gpu
+from reverie.campaign.spec import CampaignConfig, load_spec, parse_seeds
+from reverie.cli.campaign import find_campaign
+from reverie.cli.main import main
+from reverie.cli.train import command_config
+
+
+def load(words="", file=None):
+    return load_spec(file, words.split(), command_config)
+
+
+def test_runs_are_all_combinations_of_task_method_and_seed(tmp_path):
+    flags = load(
+        "--tasks catch,memory --seeds 2 --configs debug --configs catch tiny "
+        "--run.steps 50 --workers 2"
+    )
+    names = [run.name for run in flags.runs]
+    assert len(names) == len({*names}) == 8
+    assert names[:3] == [
+        *("catch-debug-seed0", "catch-debug-seed1"),
+        "catch-catch+tiny-seed0",
+    ]
+    command = "train --configs catch tiny --run.steps 50 --task catch --seed 0"
+    assert " ".join(flags.runs[2].command) == command
+    assert flags.runs[2].frames == 50
+    file = tmp_path / "campaign.yaml"
+    file.write_text(
+        "tasks: [catch, memory]\nseeds: 2\nconfigs: [debug, [catch, tiny]]\n"
+        "settings: {run: {steps: 50}}\nworkers: 2\n"
+    )
+    assert load(file=file) == flags
+    saved = tmp_path / "saved.yaml"  # as in the folder of the campaign
+    saved.write_text(flags.to_yaml())
+    assert load(file=saved).runs == flags.runs
+    more = load("--seeds 5,7 --run.steps 60", file)
+    assert {run.seed for run in more.runs} == {5, 7}
+    assert "60" in more.runs[0].command
+
+
+def test_suite_means_the_tasks_of_its_benchmark():
+    spec = load("--tasks atari100k --configs size12m")
+    assert len(spec.runs) == 26
+    assert spec.runs[0].name == "atari100k_alien-size12m-seed0"
+    assert spec.runs[0].frames == 440_000
+
+
+def test_size_is_chosen_once_and_saved(tmp_path):
+    spec = load("--tasks memory,gym_CartPole-v1 --device cpu")
+    assert spec.size == "size1m"
+    assert spec.runs[1].command[1:3] == ["--configs", "size1m"]
+    file = tmp_path / "campaign.yaml"
+    file.write_text(spec.to_yaml().replace("size1m", "size12m"))
+    assert load(file=file).runs[1].command[1:3] == ["--configs", "size12m"]
+
+
+def test_seeds():
+    assert parse_seeds("3") == [0, 1, 2]
+    assert parse_seeds("3,5") == [3, 5]
+    assert parse_seeds("3,") == [3]
+    for text in ("", "x", "0", "1.5"):
+        with pytest.raises(UserError, match="Fix: --seeds"):
+            parse_seeds(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--seeds 2", "A campaign needs tasks"),
+        ("--tasks cach", "Unknown task 'cach'. Did you mean catch"),
+        ("--tasks gym", "cannot be listed"),
+        ("--tasks catch --run.stepz 3", "run.stepz"),
+        ("--tasks catch --configs debug --configs size7", "Task catch with size7"),
+        ("--tasks catch --dreamer.imag_length x", "Task catch"),
+        ("--tasks catch,memory --env.catch.size 8 8", "Task memory"),
+        ("--tasks catch --task memory", "sets task"),
+        ("--tasks catch --seed 3", "--seeds"),
+        ("--tasks catch --per-gpu 0", "--per-gpu auto"),
+        ("--tasks catch --retries -1", "retries"),
+        ("--tasks catch catch --configs debug --configs debug", "Two runs"),
+    ],
+)
+def test_invalid_campaign_is_refused(words, message):
+    with pytest.raises(UserError, match=message):
+        load(words)
+
+
+def test_unknown_keys_of_a_file_are_refused(tmp_path):
+    file = tmp_path / "campaign.yaml"
+    file.write_text("tasks: [catch]\nseedz: 3\n")
+    with pytest.raises(UserError, match=r"Unknown key 'seedz'.* Did you mean"):
+        load(file=file)
+    file.write_text("tasks: [catch]\nrun.steps: 3\n")
+    with pytest.raises(UserError, match="below `settings:`"):
+        load(file=file)
+
+
+def test_folder_that_is_no_campaign_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"it has no campaign\.yaml"):
+        find_campaign([str(tmp_path)])
+    with pytest.raises(UserError, match="needs tasks, a YAML file, or the folder"):
+        find_campaign([])
+    saved = tmp_path / "campaign.yaml"
+    saved.write_text("tasks: [catch]\n")
+    assert find_campaign([str(tmp_path)])[0] == saved
+    assert find_campaign(["--logdir", str(tmp_path)])[0] == saved
+    with pytest.raises(UserError, match="resumed there, but --logdir"):
+        find_campaign([str(tmp_path), "--logdir", "other"])
+
+
+def test_code_in_a_campaign_of_others_is_not_imported(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "others_env.py").write_text("raise SystemExit('imported')")
+    folder = tmp_path / "campaign"
+    (folder / "queue").mkdir(parents=True)
+    (folder / "campaign.yaml").write_text("tasks: ['others_env:make']\n")
+    assert main(["campaign", str(folder)]) == 2
+    assert "add --trust" in capsys.readouterr().err
+
+
+def test_number_of_runs_per_gpu(monkeypatch, tmp_path):
+    module = "reverie.campaign.gpu_sharing"
+    monkeypatch.setattr(f"{module}.visible_gpus", lambda: [])
+    assert GpuSharing(CampaignConfig(workers=3), None).slots == 3
+    with pytest.raises(UserError, match="--per-gpu 3 has no effect"):
+        GpuSharing(CampaignConfig(per_gpu="3"), None)
+    monkeypatch.setattr(f"{module}.visible_gpus", lambda: ["0", "1"])
+    assert GpuSharing(CampaignConfig(per_gpu="3"), None).slots == 6
+    assert GpuSharing(CampaignConfig(), ["cpu"]).slots == 1
+    with pytest.raises(UserError, match="--workers 3 has no effect"):
+        GpuSharing(CampaignConfig(workers=3), None)
+    assert runs_per_gpu([GpuUse(9.0, None)], 24.0, 16) == 2  # memory
+    assert runs_per_gpu([GpuUse(30.0, None)], 24.0, 16) == 1
+    assert runs_per_gpu([GpuUse(1.0, 0.9)], 140.0, 16) == 2  # utilization
+    assert runs_per_gpu([GpuUse(1.0, 0.2)], 140.0, 6) == 3  # cores
+    assert runs_per_gpu([GpuUse(1.0, 0.2)], 140.0, 64) == 4
+    line = '{{"step": 1, "usage/gpu_reserved_gb": {}, "usage/gpu": {}}}\n'
+    text = "".join(line.format(i, 0.1 * i) for i in (1, 3, 2))
+    (tmp_path / "metrics.jsonl").write_text(text[: -len(line)])
+    assert read_use(tmp_path) is None
+    (tmp_path / "metrics.jsonl").write_text(text)
+    assert read_use(tmp_path) == GpuUse(3.0, pytest.approx(0.25))

@@ -1,0 +1,142 @@
+"""The queue: claims, heartbeats and lost workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from multiprocessing import get_context
+from types import SimpleNamespace
+
+import pytest
+from campaign_helpers import make_run
+
+from reverie.campaign import queue as queues
+from reverie.campaign.queue import Queue
+
+NAMES = [f"run{number}" for number in range(30)]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the test sets, of the worker that waits."""
+    times = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(queues, "time", SimpleNamespace(monotonic=lambda: times.now))
+    return times
+
+
+def open_queue(folder, machine="") -> Queue:
+    """Open the queue as a worker, on another machine if it has a name."""
+    queue = Queue(folder, stale_seconds=60.0)
+    queue.open_worker()
+    queue._boot = machine or queue._boot
+    return queue
+
+
+def claim_all(folder, barrier, results) -> None:
+    queue = open_queue(folder)
+    statuses = queue.statuses()
+    barrier.wait()
+    claims = [queue.claim(status) for status in statuses]
+    results.put([claim.run.name for claim in claims if claim is not None])
+
+
+def states(queue: Queue) -> dict[str, str]:
+    return {status.run.name: status.state for status in queue.statuses()}
+
+
+def test_processes_never_claim_the_same_run(tmp_path):
+    Queue(tmp_path).add([make_run(name) for name in NAMES])
+    context = get_context("fork")
+    results, barrier = context.SimpleQueue(), context.Barrier(4)
+    processes = [
+        context.Process(target=claim_all, args=(tmp_path, barrier, results))
+        for _ in range(4)
+    ]
+    for process in processes:
+        process.start()
+    claimed = [name for _ in processes for name in results.get()]
+    for process in processes:
+        process.join()
+    assert sorted(claimed) == sorted(NAMES)
+
+
+def test_claim_without_heartbeat_is_taken_over_exactly_once(tmp_path, clock):
+    Queue(tmp_path).add([make_run("a")])
+    owner = open_queue(tmp_path, machine="first")
+    claim = owner.claim(owner.statuses()[0])
+    others = [open_queue(tmp_path, machine=f"other{i}") for i in range(6)]
+    for other in others:
+        assert states(other) == {"a": "running"}
+    clock.now = 59.0
+    assert owner.heartbeat(claim)
+    os.utime(claim.path, (0, 0))  # the clock of its machine is wrong
+    for other in others:
+        assert states(other) == {"a": "running"}
+    clock.now = 118.0  # 59 seconds after the heartbeat
+    assert {states(other)["a"] for other in others} == {"running"}
+    clock.now = 120.0
+    found = [other.statuses()[0] for other in others]
+    assert {status.state for status in found} == {"lost"}
+    claims = []
+    threads = [
+        threading.Thread(target=lambda q=q, s=s: claims.append(q.claim(s)))
+        for q, s in zip(others, found, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (new,) = [each for each in claims if each is not None]
+    assert new.attempt == 1
+    assert not owner.heartbeat(claim)  # it stops its run
+    owner.finish(claim, "failed", "too late")
+    assert states(others[0]) == {"a": "running"}
+    others[0].finish(new, "finished")
+    (status,) = owner.statuses()
+    assert (status.state, status.failures, len(status.attempts)) == ("finished", 0, 2)
+
+
+def test_ended_worker_of_this_machine_is_noticed_at_once(tmp_path, clock):
+    Queue(tmp_path).add([make_run("a"), make_run("b")])
+    owner, other = open_queue(tmp_path), open_queue(tmp_path)
+    claims = [owner.claim(status) for status in owner.statuses()]
+    assert states(other) == {"a": "running", "b": "running"}
+    owner.finish(claims[0], "finished")
+    owner.close_worker()  # its lock is released, as after kill -9
+    assert states(other) == {"a": "finished", "b": "lost"}
+
+
+def test_end_that_is_recorded_while_the_folder_is_read_counts(tmp_path, monkeypatch):
+    Queue(tmp_path).add([make_run("a")])
+    owner, other = open_queue(tmp_path), open_queue(tmp_path)
+    claim = owner.claim(owner.statuses()[0])
+    before = queues.is_locked
+
+    def end_now(path):
+        owner.finish(claim, "finished")
+        owner.close_worker()
+        return before(path)
+
+    monkeypatch.setattr(queues, "is_locked", end_now)
+    assert states(other) == {"a": "running"}  # and not lost
+    assert states(other) == {"a": "finished"}
+
+
+def test_claim_that_is_not_written_yet_belongs_to_its_worker(tmp_path, clock):
+    Queue(tmp_path).add([make_run("a")])
+    (tmp_path / "queue" / "a.0.claim").touch()
+    other = open_queue(tmp_path)
+    assert states(other) == {"a": "running"}
+    clock.now = 61.0
+    assert states(other) == {"a": "lost"}
+
+
+def test_damaged_files_of_the_queue_do_not_stop_a_worker(tmp_path):
+    Queue(tmp_path).add([make_run("a"), make_run("b")])
+    (tmp_path / "queue" / "a.json").write_text("{")
+    (tmp_path / "queue" / "c.json").write_text(json.dumps({"name": "../c"}))
+    (tmp_path / "queue" / "b.0.claim").write_text(json.dumps([1]))
+    (tmp_path / "queue" / "b.0.end").write_text("x")
+    (status,) = open_queue(tmp_path).statuses()
+    assert (status.run.name, status.state) == ("b", "failed")

@@ -1,0 +1,67 @@
+"""Runs in which every rank has its own environments and replay buffer."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from runs import run
+from test_updates import largest_error
+
+from reverie.api import UserError
+from reverie.datasets.readers.replay import ReplayReader
+from reverie.rows import Window
+from reverie.run import checkpoint, parts
+from reverie.run.config import resolve
+from reverie.run.folder import read_config
+from reverie.run.parts import Share
+from reverie.run.train import train
+
+SHARDED = {"replay.ranks": "sharded", "run.envs": 3, "task": "catch"}
+
+
+def resume_alone(logdir: str) -> str:
+    """Return the error of one process that resumes a run of several ranks."""
+    config = read_config(Path(logdir))
+    longer = dataclasses.replace(config.run, steps=100)
+    with pytest.raises(UserError) as error:
+        train(dataclasses.replace(config, run=longer))
+    return str(error.value)
+
+
+def test_a_sharded_run_is_resumed_exactly_by_the_same_number_of_ranks(ranks, tmp_path):
+    whole, part = str(tmp_path / "whole"), str(tmp_path / "part")
+    expected, _ = ranks.launch(2, run, whole, 60, SHARDED)
+    ranks.launch(2, run, part, 42, SHARDED)
+    assert "sharded over 2 ranks, but this command has 1" in resume_alone(part)
+    actual, _ = ranks.launch(2, run, part, 60, SHARDED)
+    assert largest_error(actual["agent"], expected["agent"]) == 0
+    assert actual["log"][-1] == expected["log"][-1]
+
+    saved = actual["checkpoint"]
+    assert checkpoint.read_part(saved, "loop")["clock"]["updates"] >= 5
+    replays = [checkpoint.read_part(saved, name) for name in ("replay", "replay_1")]
+    assert [int(each["index"]["total"]) for each in replays] == [40, 20]
+    names = ReplayReader(part).names()
+    assert {name.split("_")[0] for name in names} == {"env0", "env1", "env2"}
+
+
+def test_a_share_divides_environments_and_batches():
+    windows = {"train": Window(5, 4), "report": Window(5, 8)}
+    shares = [Share(rank, 3) for rank in range(3)]
+    assert [share.envs(4) for share in shares] == [(2, 0), (1, 2), (1, 3)]
+    assert [share.windows(windows)["train"].batch for share in shares] == [2, 2, 1]
+    assert [set(share.windows(windows)) for share in shares] == [
+        {"train", "report"},
+        {"train"},
+        {"train"},
+    ]
+
+
+def test_actors_and_a_sharded_replay_exclude_each_other(monkeypatch):
+    monkeypatch.setattr(parts, "world_size", lambda: 2)
+    with pytest.raises(UserError, match="Actors send their steps to rank 0"):
+        parts.find_share(resolve(flags={**SHARDED, "actors.count": 2}))
+    with pytest.raises(UserError, match="every rank needs an environment"):
+        parts.find_share(resolve(flags={**SHARDED, "run.envs": 1}))

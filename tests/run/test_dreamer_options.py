@@ -1,0 +1,75 @@
+"""Options of DreamerV3: runs with them resume bit for bit, settings without effect."""
+
+from __future__ import annotations
+
+import pytest
+from state_helpers import assert_same
+
+from reverie.api import UserError
+from reverie.run import checkpoint
+from reverie.run.checkpoint import Checkpoints
+from reverie.run.config import resolve
+from reverie.run.train import train
+from reverie.run.used_settings import resolve_for_command
+
+OPTIONS = {
+    "curious_replay": (["curious_replay"], {}),
+    "harmony": ([], {"dreamer.harmony": True}),
+    "prototypes": ([], {"dreamer.representation": "prototypes"}),
+    "infonce": ([], {"dreamer.representation": "infonce"}),
+    "barlow": ([], {"dreamer.representation": "barlow", "dreamer.draw": True}),
+}
+
+
+def run(path, steps, presets, flags):
+    flags = {
+        "logdir": str(path),
+        "task": "catch",
+        "run.steps": steps,
+        "run.envs": 2,
+        "run.train_ratio": 16,
+        "run.save_every": 60,
+        "run.report_every": 50,
+        "replay.capacity": 120,
+        "logger.outputs": "jsonl",
+        **flags,
+    }
+    train(resolve(["debug", "deterministic", *presets], flags=flags))
+    newest = Checkpoints(path / "ckpt").newest()
+    parts = {x: checkpoint.read_part(newest, x) for x in ("agent", "replay")}
+    parts["replay"].pop("files")
+    return parts
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, name):
+    presets, flags = OPTIONS[name]
+    whole = run(tmp_path / "whole", 160, presets, flags)
+    run(tmp_path / "split", 100, presets, flags)
+    assert_same(whole, run(tmp_path / "split", 160, presets, flags))
+
+
+def test_curious_replay_samples_in_proportion_to_priorities_only():
+    replay = resolve(["curious_replay"]).replay
+    assert (replay.fracs.uniform, replay.fracs.priority, replay.online) == (0, 1, False)
+    config = resolve(["debug", "curious_replay"])
+    assert config.dreamer.priosignal == "model"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"replay.prio.exponent": 0.5}, "curious_replay"),
+        ({"replay.recexp": 2.0}, "replay.fracs.recency"),
+        ({"dreamer.harmony_opt.lr": 0.1}, "--dreamer.harmony True"),
+    ],
+)
+def test_settings_without_effect_are_refused(flags, message):
+    with pytest.raises(UserError, match=message):
+        resolve_for_command("train", flags=flags)
+
+
+def test_a_decay_without_a_scale_is_refused():
+    flags = {"replay.prio.visit_scale": 0, "replay.prio.visit_decay": 0.5}
+    with pytest.raises(UserError, match="visit_scale"):
+        resolve_for_command("train", ["curious_replay"], flags=flags)
