@@ -8,10 +8,10 @@ from itertools import pairwise
 import numpy as np
 
 from reverie.replay.buffer import Replay
-from reverie.storage.episodes import Episode
+from reverie.spaces import Arrays
 
 
-def stored_episodes(replay: Replay, partial: bool = False) -> Iterator[Episode]:
+def stored_episodes(replay: Replay, partial: bool = False) -> Iterator[Arrays]:
     """Yield the episodes in a replay, ordered by stream and position.
 
     With `partial`, also those whose first steps were evicted or that are not over yet.

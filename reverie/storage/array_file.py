@@ -69,7 +69,7 @@ class ArrayFile:
     record: FileRecord
     layouts: dict[str, ArrayLayout]
     is_writable: bool = False
-    """True for replay segments that are still being filled (another suffix)."""
+    """True for replay segments that are still being filled, with another suffix."""
     follow_links: bool = False
     """Whether the file may be a symbolic link, as in datasets of the user."""
 
@@ -185,7 +185,8 @@ def find_corruption(
 
 
 def quarantine(directory: Path, name: str, problem: str, consequence: str) -> None:
-    """Move a damaged file to the quarantine folder and warn about it."""
+    """Move a damaged file to the quarantine folder, and warn with the text
+    `<path> <problem>. <consequence>`."""
     path = directory / name
     moved = ""
     if os.path.lexists(path):

@@ -27,9 +27,9 @@ def window_start(
 ) -> Int[np.ndarray, " B"]:
     """Return the first row of a window of `length` transitions that contains `step`.
 
-    `offset` is a random number from 0 to `length` - 1: with padding on both sides, the
-    transitions before the step; with padding on the left only, those after it, without
-    exceeding the episode. The start may be negative.
+    If `pad` is `both`, the window has `offset` transitions before `step`; if it is
+    `left`, `offset` transitions after `step`, or fewer at the end of the episode.
+    `offset` is from 0 to `length - 1`. The start may be negative (padding).
     """
     if pad == "both":
         return step - offset

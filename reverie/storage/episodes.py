@@ -22,10 +22,8 @@ from reverie.storage.atomic import fsync, make_folder
 from reverie.storage.limits import check_name
 from reverie.storage.os_errors import explain_write_errors
 
-Episode = Arrays
 
-
-def write_episode(directory: Path, name: str, episode: Episode) -> Path:
+def write_episode(directory: Path, name: str, episode: Arrays) -> Path:
     """Write one episode atomically; returns its path."""
     make_folder(directory, parents=True)
     check_name(name)
@@ -37,7 +35,7 @@ def write_episode(directory: Path, name: str, episode: Episode) -> Path:
     return path
 
 
-def read_episode(path: Path) -> Episode:
+def read_episode(path: Path) -> Arrays:
     """Read one episode; raise `ValueError` if it is corrupt."""
     try:
         record = record_from_name(path)

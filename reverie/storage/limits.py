@@ -33,23 +33,23 @@ MAX_RATIO = 100
 """A file may unpack to this many times its own size."""
 MAX_DIRECTORY_BYTES = 32 << 20
 """Maximum size of the list of members of a ZIP archive."""
-PART_BYTES = 1 << 20
+PART_BYTES = 1 << 20  # read or unpacked at once
 MAX_JSON_BYTES = 256 << 20
 MAX_YAML_BYTES = 1 << 20
 MAX_DEPTH = 64
 MAX_VALUES = 300_000
 """Maximum number of nested values; a value that is referenced twice counts twice."""
 MAX_YAML_NODES = 100_000
-"""Maximum number of keys and values in YAML; aliases count as what they refer to."""
+"""Maximum number of keys and values in YAML after aliases are expanded."""
 MAX_DIGITS = 100
 """Maximum digits of a number in YAML; the time to convert it is quadratic."""
 MAX_KEY_DIGITS = 18
 """Maximum digits of a number that is a key; larger ones may share one hash value."""
 NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 MAX_NAME_BYTES = 255
-PIPE_SECONDS = 30
+PIPE_SECONDS = 30  # maximum time to wait for the end of a pipe
 SHELL_PIPES = ("/dev/fd", "/proc/self/fd")
-_pipe_contents: dict[int, bytes] = {}
+_pipe_contents: dict[int, bytes] = {}  # by inode
 
 YamlLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The parser of libyaml if PyYAML was built with it; it is ten times as fast."""
@@ -63,7 +63,7 @@ class InvalidFile(ValueError):
 
 
 class Budget:
-    """A limit on the total size of several parts of a file."""
+    """A limit in bytes on the total size of parts of a file, named `what` in errors."""
 
     def __init__(self, limit: int, what: str):
         self.limit, self.remaining, self.what = limit, limit, what
@@ -131,7 +131,8 @@ def check_tree(
 
 
 class BoundedReader(io.BufferedReader):
-    """A file that refuses to read more than `max_read` bytes at once, if it is set."""
+    """A file that limits single reads to `max_read` bytes, if set: `zipfile` reads the
+    whole list of members, whose size the archive declares."""
 
     max_read: int | None = None
 

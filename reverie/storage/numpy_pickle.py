@@ -37,15 +37,15 @@ CONSTANTS = frozenset({_NDARRAY, _BFLOAT16})
 def parse_arrays(data: bytes, shapes_only: bool = False) -> Any:
     """Parse a pickle of plain values and numeric arrays; raise `InvalidFile`.
 
-    With `shapes_only`, all entries of an array are one shared zero.
+    With `shapes_only`, arrays have no data: see `build_without_data`.
     """
     functions = ArrayFunctions(len(data)).by_name()
     value = PickleParser(data, functions, CONSTANTS).parse()
-    return convert_tree(value, build_shape if shapes_only else build_array)
+    return convert_tree(value, build_without_data if shapes_only else build_array)
 
 
 class ArrayFunctions:
-    """Safe replacements of the functions that pickled arrays of NumPy and JAX call.
+    """Safe replacements of the functions that build arrays when pickles are loaded.
 
     `size` is the maximum number of bytes of all arrays together.
     """
@@ -87,7 +87,7 @@ class ArrayFunctions:
         self, function: Any, arguments: Any, state: Any, properties: Any
     ) -> ArrayDescription:
         if not isinstance(function, Name) or function not in _RECONSTRUCT:
-            raise InvalidFile("has an array of JAX that is not made by NumPy")
+            raise InvalidFile("has a JAX array that is not stored as a NumPy array")
         array = self._reconstruct(*arguments)
         array.set_state(state)
         return array
@@ -168,8 +168,9 @@ def build_array(description: Description) -> np.ndarray | np.generic:
     return description.build()
 
 
-def build_shape(description: Description) -> np.ndarray:
-    """Return an array of this shape whose entries are one shared zero."""
+def build_without_data(description: Description) -> np.ndarray:
+    """Return an array of this shape and type; a single zero is broadcast to all
+    entries, which takes no memory."""
     if not isinstance(description, ArrayDescription) or description.data is None:
         raise InvalidFile("has an array without data")
     return np.broadcast_to(np.zeros((), description.type.dtype), description.shape)

@@ -21,9 +21,9 @@ def _codes(names: str) -> tuple[int, ...]:
     return tuple(getattr(errno, n) for n in names.split() if hasattr(errno, n))
 
 
-FULL = _codes("ENOSPC EDQUOT EFBIG")
+FULL = _codes("ENOSPC EDQUOT EFBIG")  # disk or quota is full, or file too large
 NOT_PERMITTED = _codes("EACCES EPERM EROFS")
-EXHAUSTED = _codes("EMFILE ENFILE ENOMEM")
+EXHAUSTED = _codes("EMFILE ENFILE ENOMEM")  # too many open files, or out of memory
 FILE_INTACT = (*EXHAUSTED, errno.EACCES, errno.EPERM)
 """Codes of failed reads that do not mean that the file is damaged."""
 _MISSING = _codes("ENOENT ENOTDIR ESTALE ENODEV ENXIO")
@@ -63,18 +63,13 @@ def explain_write_errors(path: Path) -> Iterator[None]:
 
 def write_error(code: int, path: Path) -> WriteFailed:
     """Return the error that explains why `path` could not be written."""
-    reason = os.strerror(code)
-    failed: WriteFailed
+    kind, start = WriteFailed, ""
     if code in FULL:
-        failed = DiskFull(
-            f"The disk is full: {path} could not be written ({reason}). Files that "
-            f"were saved before are intact.\n  Fix: {fix_for(code, path)}"
-        )
-    else:
-        failed = WriteFailed(
-            f"{path} could not be written ({reason}). Files that were saved before "
-            f"are intact.\n  Fix: {fix_for(code, path)}"
-        )
+        kind, start = DiskFull, "The disk is full: "
+    failed = kind(
+        f"{start}{path} could not be written ({os.strerror(code)}). Files that were "
+        f"saved before are intact.\n  Fix: {fix_for(code, path)}"
+    )
     failed.errno = code
     return failed
 

@@ -21,7 +21,7 @@ MAX_PICKLE_BYTES = 16 << 30
 
 
 class Outline(NamedTuple):
-    """The format of a file and its contents."""
+    """The format of a file, and its contents without the data of arrays."""
 
     kind: str
     """Format, such as `a file of torch.save`."""

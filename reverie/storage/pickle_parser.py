@@ -1,4 +1,4 @@
-"""Parse pickles of plain values without calling anything that the file names.
+"""Parse pickles of plain values without calling the functions that a file names.
 
 `pickle.Unpickler` calls functions that the file names, with arguments from the file, so
 a list of allowed functions is safe only if each of them is safe for every argument;
@@ -43,7 +43,7 @@ _BYTES = {
     0x8E: struct.Struct("<Q"),
     0x96: struct.Struct("<Q"),
 }
-_BYTE, _INT32, _UINT64 = _TEXTS[0x8C], struct.Struct("<I"), _TEXTS[0x8D]
+_BYTE, _UINT32, _UINT64 = _TEXTS[0x8C], struct.Struct("<I"), _TEXTS[0x8D]
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,10 +346,10 @@ _OPERATIONS: dict[int, Callable[[PickleParser], None]] = {
     ord("u"): PickleParser._set_items_to_mark,
     ord("g"): lambda parser: parser._get(int(parser._digits())),
     ord("h"): lambda parser: parser._get(parser._number(_BYTE)),
-    ord("j"): lambda parser: parser._get(parser._number(_INT32)),
+    ord("j"): lambda parser: parser._get(parser._number(_UINT32)),
     ord("p"): lambda parser: parser._put(int(parser._digits())),
     ord("q"): lambda parser: parser._put(parser._number(_BYTE)),
-    ord("r"): lambda parser: parser._put(parser._number(_INT32)),
+    ord("r"): lambda parser: parser._put(parser._number(_UINT32)),
     0x94: PickleParser._memoize,
     ord("c"): PickleParser._text_global,
     0x93: PickleParser._stack_global,

@@ -33,7 +33,7 @@ from reverie.storage.numpy_pickle import (
     CONSTANTS,
     ArrayFunctions,
     build_array,
-    build_shape,
+    build_without_data,
     check_shape,
     is_size,
 )
@@ -58,9 +58,8 @@ STORAGE_DTYPES = {
     Name("torch", "BoolStorage"): torch.bool,
 }
 MAX_COPIES = 4
-"""Tensors may share a storage; all tensors together may have this many times the bytes
-of the file.
-"""
+"""Tensors may share a storage, but are copied; all tensors together may have this many
+times the bytes of the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +153,7 @@ class _Reader:
             raise InvalidFile("has compressed tensors, which torch.save does not write")
         # The sum of the sizes may exceed that of the file if members overlap.
         self.file_size = sum(member.file_size for member in members)
-        self.copies = Budget(
+        self.tensor_budget = Budget(
             MAX_COPIES * self.file_size + ALWAYS_ALLOWED_BYTES, "tensors"
         )
 
@@ -170,13 +169,13 @@ class _Reader:
         value = PickleParser(data, functions, constants, _parse_storage_id).parse()
         if keys is not None and isinstance(value, dict):
             value = {key: value[key] for key in keys if key in value}
-        return convert_tree(value, _build_without_data if shapes_only else self._build)
+        return convert_tree(value, _build_meta_tensor if shapes_only else self._build)
 
     def _build(self, description: Description) -> Any:
         if not isinstance(description, _TensorDescription):
             return build_array(description)
         flat = self._storage_tensor(description.storage)
-        self.copies.take(math.prod(description.size) * flat.itemsize)
+        self.tensor_budget.take(math.prod(description.size) * flat.itemsize)
         view = flat.as_strided(description.size, description.stride, description.offset)
         if description.storage.dtype != torch.bool:
             return view.clone()
@@ -205,9 +204,9 @@ class _Reader:
             return bytearray().join(read_parts(file))
 
 
-def _build_without_data(description: Description) -> Any:
+def _build_meta_tensor(description: Description) -> Any:
     if not isinstance(description, _TensorDescription):
-        return build_shape(description)
+        return build_without_data(description)
     return torch.empty(description.size, dtype=description.storage.dtype, device="meta")
 
 
