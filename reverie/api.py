@@ -91,7 +91,7 @@ class VecEnv(Protocol):
 
     obs_space: Spaces
     act_space: Spaces
-    waiting: np.ndarray  # (n,) bool: ended, waits for the others (`lockstep`)
+    waiting: np.ndarray  # (n,) bool: ended, idle until all have ended (lockstep)
     render_fps: float  # steps per second in real time, for videos; 0 if not known
 
     def __len__(self) -> int: ...  # number of environments
@@ -113,10 +113,10 @@ class Collector(Protocol):
     remote actors. `collect` may return no rows if the run is asked to stop.
     """
 
-    def collect(self) -> Rows: ...  # act in every environment, start the next step
+    def collect(self) -> Rows: ...  # choose actions, start the next step
     def wait(self) -> None: ...  # wait for the step that `collect` started
     def summary(self) -> Metrics: ...  # episodes that ended since the last call
-    def metrics(self) -> Metrics: ...  # of acting and of the environments
+    def metrics(self) -> Metrics: ...  # of environments and remote actors
     def state_dict(self) -> StateDict: ...  # environments, carry and last rows
     def load_state_dict(self, state: StateDict) -> None: ...
 
@@ -140,7 +140,7 @@ class Feed(Protocol):
         """Set the sampling priorities of these rows."""
 
     def count_uses(self, name: str, on: bool) -> None:
-        """Start or stop counting how often each episode is sampled."""
+        """Start or stop counting uses of episodes, which `Window.alpha` weights."""
 
 
 @runtime_checkable
@@ -149,7 +149,7 @@ class Schedule(Protocol):
 
     The default is a constant train ratio. Δ-IRIS alternates between collecting and
     training each component. `updates_due` returns few updates at a time, so that the
-    loop can log and save in between.
+    loop can log and save in between. Agent steps are rows, environment steps actions.
     """
 
     @property
@@ -168,8 +168,8 @@ class Agent(Protocol):
     """Acts in environments and trains on batches."""
 
     windows: dict[str, Window]
-    """Batches it trains on, by name. Training starts when all are available, except
-    "report", which only `report` uses."""
+    """Batches it trains on, by name. Training starts when the feed is ready for all of
+    them except "report", which only `report` uses."""
     extras: Spaces
     """What `policy` returns for the replay to store with every row."""
     schedule: Schedule | None
@@ -204,7 +204,7 @@ class Rollout(NamedTuple):
 class WorldLoss(NamedTuple):
     """Losses of a world model, named and unreduced."""
 
-    losses: dict[str, Tensor]  # each (B, T)
+    losses: dict[str, Tensor]  # each (B, T), or a scalar per batch
     states: State  # posterior states (B, T, ...)
     metrics: Metrics
 

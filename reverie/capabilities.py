@@ -65,8 +65,8 @@ class HasEpisodeLosses(Protocol):
     def episode_losses(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """Return named losses `(B, T)` and a mask of the rows that count.
 
-        Each sequence starts at the first row of an episode; the batch key `mask` marks
-        rows that are not padding. No gradient, and a row does not depend on later rows.
+        Sequences start at the first row of an episode; `batch["mask"]` is False for
+        padding. Losses have no gradient and do not depend on later rows.
         """
 
 
@@ -82,12 +82,12 @@ class Profilable(Protocol):
 class CountsEpochs(Protocol):
     """A schedule of epochs: each collects data and then trains on it.
 
-    Progress, checkpoint names and `run.clock epochs` use it. `AgentConfig.epochs` is
-    the number of epochs.
+    The progress display, checkpoint names and the setting `run.clock: epochs` use it.
+    `AgentConfig.epochs` is the number of epochs.
     """
 
     @property
-    def last_epoch(self) -> int: ...  # of the last action or update; 0 before the first
+    def last_epoch(self) -> int: ...  # epoch of the last action or update; 0 if none
     @property
     def collected_epochs(self) -> int: ...  # epochs whose data is collected
     @property
@@ -190,7 +190,7 @@ class FindsBoundaries(Agent, Protocol):
 
 @runtime_checkable
 class ProfilableWorld(Protocol):
-    """A world whose loss can be run section by section, for `reverie bench`."""
+    """A world whose loss `reverie bench` times in parts (`worlds/rssm/sections.py`)."""
 
     def sections(self, state: State, batch: Batch, rng: Any) -> dict[str, Any]: ...
 
@@ -232,7 +232,7 @@ class PolicyWorldModelEnv(WorldModelEnv, Protocol):
     """A world model that continues from the carry of its agent's policy."""
 
     def resume(self, carry: Carry, context: Batch) -> Any:
-        """Return the state after real rows, from the policy's carry there."""
+        """Return the state after real rows, given the policy's carry after them."""
 
     def act(self, state: Any, greedy: bool = False) -> Action:
         """Choose actions `(N, ...)` with the agent's policy in a state of `resume`."""
@@ -263,7 +263,7 @@ class InspectableWorldModelEnv(PolicyWorldModelEnv, Protocol):
         """Return the predictions in a state of `resume`, for the first rollout."""
 
     def inspect_policy(self, carry: Carry) -> StateInspection:
-        """Return the predictions for the carry of the policy, for the first entry."""
+        """Return the predictions for the first environment in a carry of the policy."""
 
     def observation_kl(self, carry: Carry, row: Obs) -> float | None:
         """Return the KL divergence from posterior to prior in a new row, in nats.
@@ -381,7 +381,7 @@ class UnusedSetting(NamedTuple):
     reason: str
     """Why it has no effect: a clause, without a period."""
     instead: str = ""
-    """What to type instead, with `{value}` for its value; empty to leave it out."""
+    """Suggested fix, with `{value}` for the given value; empty to remove the flag."""
 
 
 @dataclass(frozen=True)
@@ -394,9 +394,9 @@ class AgentConfig:
     importers: ClassVar[tuple[str, ...]] = ()
     """Objects `package.module:NAME` of the class `reverie.convert.importer.Importer`,
     which read checkpoints of other implementations of the agent."""
-    resumable: ClassVar[tuple[str, ...]] = ()
+    changeable_on_resume: ClassVar[tuple[str, ...]] = ()
     """Settings (in this dataclass) that may change when a run is resumed."""
-    plugins: ClassVar[tuple[str, ...]] = ()
+    plugin_settings: ClassVar[tuple[str, ...]] = ()
     """Settings whose value may be a class, `package.module:Class`, such as a world."""
     reconstruction_setting: ClassVar[str] = ""
     """Setting that selects the reconstruction loss. A sequence dataset sets it to the
@@ -484,7 +484,7 @@ class ImportedEncoder(NamedTuple):
 
     architecture: str
     """Its name in `nets/encoders.py`."""
-    config: Any
+    config: Any  # its settings, such as `EncoderConfig`
     agent: str
     """Agent that can load the world model of the checkpoint."""
 

@@ -68,7 +68,7 @@ class UnknownSetting(ConfigError):
 
 
 def resolve(schema: type[T], layers: Iterable[tuple[str, Layer]]) -> T:
-    """Apply `(origin, layer)` pairs to the defaults of a dataclass, the last one wins.
+    """Apply `(origin, layer)` pairs to the defaults of a dataclass; later pairs win.
 
     The origin is named in error messages, for example "the file my.yaml".
     """
@@ -78,7 +78,7 @@ def resolve(schema: type[T], layers: Iterable[tuple[str, Layer]]) -> T:
 
 
 def flatten(config: Any, prefix: str = "", separator: str = ".") -> dict[str, Any]:
-    """All values of a config or of nested dicts, by dotted name."""
+    """Return all values of a config or of nested dicts, by dotted name."""
     tree = config if isinstance(config, dict) else dataclasses.asdict(config)
     values: dict[str, Any] = {}
     for name, value in tree.items():
@@ -90,7 +90,7 @@ def flatten(config: Any, prefix: str = "", separator: str = ".") -> dict[str, An
 
 
 def dump(config: Any) -> str:
-    """The config as YAML, which `resolve` can read back."""
+    """Return the config as YAML, which `resolve` can read."""
     tree = dataclasses.asdict(config)
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 
@@ -109,7 +109,7 @@ def check_minimum(config: Any, prefix: str = "", **minima: float) -> None:
 
 
 def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
-    """`(old, new)` values of the settings that differ; a missing one is None."""
+    """Return `(old, new)` values of settings that differ; None if one is missing."""
     a, b = flatten(old), flatten(new)
     names = [*a, *(name for name in b if name not in a)]
     return {n: (a.get(n), b.get(n)) for n in names if a.get(n) != b.get(n)}
@@ -127,7 +127,7 @@ def values_in(schema: type, layers: Iterable[tuple[str, Layer]]) -> dict[str, An
 
 
 def names_in(schema: type, layers: Iterable[tuple[str, Layer]]) -> set[str]:
-    """Names of the settings that `(origin, layer)` pairs set."""
+    """Return the names of the settings that `(origin, layer)` pairs set."""
     return set(values_in(schema, layers))
 
 
@@ -136,7 +136,7 @@ MIN_SIMILARITY = 0.75
 
 
 def suggest(name: str, options: Collection[str]) -> str:
-    """` Did you mean X?` with a similar option, or an empty string if none is similar.
+    """Return ` Did you mean X?` with the most similar option; empty if none is similar.
 
     Options with the same last part are preferred: `units` suggests `enc.units`. For
     other options, the last part must be similar, too, because the names of settings in
@@ -291,14 +291,14 @@ class Setting:
         try:
             return _cast(value, self.type)
         except (TypeError, ValueError):
-            fix = self._repeat(value) or example(self.default, _any_value(self.type))
+            fix = self._repeated(value) or example(self.default, _example_of(self.type))
             raise ConfigError(
                 f"{name} must be {_describe_type(self.type)}, not {value!r} ({origin})."
                 f"\n  Fix: --{name} {fix}"
             ) from None
 
-    def _repeat(self, value: Any) -> str:
-        """Repeat a single value for every item of a list of fixed length.
+    def _repeated(self, value: Any) -> str:
+        """Return the value once per item, if the setting is a list of fixed length.
 
         Empty if the setting is not such a list, or its items have other types.
         """
@@ -313,7 +313,7 @@ class Setting:
 
 @functools.cache
 def settings_of(schema: Any) -> dict[str, Setting]:
-    """All settings of a dataclass by dotted name."""
+    """Return all settings of a dataclass, by dotted name."""
     settings: dict[str, Setting] = {}
     types_ = _field_types(typing.cast(Hashable, schema))
     defaults = schema()
@@ -336,7 +336,7 @@ def settings_of(schema: Any) -> dict[str, Setting]:
 
 @functools.lru_cache(maxsize=512)
 def _field_types(schema: Any) -> dict[str, Any]:
-    """Return the types of the fields; evaluating them from strings is slow."""
+    """Return the types of the fields; cached, because evaluating them is slow."""
     return typing.get_type_hints(schema)
 
 
@@ -383,7 +383,7 @@ def is_pattern(name: str) -> bool:
 
 
 def matching_names(name: str, settings: Collection[str], origin: str) -> list[str]:
-    """The settings that a name or pattern refers to; an error if there are none."""
+    """Return the settings that a name or pattern refers to; raise if there are none."""
     if is_pattern(name):
         try:
             matches = select_names(name, settings)
@@ -469,7 +469,7 @@ def _cast_int(value: int | float | str) -> int:
 
 
 def _describe_type(type_: Any) -> str:
-    """The type in the words of an error message."""
+    """Return a type in words, for error messages."""
     origin, arguments = typing.get_origin(type_), typing.get_args(type_)
     if origin is Literal:
         return "one of " + ", ".join(str(option) for option in arguments)
@@ -484,7 +484,7 @@ def _describe_type(type_: Any) -> str:
     return words.get(type_, str(type_))
 
 
-def _any_value(type_: Any) -> str:
+def _example_of(type_: Any) -> str:
     """Return an example of a value, for settings whose default is empty."""
     kinds = (type_, *typing.get_args(type_))
     words = {int: "1", float: "1.0", bool: "True", str: "NAME"}

@@ -1,8 +1,8 @@
 """Regular expressions in settings, evaluated in bounded time.
 
-Python's engine backtracks: `(a+)+b` takes years on thirty letters. A pattern that
-cannot take long is evaluated directly, which includes all presets. Others are evaluated
-in a child process that is ended after a few seconds.
+Python's engine backtracks: `(a+)+b` takes years on thirty letters. Patterns that cannot
+take long, such as those of all presets, are evaluated in this process; others in a
+child process that is ended after a few seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Method = Literal["fullmatch", "match", "search"]
 MAX_LENGTH = 1000
 """Maximum number of characters of a pattern."""
 MAX_PATHS = 20_000
-"""Patterns with at most this many ways to match a name are evaluated directly."""
+"""Patterns with at most this many ways to match a name run in this process."""
 NAME_LENGTH = 60
 """Typical length of the name of a setting, metric or parameter."""
 MAX_SECONDS = 5.0
@@ -95,6 +95,6 @@ def _find_in_child(pattern: str, names: list[str], method: Method) -> list[bool]
         raise UserError(
             f"The regular expression {pattern!r} takes too long.\n  Fix: write it "
             "without repetitions inside of repetitions, such as (a+)+, and with fewer "
-            "of `.*` and `|`."
+            "`.*` and `|`."
         ) from None
     return [bool(found) for found in json.loads(process.stdout)]

@@ -22,7 +22,7 @@ from reverie.api import UserError
 PLAY_PACKAGES = ("starlette", "uvicorn", "websockets")
 """Packages of the extra `play`."""
 MAX_MESSAGE = 500
-"""Characters of the message of an error that are shown."""
+"""Maximum number of characters of an error message that are shown."""
 
 
 def is_plugin(name: str) -> bool:
@@ -85,7 +85,7 @@ def import_object(name: str, flag: str) -> Any:
 
 
 def add_current_folder(module_name: str) -> None:
-    """Add the current folder to `sys.path`, unless a module is part of Reverie."""
+    """Add the current folder to `sys.path`, unless the module is part of Reverie."""
     folder = str(Path.cwd())
     if not module_name.startswith("reverie.") and folder not in sys.path:
         sys.path.insert(0, folder)
@@ -102,7 +102,7 @@ def is_failure(error: BaseException) -> bool:
 
 
 def _is_ctrl_c(error: KeyboardInterrupt) -> bool:
-    """True if a handler of the signal raised the error.
+    """True if the handler of SIGINT raised the error.
 
     Python's default handler has no frame; with it, every KeyboardInterrupt counts as
     Ctrl-C.
@@ -157,10 +157,10 @@ def missing_packages(names: Sequence[str]) -> list[str]:
 
 
 def install_command(extra: str) -> str:
-    """Return the shell command that installs an extra, from the clone if there is one.
+    """Return the shell command that installs an extra.
 
-    The package is not in a package index. Without a clone, its name is enough, because
-    pip finds the installed version.
+    The package is not in a package index, so the command uses the clone, if there is
+    one. Without a clone, pip adds the extra to the installed package.
     """
     clone = Path(__file__).resolve().parents[1]
     if not (clone / "pyproject.toml").is_file():

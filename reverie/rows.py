@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 MAX_PUT_BACK = 64
-"""Number of batches that can be returned to a feed with `put_back`, last one first."""
+"""Maximum number of unused batches that a feed takes back with `put_back`."""
 
 
 @dataclass(frozen=True)

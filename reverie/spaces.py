@@ -24,7 +24,7 @@ FLAGS = ("reward", "is_first", "is_last", "is_terminal")
 """Keys that every observation has: the reward and the flags of the episode."""
 
 RESERVED = (*FLAGS, "stepid", "consec", "reset")
-"""Keys that an environment cannot use for its own observations."""
+"""Keys that an environment cannot use; `reset` is an action key of DreamerV3."""
 
 SUCCESS = "log/success"
 """1 in steps in which the task is solved and 0 in others; -1 if it is not reported."""
@@ -52,10 +52,9 @@ class Space:
     Integer spaces exclude `high`, like `range`. An integer or bool space that is not an
     image is discrete. Bounds are scalars or arrays of the given shape.
 
-    A continuous action without `native` is in the environment's own units. After it was
-    rescaled to [-1, 1], `native` holds its `(low, high)` bounds in the environment's
-    own units. They are infinite for entries that are not rescaled, and for entries that
-    were rescaled from bounds that are not known.
+    For an action that is rescaled to [-1, 1], `native` holds the `(low, high)` bounds
+    in the environment's own units. They are infinite for entries that are not rescaled,
+    or whose own bounds are unknown. Without `native`, values are in those units.
 
     `source` is set if the environment has this value in another form, such as in a
     nested space (`to_nested`). It does not affect whether two spaces are equal.
@@ -269,7 +268,7 @@ def spaces_from_json(pairs: list[list[Any]]) -> Spaces:
                     raise ValueError(f"{key!r} has the shape {space['shape']}")
         return {str(key): Space.from_json(space) for key, space in pairs}
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError) as error:
-        raise ValueError(f"no description of spaces: {error}") from None
+        raise ValueError(f"not a valid description of spaces: {error}") from None
 
 
 def agent_obs_space(obs_space: Spaces) -> Spaces:

@@ -313,7 +313,7 @@ def check_unchanged(old: Config, new: Config, logdir: Path) -> None:
     agent = settings_name(new.agent)
     resumable = (
         *RESUMABLE_SETTINGS,
-        *(f"{agent}.{name}" for name in new.agent_config.resumable),
+        *(f"{agent}.{name}" for name in new.agent_config.changeable_on_resume),
     )
     changed = {
         key: values

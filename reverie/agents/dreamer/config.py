@@ -135,7 +135,7 @@ REPRESENTATION_LOSSES = {
 """Names of the losses of each representation. Losses of the decoder are named after
 observation keys."""
 
-ACTOR_CRITIC_TRAINING = (
+ACTOR_CRITIC_SETTINGS = (
     *("imag_last", "imag_length", "imag_loss.", "repl_loss.", "ac_grads"),
     *("retnorm.", "valnorm.", "advnorm.", "slowvalue.", "repval_loss", "repval_grad"),
     *("loss_scales.policy", "loss_scales.value", "loss_scales.repval"),
@@ -158,7 +158,7 @@ class DreamerConfig(AgentConfig):
         *("intrinsic", "extrinsic", "target", "offset", "action_conditioned", "log"),
         *("ensemble.", "retnorm."),
     )
-    plugins: ClassVar[tuple[str, ...]] = ("world",)
+    plugin_settings: ClassVar[tuple[str, ...]] = ("world",)
     batch_settings: ClassVar[tuple[tuple[str, ...], ...]] = (
         ("batch_size", "batch_length", "imag_length"),
     )
@@ -176,7 +176,7 @@ class DreamerConfig(AgentConfig):
     """Consecutive batches from one sampled sequence; the latent state is carried over
     between them."""
     consec_report: int = 1
-    """The same, for reports."""
+    """Same as `consec_train`, for reports."""
     replay_context: int = 1
     """Steps before each sequence whose stored latent states initialize it; 0 starts
     from the state that is carried over from the preceding batch."""
@@ -314,39 +314,39 @@ class DreamerConfig(AgentConfig):
         others = [name for name in WORLDS if name != self.world]
         if self.world not in WORLDS:  # may use their settings
             others = []
-        names = [UnusedSetting(f"dreamer.{name}.", world) for name in others]
+        unused = [UnusedSetting(f"dreamer.{name}.", world) for name in others]
         if self.actor_critic == "dreamerv3":
             reason = "the actor-critic is 'dreamerv3'"
-            names.append(UnusedSetting("dreamer.dreamerv3_torch_ac.", reason))
+            unused.append(UnusedSetting("dreamer.dreamerv3_torch_ac.", reason))
         optimizers = f"the optimizers are {self.optimizers!r}"
         if self.optimizers == "joint":
             instead = "--dreamer.opt.lr sets the learning rate."
-            unused = ["world_opt.", "actor_opt.", "critic_opt."]
+            groups = ["world_opt.", "actor_opt.", "critic_opt."]
         else:
             instead = (
                 "--dreamer.world_opt.lr sets the learning rate of the world model."
             )
-            unused = ["opt."]
+            groups = ["opt."]
             reason = "with separate optimizers, the actor-critic does not train the "
-            names.append(UnusedSetting("dreamer.ac_grads", f"{reason}world model"))
-        names += [UnusedSetting(f"dreamer.{x}", optimizers, instead) for x in unused]
-        names += self._unused_by_representation()
+            unused.append(UnusedSetting("dreamer.ac_grads", f"{reason}world model"))
+        unused += [UnusedSetting(f"dreamer.{x}", optimizers, instead) for x in groups]
+        unused += self._unused_by_representation()
         if not self.harmony:
             fix = "add --dreamer.harmony True."
             reason = "the losses have no learned scales"
-            names.append(UnusedSetting("dreamer.harmony_opt.", reason, fix))
+            unused.append(UnusedSetting("dreamer.harmony_opt.", reason, fix))
         if not self.behaviour:
             reason = "only the world model is trained"
             fix = "add --dreamer.behaviour True."
-            names += [
+            unused += [
                 UnusedSetting(f"dreamer.{name}", reason, fix)
-                for name in ACTOR_CRITIC_TRAINING
+                for name in ACTOR_CRITIC_SETTINGS
             ]
-        return tuple(names)
+        return tuple(unused)
 
     def _unused_by_representation(self) -> list[UnusedSetting]:
         reason = f"the representation is {self.representation!r}"
-        names = [
+        unused = [
             UnusedSetting(
                 f"dreamer.loss_scales.{loss}",
                 reason,
@@ -358,13 +358,13 @@ class DreamerConfig(AgentConfig):
         ]
         if self.representation == "decoder":
             fix = "remove --dreamer.draw: there is a decoder without it."
-            names.append(UnusedSetting("dreamer.draw", reason, fix))
+            unused.append(UnusedSetting("dreamer.draw", reason, fix))
         elif not self.draw:
             fix = "add --dreamer.draw True."
             reason += ", so there is no decoder"
             for name in ("dec.", "loss_scales.rec"):
-                names.append(UnusedSetting(f"dreamer.{name}", reason, fix))
-        return names
+                unused.append(UnusedSetting(f"dreamer.{name}", reason, fix))
+        return unused
 
     @property
     def discount(self) -> float:
@@ -374,11 +374,11 @@ class DreamerConfig(AgentConfig):
     def training_memory(self) -> int:
         """Approximate bytes of GPU memory in training, for images of 64 x 64 pixels.
 
-        Fitted to measurements of the sizes of the paper in bfloat16 with CUDA graphs
-        (`benchmarks/speed/growth.json`), which it matches within 6 %. In these sizes,
-        the number of parameters is 160 times the square of the number of units. For
-        built-in world models, `equivalent_units` is the number of units of the size
-        whose dynamics have about as many weights.
+        Fitted to measurements of the size presets in bfloat16 with CUDA graphs
+        (`benchmarks/speed/growth.json`), which it matches within 6 %. A size preset
+        with n units has about 160 n ** 2 parameters. For other sizes of a built-in
+        world model, n is that of the preset with as many weights in the dynamics
+        (`equivalent_units`).
         """
         units, steps = self.value.units, self.batch_size * self.batch_length
         if self.world in WORLDS:

@@ -44,7 +44,7 @@ class ComponentTrainingConfig:
     proportional to (1 + n) ** -alpha after n uses; 0 for uniform sampling."""
 
     def check(self, component: str) -> None:
-        """Raise if a setting is not valid."""
+        """Raise if a setting is invalid; `component` is named in the message."""
         prefix = f"iris.training.{component}."
         check_minimum(self, prefix, batch=1, accumulate=1, steps=0, first_steps=0)
         check_minimum(self, prefix, start_after=0, alpha=0)
@@ -69,8 +69,8 @@ class SequenceTrainingConfig(ComponentTrainingConfig):
     """Frames per sequence."""
 
     def check(self, component: str) -> None:
-        super().check(component)  # a transition needs two frames
-        check_minimum(self, f"iris.training.{component}.", length=2)
+        super().check(component)
+        check_minimum(self, f"iris.training.{component}.", length=2)  # one transition
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class IrisConfig(AgentConfig):
         ("training.world_model.batch", "training.world_model.length"),
         ("training.actor_critic.batch", "actor_critic.horizon"),
     )
-    resumable: ClassVar[tuple[str, ...]] = (
+    changeable_on_resume: ClassVar[tuple[str, ...]] = (
         "schedule.epochs",
         "schedule.collect_epochs",
     )
@@ -223,7 +223,7 @@ class IrisConfig(AgentConfig):
             "--iris.schedule.steps sets the environment steps per epoch, and "
             "--iris.training.world_model.steps the updates of a component."
         )
-        first = "--iris.training.world_model.first_steps sets the updates of an epoch."
+        first = "--iris.training.world_model.first_steps sets the updates of epoch 1."
         return (
             UnusedSetting("run.train_ratio", reason, fix),
             UnusedSetting("run.pretrain", reason, first),

@@ -67,7 +67,7 @@ def convert_options(
     agent = config_from_original(options["agent"])
     changed = differences(DreamerConfig(), agent)
     settings |= {f"dreamer.{name}": new for name, (_, new) in changed.items()}
-    plugins = {"task", *(f"dreamer.{name}" for name in DreamerConfig.plugins)}
+    plugins = {"task", *(f"dreamer.{name}" for name in DreamerConfig.plugin_settings)}
     return {k: v for k, v in settings.items() if k not in plugins or ":" not in str(v)}
 
 
