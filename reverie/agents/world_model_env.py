@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,17 +19,18 @@ from reverie.nets.rng import Rng
 from reverie.nets.tree import tree_map
 from reverie.spaces import Space, Spaces, agent_obs_space
 from reverie.worlds.iris.world import IrisState, IrisWorld
+from reverie.worlds.latent import eval_mode
 
 LatentPolicy = Callable[[Any, Rng, bool], dict[str, Tensor]]
-"""Chooses actions in latent states; True selects the most probable actions."""
+"""Maps latent states, a generator and `greedy` to actions (greedy: most probable)."""
 
 
 class LatentWorldModelEnv:
     """WorldModelEnv of an `api.LatentWorld`.
 
     States are inferred from the context and then predicted with the prior. A rollout is
-    terminal when the continue probability is below 0.5. `act` chooses actions in a
-    state. The carry of the agent's policy must have the fields `state` and `prevact`.
+    terminal when the continue probability is below 0.5. The carry of the agent's policy
+    must have the fields `state` and `prevact`.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class LatentWorldModelEnv:
         act: LatentPolicy | None = None,
         inspect: Callable[[Tensor], StateInspection] | None = None,
     ):
-        """`inspect` returns the predictions of actor and critic for features."""
+        """`inspect` returns the outputs of actor and critic for features."""
         self.world, self.device, self._act = world, device, act
         self._inspect = inspect
         self.obs_space, self.act_space = agent_obs_space(obs_space), act_space
@@ -73,7 +73,7 @@ class LatentWorldModelEnv:
     @torch.no_grad()
     def step(self, state: Any, action: Action) -> tuple[Any, Obs]:
         actions = {key: self._tensor(value) for key, value in action.items()}
-        with _eval_mode(self.world):
+        with eval_mode(self.world):
             rollout = self.world.imagine(state, lambda _: actions, 1, self.rng)
         states = tree_map(lambda x: x[:, 1:], rollout.states)
         reward, cont = self.world.reward_and_cont(self.world.features(states))
@@ -165,7 +165,7 @@ class IrisWorldModelEnv:
         self.act_space = act_space
         self.obs_space = {world.key: obs_space[world.key]}
         ((self.action, space),) = act_space.items()
-        self.low = int(space.low)
+        self.lowest_action = int(space.low)
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
@@ -177,9 +177,9 @@ class IrisWorldModelEnv:
 
     @torch.no_grad()
     def begin(self, context: Batch) -> ImaginedIrisState:
-        blocks = self.world.dynamics.config.transformer.blocks
-        image = torch.as_tensor(np.asarray(context[self.world.key]))[:, -blocks:]
-        actions = self._index(context[self.action])[:, -blocks:-1]
+        frames = self.world.dynamics.config.transformer.blocks  # longest context
+        image = torch.as_tensor(np.asarray(context[self.world.key]))[:, -frames:]
+        actions = self._index(context[self.action])[:, -frames:-1]
         state = self.world.state_from_frames(image.to(self.device), actions)
         return ImaginedIrisState(state, None)
 
@@ -210,15 +210,15 @@ class IrisWorldModelEnv:
         probs = logits.softmax(-1)
         index = logits.argmax(-1) if greedy else self.rng.categorical(probs)
         dtype = self.act_space[self.action].dtype
-        return {self.action: (index.cpu().numpy() + self.low).astype(dtype)}
+        return {self.action: (index.cpu().numpy() + self.lowest_action).astype(dtype)}
 
     def latent(self, state: ImaginedIrisState) -> dict[str, Tensor]:
         assert state.lstm is not None, "a state of `begin` has no LSTM state"
         return state.lstm._asdict()
 
     def inspect(self, state: ImaginedIrisState) -> StateInspection:
-        cache, block = state.world.cache, self.world.dynamics.tokens_per_step
-        context = (cache.size // block, cache.keys.shape[-2] // block)
+        cache, tokens = state.world.cache, self.world.dynamics.tokens_per_step
+        context = (cache.size // tokens, cache.keys.shape[-2] // tokens)
         if state.lstm is None:
             return StateInspection(context=context)
         return self._inspect_lstm(state.lstm)._replace(context=context)
@@ -242,21 +242,8 @@ class IrisWorldModelEnv:
 
     def _index(self, action: Any) -> Tensor:
         """Convert actions of the environment to indices from 0."""
-        index = torch.as_tensor(np.asarray(action)).long() - self.low
+        index = torch.as_tensor(np.asarray(action)).long() - self.lowest_action
         return index.to(self.device)
-
-
-@contextlib.contextmanager
-def _eval_mode(world: Any) -> Iterator[None]:
-    """Put a world into eval mode, so that VTA adds no noise to its boundary logits."""
-    if not world.training:
-        yield
-        return
-    world.eval()
-    try:
-        yield
-    finally:
-        world.train()
 
 
 def _to_space(value: Tensor, space: Space) -> np.ndarray:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -31,6 +32,19 @@ REPRESENTATIONS: dict[str, Callable[..., Representation]] = {
 """Representations without a decoder, by the name in `dreamer.representation`."""
 
 
+@contextlib.contextmanager
+def eval_mode(world: Any) -> Iterator[None]:
+    """Put a world into eval mode, so that VTA adds no noise to its boundary logits."""
+    if not world.training:
+        yield
+        return
+    world.eval()
+    try:
+        yield
+    finally:
+        world.train()
+
+
 @dataclass(frozen=True)
 class WorldNetworks:
     """Configs of the networks other than the latent dynamics, and loss options."""
@@ -40,7 +54,7 @@ class WorldNetworks:
     rewhead: HeadConfig
     conhead: HeadConfig
     discount: float
-    """Target of the continuation head at non-terminal steps, so that its prediction
+    """Target of the continue head at non-terminal steps, so that its prediction
     includes the discount."""
     reward_grad: bool
     """Backpropagate the reward loss into the latent state."""
@@ -48,8 +62,8 @@ class WorldNetworks:
     """Loss that trains the latent state: the reconstruction of observations by a
     decoder, or one of `REPRESENTATIONS`."""
     draw: bool = False
-    """With a representation other than `decoder`, also train a decoder, without
-    gradients for the latent state, in order to draw predictions."""
+    """With a representation other than `decoder`, also train a decoder to show
+    predictions; its loss has no gradients for the latent state."""
 
     @property
     def has_decoder(self) -> bool:
@@ -57,7 +71,7 @@ class WorldNetworks:
 
 
 class LatentWorldBase(nn.Module):
-    """Encoder, dynamics, decoder, reward and continuation head of a world model.
+    """Encoder, dynamics, decoder, reward and continue head of a world model.
 
     `config` is the config of the dynamics. Networks compute in `dtype`. Subclasses that
     pass the embedding to `prediction_losses` can be trained without a decoder.
@@ -69,7 +83,7 @@ class LatentWorldBase(nn.Module):
     Dynamics: ClassVar[Callable[..., nn.Module]]
     """Class of the dynamics; takes encoder width, action space and config."""
     Head: ClassVar[Callable[..., nn.Module]] = Head
-    """Class of the reward and continuation heads; takes feature width and config."""
+    """Class of the reward and continue heads; takes feature width and config."""
 
     def __init__(
         self,
@@ -125,7 +139,7 @@ class LatentWorldBase(nn.Module):
         return self.rew(feat).pred(), self.con(feat).prob()
 
     def target_width(self, name: str) -> int:
-        """Return the size of an ensemble's target (`HasEnsembleTargets`)."""
+        """Return the size of a target of the Plan2Explore ensemble."""
         deter, stoch = self.config.feature_widths
         widths = {"deter": deter, "stoch": stoch, "embed": self.enc.width}
         return int(widths.get(name, self.width))
@@ -145,19 +159,19 @@ class LatentWorldBase(nn.Module):
         return (deter if name == "deter" else stoch).detach()
 
     def initialize_slow(self) -> None:
-        """Initialize slow copies of weights; call it after the initialization."""
+        """Copy the initial weights to their moving averages (representations)."""
         if self.representation is not None:
             self.representation.initialize_slow(self.enc)
 
-    def update_slow(self, ok: Tensor) -> None:
-        """Update slow copies of weights; `ok` is False if an update was skipped."""
+    def update_slow(self, stepped: Tensor) -> None:
+        """Update moving averages of weights, if the optimizer has `stepped`."""
         if self.representation is not None:
-            self.representation.update_slow(self.enc, ok)
+            self.representation.update_slow(self.enc, stepped)
 
     def with_augmented_views(
         self, state: Any, batch: Batch, rng: Rng
     ) -> tuple[Any, Batch]:
-        """Return state and batch with all augmented views of each sequence."""
+        """Return state and batch with each sequence once per augmented view."""
         if self.representation is None or self.representation.views == 1:
             return state, batch
         views = self.representation.views

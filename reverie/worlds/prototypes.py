@@ -29,8 +29,10 @@ from reverie.nets.tree import tree_map
 from reverie.worlds.representation import MakeEncoder, Projection, Representation
 
 PROTOTYPES, WIDTH = 2500, 32
-TEMPERATURE = 0.1
-SINKHORN_ROUNDS, SINKHORN_TEMPERATURE = 3, 0.05
+"""Number and dimension of the prototypes."""
+TEMPERATURE, SINKHORN_TEMPERATURE = 0.1, 0.05
+"""Softmax temperatures of the predictions and of the targets."""
+SINKHORN_ROUNDS = 3
 SLOW_RATE = 0.05
 """Rate of the moving average of weights (EMA) in the slow encoder."""
 FROZEN_UPDATES = 10_000
@@ -79,15 +81,15 @@ class Prototypes(Representation):
     ) -> dict[str, Tensor]:
         with torch.no_grad():
             slow = self.slow_encoder(batch, embed.dtype)
-            scores = self._scores(self.slow_from_embed(slow).float())[0]
-            targets = torch.cat([self._assign(x) for x in scores.chunk(2)])
-        by_embed, embed_norm = self._scores(self.from_embed(embed).float())
-        by_features, feature_norm = self._scores(self.from_features(feat).float())
-        other = torch.cat(targets.chunk(2)[::-1])
+            slow_scores = self._scores(self.slow_from_embed(slow).float())[0]
+            targets = torch.cat([self._assign(x) for x in slow_scores.chunk(2)])
+        embed_scores, embed_norm = self._scores(self.from_embed(embed).float())
+        feat_scores, feat_norm = self._scores(self.from_features(feat).float())
+        other_view = torch.cat(targets.chunk(2)[::-1])
         losses = {
-            "proto_swav": _cross_entropy(other, by_embed),
-            "proto_temp": _cross_entropy(targets, by_features),
-            "proto_norm": (embed_norm - 1).square() + (feature_norm - 1).square(),
+            "proto_swav": _cross_entropy(other_view, embed_scores),
+            "proto_temp": _cross_entropy(targets, feat_scores),
+            "proto_norm": (embed_norm - 1).square() + (feat_norm - 1).square(),
         }
         return {name: _without_first(loss) for name, loss in losses.items()}
 
@@ -98,19 +100,19 @@ class Prototypes(Representation):
         self.slow_from_embed.load_state_dict(self.from_embed.state_dict())
 
     @torch.no_grad()
-    def update_slow(self, encoder: nn.Module, ok: Tensor) -> None:
-        """Update the moving average of weights, unless the update was skipped."""
-        mix = torch.where(ok, SLOW_RATE, 0.0)
+    def update_slow(self, encoder: nn.Module, stepped: Tensor) -> None:
+        """Update the moving average of weights, if the optimizer has `stepped`."""
+        mix = torch.where(stepped, SLOW_RATE, 0.0)
         pairs = (
             (self.slow_encoder, encoder),
             (self.slow_from_embed, self.from_embed),
         )
-        for slow, fast in pairs:
+        for slow, current in pairs:
             old: list[Tensor] = list(slow.parameters())
-            new: list[Tensor] = list(fast.parameters())
+            new: list[Tensor] = list(current.parameters())
             torch._foreach_mul_(old, 1 - mix)
             torch._foreach_add_(old, torch._foreach_mul(new, mix))
-        self.updates.add_(ok)
+        self.updates.add_(stepped)
 
     def _scores(
         self, x: Float[Tensor, "B T W"]

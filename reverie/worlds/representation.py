@@ -5,7 +5,7 @@ embedding of the encoder (B, T, E), which gets no gradient: the encoder is train
 through the posterior. The losses of DreamerPro are in `prototypes.py`.
 
 - Barlow (R2-Dreamer, 2026): the correlation matrix of projection and embedding over all
-  rows of the batch is compared with the identity matrix.
+  rows of the batch should be the identity matrix.
 - InfoNCE: the projection of a row must identify its embedding among those of all rows.
 
 With these losses, the latent state need not represent details that do not help to
@@ -55,7 +55,7 @@ class Projection(nn.Module):
 
 
 MakeEncoder = Callable[[], Any]
-"""Makes an encoder of the class and size of the world's encoder."""
+"""Builds another encoder like that of the world."""
 
 
 class Representation(nn.Module):
@@ -76,10 +76,10 @@ class Representation(nn.Module):
         raise NotImplementedError
 
     def initialize_slow(self, encoder: nn.Module) -> None:
-        """Initialize slow copies of the encoder's weights, if there are any."""
+        """Copy the initial weights to their moving averages, if there are any."""
 
-    def update_slow(self, encoder: nn.Module, ok: Tensor) -> None:
-        """Update the slow copies after an optimizer step; not if `ok` is False."""
+    def update_slow(self, encoder: nn.Module, stepped: Tensor) -> None:
+        """Update the moving averages, if the optimizer has `stepped`."""
 
 
 class ProjectedRepresentation(Representation):

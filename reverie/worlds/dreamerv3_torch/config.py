@@ -52,7 +52,7 @@ class DreamerV3TorchConfig(LatentStateConfig):
 
     @property
     def equivalent_units(self) -> int:
-        """Units of a DreamerV3 size with about as many weights in its dynamics; used to
+        """Units of the size preset with about as many weights in its dynamics, to
         estimate the memory of training."""
         deter, stoch = self.feature_widths
         gru = 3 * deter * (self.hidden + deter)

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from reverie.nets.distributions import OneHot
-from reverie.nets.dreamerv3_torch.layers import Dense, OutputLinear
+from reverie.nets.dreamerv3_torch.layers import HiddenLinear, OutputLinear
 from reverie.nets.gaussian import Gaussian
 from reverie.nets.inputs import Concat
 from reverie.nets.rng import Rng
@@ -25,6 +25,8 @@ from reverie.worlds.rssm.dynamics import RSSMDynamics, RSSMState, update_deter
 
 
 class DreamerV3TorchDynamics(RSSMDynamics):
+    """`RSSMDynamics` with other networks; "logits" are statistics (see above)."""
+
     config: DreamerV3TorchConfig  # type: ignore[assignment]
 
     def __init__(
@@ -37,12 +39,12 @@ class DreamerV3TorchDynamics(RSSMDynamics):
         self.actions = Concat(act_space)
         if config.initial == "learned":
             self.initial_deter = nn.Parameter(torch.empty(1, deter))
-        self.input = Dense(stoch + self.actions.width, hidden, layer)
-        self.gru = Dense(hidden + deter, 3 * deter, config.gate_layer)
+        self.input = HiddenLinear(stoch + self.actions.width, hidden, layer)
+        self.gru = HiddenLinear(hidden + deter, 3 * deter, config.gate_layer)
         statistics = stoch if config.classes else 2 * stoch
-        self.prior = Dense(deter, hidden, layer)
+        self.prior = HiddenLinear(deter, hidden, layer)
         self.prior_out = OutputLinear(hidden, statistics)
-        self.posterior = Dense(deter + token_width, hidden, layer)
+        self.posterior = HiddenLinear(deter + token_width, hidden, layer)
         self.posterior_out = OutputLinear(hidden, statistics)
 
     @torch.no_grad()
@@ -61,7 +63,7 @@ class DreamerV3TorchDynamics(RSSMDynamics):
         stoch = self.mode(self.prior_logits(deter)).to(dtype)
         return RSSMState(deter.expand(batch, -1), stoch.expand(batch, -1, -1))
 
-    def _start(self, tokens: Float[Tensor, "B T E"]) -> RSSMState:
+    def _initial_values(self, tokens: Float[Tensor, "B T E"]) -> RSSMState:
         return self.initial(tokens.shape[0], tokens.dtype)
 
     def embed_action(

@@ -19,8 +19,8 @@ class QuantizerConfig:
     width: int = 64
     """Dimension of a code."""
     revive_until: int | None = 0
-    """Number of updates in which unused codes may be re-initialized; none for no limit.
-    If the codebook is about to collapse, they are re-initialized at any time."""
+    """Number of first updates in which unused codes may be re-initialized; none for no
+    limit. If the codebook is about to collapse, they always are."""
 
     def __post_init__(self) -> None:
         if self.codes < 2 or self.codes & (self.codes - 1):

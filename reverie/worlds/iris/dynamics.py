@@ -14,7 +14,8 @@ Padding frames outside the episode are embedded like all others: the attention m
 causal only, and positions are counted from the start of the segment.
 
 Shapes: `L` frames, `K` Δ-tokens per frame, `S` sequence positions, `C` codes, `P`
-positions that predict Δ-tokens, `Q` positions that predict reward and end.
+positions that predict Δ-tokens, `Q` positions that predict reward and end, `R` reward
+classes.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class TransformerDynamics(nn.Module):
         return rng.categorical(softmax(logits)).float() - 1
 
     def loss(self, segment: EpisodeSegment, tokens: Int[Tensor, "B T K"]) -> WorldLoss:
-        """Return the scaled losses of each row; T = L - 1 rows have Δ-tokens.
+        """Return the scaled losses of each row; the last of L rows has no Δ-tokens.
 
         The mean of each loss equals that of the original. As in the original, a row is
         masked only if its *own* frame is padding, not if the next frame is.

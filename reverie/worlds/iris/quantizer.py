@@ -32,7 +32,7 @@ MAX_ENTROPY_GAP = 2.0
 """Codes are revived only if the entropy is at least this many bits below its
 maximum."""
 UNUSED_SHARE = 0.1
-"""A code is unused if its usage is below this fraction of uniform usage."""
+"""A code is unused if its usage is below this fraction of the mean usage."""
 
 
 class Quantized(NamedTuple):
@@ -88,10 +88,10 @@ class Quantizer(nn.Module):
         """Update the codebook with one batch, unless a vector is not finite."""
         vectors, tokens = all_gather(vectors), all_gather(tokens)
         config, rows = self.config, len(vectors)
-        ok = torch.isfinite(vectors).all()
-        vectors = torch.where(ok, vectors, 0.0)
+        is_finite = torch.isfinite(vectors).all()
+        vectors = torch.where(is_finite, vectors, 0.0)
         codes = torch.arange(config.codes, device=tokens.device)
-        assigned = (tokens[:, None] == codes).float()  # (R, N)
+        assigned = (tokens[:, None] == codes).float()  # (R, codes)
         counts = assigned.sum(0)
         means = assigned.T @ vectors / counts.clamp(min=1)[:, None]
         codebook = self.codebook.lerp(F.normalize(means, dim=-1), CODE_RATE)
@@ -113,10 +113,10 @@ class Quantizer(nn.Module):
         usage[old] = torch.where(replaced, 1 / config.codes, usage[old])
 
         self.codebook.copy_(
-            torch.where(ok, F.normalize(codebook, dim=-1), self.codebook)
+            torch.where(is_finite, F.normalize(codebook, dim=-1), self.codebook)
         )
-        self.usage.copy_(torch.where(ok, usage, self.usage))
-        self.updates.add_(ok)
+        self.usage.copy_(torch.where(is_finite, usage, self.usage))
+        self.updates.add_(is_finite)
         return {
             "codebook_entropy": entropy_bits(usage),
             "codebook_perplexity": torch.exp2(entropy_bits(usage)),

@@ -4,8 +4,8 @@ The encoder takes a frame, the action and the next frame and outputs K Δ-tokens
 decoder reconstructs the next frame from the tokens, the frame and the action. So the
 tokens only need to encode what frame and action do not determine.
 
-Shapes: `R` transitions, `K` tokens of a transition, `F` features of a token, `r s`
-height and width of the smallest feature map.
+Shapes: `R` transitions, `K` tokens of a transition, `F` features of a token, `r s c2`
+axes of the smallest feature map.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from reverie.worlds.iris.segment import (
 )
 
 FRAME_FEATURES = SideStream("frame_features")
-"""Stream on which the decoder's features of the current frame are computed."""
+"""CUDA stream of the encoder `frame`, whose output is an input of the decoder."""
 
 
 class Tokenizer(nn.Module):
@@ -87,7 +87,7 @@ class Tokenizer(nn.Module):
     def frame_features(
         self, image: UInt8[Tensor, "R h w c"]
     ) -> Float[Tensor, "R r s c2"]:
-        """Return the features of the current frame, an input of the decoder."""
+        """Return features of the current frame, which are an input of the decoder."""
         features: Tensor = self.frame(to_float(image, self.dtype))
         return features
 

@@ -8,7 +8,7 @@ Imagination starts from real frames and has no gradients:
     state = world.state_from_frames(image, action)    # T + 1 frames and T actions
     step = world.step(state, action, rng)             # step.state.image, .reward, .end
 
-No method synchronizes with the device, so loops over them can be captured in CUDA
+No method synchronizes with the device, so loops that call them can be captured in CUDA
 graphs: the length of the KV cache, and which tokens are not yet in it, are the same for
 all sequences of a batch and stored as Python values.
 
@@ -47,7 +47,7 @@ from reverie.worlds.iris.tokenizer import FRAME_FEATURES, Tokenizer
 from reverie.worlds.rollout import stack_actions, stack_time
 
 I_TOKEN, OUTCOME = SideStream("i_token", priority=1), SideStream("outcome")
-"""Streams on which I-tokens, and rewards and ends, are computed."""
+"""CUDA streams of the I-tokens, and of rewards and ends."""
 
 
 class IrisState(NamedTuple):
@@ -67,6 +67,7 @@ class IrisState(NamedTuple):
     frame_features: Float[Tensor, "N r s c2"] | None = None  # if precomputed
 
     def fork(self) -> IrisState:
+        """Return the state with a copy of the KV cache."""
         return self._replace(cache=self.cache.clone())
 
 
@@ -225,7 +226,7 @@ class IrisWorld(nn.Module):
                 predictors.append(outputs[:, -1])
                 logits.append(dynamics.latents(predictors[-1]))
             tokens.append(rng.categorical(softmax(logits[-1])))
-        delta = torch.stack(tokens, 1)
+        delta = torch.stack(tokens, 1)  # Δ-tokens (N, K)
         wait_for(action, OUTCOME)
         if state.frame_features is not None:
             wait_for(state.image, FRAME_FEATURES)

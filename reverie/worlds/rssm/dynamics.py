@@ -41,14 +41,14 @@ class KLTerms(NamedTuple):
 class RSSMDynamics(nn.Module):
     fast_version = "reverie.worlds.rssm.fast:FastRSSMDynamics"
 
-    def __init__(self, tokens: int, act_space: Spaces, config: RSSMConfig):
+    def __init__(self, token_width: int, act_space: Spaces, config: RSSMConfig):
         super().__init__()
         self.config = config
         deter, hidden, blocks = config.deter, config.hidden, config.blocks
         stoch = config.stoch * config.classes
         self.act = activation(config.act)
         self.actions = Concat(act_space)
-        self.has_floats = not all(space.is_discrete for space in act_space.values())
+        self.has_continuous = not all(s.is_discrete for s in act_space.values())
         for i, width in enumerate((deter, stoch, self.actions.width)):
             self._add(f"dynin{i}", Linear(width, hidden), hidden)
         width = deter + 3 * hidden * blocks
@@ -56,7 +56,7 @@ class RSSMDynamics(nn.Module):
             self._add(f"dynhid{i}", BlockLinear(width, deter, blocks), deter)
             width = deter
         self.dyngru = BlockLinear(width, 3 * deter, blocks)
-        width = tokens if config.absolute else deter + tokens
+        width = token_width if config.absolute else deter + token_width
         self._add_logits("obs", width, config.obslayers)
         self._add_logits("prior", deter, config.imglayers)
 
@@ -81,14 +81,14 @@ class RSSMDynamics(nn.Module):
     def scan(
         self, state: RSSMState, tokens: Tensor, actions: Tensor, reset: Tensor, rng: Rng
     ) -> tuple[RSSMState, Tensor]:
-        """Same as `observe`, for embedded actions `(B, T, H)`; `reset`: `is_first`."""
+        """Run `observe` on embedded actions `(B, T, hidden)`; `reset` is `is_first`."""
         reset = reset[..., None]
         deters, stochs, logits = [], [], []
-        (deter, stoch), start = state, self._start(tokens)
+        (deter, stoch), initial = state, self._initial_values(tokens)
         steps = zip(tokens.unbind(1), actions.unbind(1), reset.unbind(1), strict=True)
         for token, action, is_first in steps:
-            deter = torch.where(is_first, start[0], deter)
-            stoch = torch.where(is_first[..., None], start[1], stoch)
+            deter = torch.where(is_first, initial[0], deter)
+            stoch = torch.where(is_first[..., None], initial[1], stoch)
             deter = self.core(RSSMState(deter, stoch), action)
             logit = self.posterior_logits(deter, token)
             stoch = self.sample(logit, rng)
@@ -111,17 +111,17 @@ class RSSMDynamics(nn.Module):
 
     def embed_action(
         self, action: dict[str, Tensor], reset: Bool[Tensor, "*b"] | None, like: Tensor
-    ) -> Float[Tensor, "*b H"]:
+    ) -> Float[Tensor, "*b hidden"]:
         """Embed actions in the dtype of `like`, with zero inputs where `reset`."""
         x = self.actions(action, like.dtype)
         if reset is not None:
             x = torch.where(reset[..., None], 0, x)
-        if self.has_floats:  # one-hot entries are never larger than one
+        if self.has_continuous:  # one-hot entries are never larger than one
             x = x / x.abs().clamp(min=1).detach()
         return self._layer("dynin2", x)
 
     def core(
-        self, state: RSSMState, action: Float[Tensor, "B H"]
+        self, state: RSSMState, action: Float[Tensor, "B hidden"]
     ) -> Float[Tensor, "B D"]:
         """Return the next `deter`. The GRU's reset gate scales the candidate."""
         blocks, deter = self.config.blocks, state.deter
@@ -171,11 +171,12 @@ class RSSMDynamics(nn.Module):
         """Concatenate `deter` and the flattened `stoch`."""
         return torch.cat([states.deter, states.stoch.flatten(-2)], -1)
 
-    def _start(self, tokens: Float[Tensor, "B T E"]) -> tuple[Any, Any]:
+    def _initial_values(self, tokens: Float[Tensor, "B T E"]) -> tuple[Any, Any]:
         """Return `deter` and `stoch` at the start of an episode."""
         return 0, 0
 
     def _add(self, name: str, layer: nn.Module, width: int) -> None:
+        """Add a layer and its norm as submodules, named as in the original."""
         self.add_module(name, layer)
         self.add_module(f"{name}norm", Norm(self.config.norm, width))
 

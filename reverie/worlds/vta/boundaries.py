@@ -48,19 +48,19 @@ def log_density(
     log_sample: Float[Tensor, "*b 2"],
     temperature: Float[Tensor, ""] | float,
 ) -> Float[Tensor, "*b"]:
-    """Log density of a log sample, without a term that depends only on temperature."""
+    """Return the log density of `log_sample`, up to a term of the temperature."""
     score = logits - temperature * log_sample
     return score.sum(-1) - 2 * torch.logsumexp(score, -1)
 
 
 def signed_logits(like: Float[Tensor, "*b 2"], value: float) -> Float[Tensor, "*b 2"]:
-    """Return logits `value` for UPDATE and `-value` for COPY."""
+    """Return logits that are `value` for UPDATE and `-value` for COPY."""
     plus = torch.full_like(like[..., :1], value)
     return torch.cat([plus, -plus], -1)
 
 
-def update_mask(like: Float[Tensor, "*b 2"]) -> Float[Tensor, "*b 2"]:
-    """Return masks with every flag set to UPDATE."""
+def all_update_mask(like: Float[Tensor, "*b 2"]) -> Float[Tensor, "*b 2"]:
+    """Return a mask in which all flags are UPDATE."""
     ones = torch.ones_like(like[..., :1])
     return torch.cat([ones, torch.zeros_like(ones)], -1)
 
@@ -105,6 +105,6 @@ def annealed_temperature(
 
 
 def bernoulli_entropy(probability: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-    """Entropy of a binary variable, in nats."""
+    """Return the entropy of a binary variable, in nats."""
     other = 1 - probability
     return -torch.xlogy(probability, probability) - torch.xlogy(other, other)

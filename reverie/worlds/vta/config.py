@@ -20,7 +20,7 @@ class VTAConfig:
     """
 
     context: int = 5
-    """Number of context frames before the modeled frames of a window, and after."""
+    """Context frames before the modeled frames of a window, and after them."""
     length: int = 20
     """Modeled frames of a window."""
     belief: int = 128
@@ -135,7 +135,7 @@ class RecurrentVTAConfig:
     forced_logit: float = 10.0
     """Logit of a flag forced by one of the two limits; 0 disables both limits."""
     free_nats: float = 1.0
-    """Free nats: the KL of both levels together is clipped below this value."""
+    """Free nats: the KL of both levels together is set to this value if it is lower."""
     imagination: Literal["full", "jumpy"] = "full"
     """Imagine step by step, or one step per segment."""
     imagined_boundaries: Literal["prior", "fixed", "none"] = "prior"
@@ -169,7 +169,7 @@ class RecurrentVTAConfig:
 
     @property
     def equivalent_units(self) -> int:
-        """Units of a DreamerV3 size with about as many weights in its dynamics; used to
+        """Units of the size preset with about as many weights in its dynamics, to
         estimate the memory of training."""
         hidden, (belief, stoch) = self.hidden, self.feature_widths
         upper = self.abs_belief + self.abs_stoch

@@ -25,9 +25,9 @@ from reverie.worlds.rollout import stack_time
 from reverie.worlds.vta.boundaries import (
     COPY,
     UPDATE,
+    all_update_mask,
     sample_flags,
     signed_logits,
-    update_mask,
 )
 from reverie.worlds.vta.config import RecurrentVTAConfig
 
@@ -38,12 +38,14 @@ NORM = "layer1em3"
 
 
 class RecurrentVTAState(NamedTuple):
+    """Upper (`abs_`) and lower (`obs_`) level, and counters of the segment limits."""
+
     abs_belief: Float[Tensor, "*b U"]
     abs_stoch: Float[Tensor, "*b Y"]
     obs_belief: Float[Tensor, "*b D"]
     obs_stoch: Float[Tensor, "*b Z"]
     length: Float[Tensor, "*b"]  # steps in the current segment
-    number: Float[Tensor, "*b"]  # segments begun so far
+    number: Float[Tensor, "*b"]  # segments since the start of the episode
     boundary: Float[Tensor, "*b"]  # 1 if this step begins a segment
 
 
@@ -114,7 +116,7 @@ class RecurrentVTADynamics(nn.Module):
         are sampled; otherwise they are the mode.
         """
         dtype = tokens.dtype
-        actions = torch.where(is_first[..., None], 0, self.embed(prevact, tokens))
+        actions = torch.where(is_first[..., None], 0, self.actions(prevact, dtype))
         noise = None
         if self.training:
             noise = self._uniform(tokens[..., :2].float(), rng)
@@ -149,22 +151,17 @@ class RecurrentVTADynamics(nn.Module):
     def imagine(
         self, rng: Rng, state: RecurrentVTAState, action: dict[str, Tensor]
     ) -> RecurrentVTAState:
-        """Return the next state, sampled from the priors."""
-        embedded = self.embed(action, state.abs_belief)
+        """Imagine one step: return the next state, sampled from the priors."""
+        vectors: Tensor = self.actions(action, state.abs_belief.dtype)
         mask = self._imagined_flags(state, rng)
         if self.config.imagination == "jumpy":
-            mask = update_mask(mask)
-        state = self.update_upper(state, mask, embedded)
+            mask = all_update_mask(mask)
+        state = self.update_upper(state, mask, vectors)
         sample = self.prior_abs(state.abs_belief).sample(rng)
         state = _replace_upper(state, mask, sample)
-        belief, _ = self.lower_belief(state, mask, embedded)
+        belief, _ = self.lower_belief(state, mask, vectors)
         stoch = self.prior_obs(belief).sample(rng).to(state.abs_belief.dtype)
         return state._replace(obs_belief=belief, obs_stoch=stoch)
-
-    def embed(self, action: dict[str, Tensor], like: Tensor) -> Float[Tensor, "*b A"]:
-        """Concatenate actions as vectors, in the dtype of `like`."""
-        embedded: Tensor = self.actions(action, like.dtype)
-        return embedded
 
     def prior_flag(self, state: RecurrentVTAState) -> Float[Tensor, "*b 2"]:
         """Return the prior logits of the next flag, within the segment limits."""

@@ -26,7 +26,7 @@ from torch import Tensor
 from reverie.api import Batch, Extras, Policy, Rollout, WorldLoss
 from reverie.nets.rng import Rng
 from reverie.spaces import Space, Spaces
-from reverie.worlds.latent import LatentWorldBase
+from reverie.worlds.latent import LatentWorldBase, eval_mode
 from reverie.worlds.rollout import rollout
 from reverie.worlds.vta.boundaries import UPDATE
 from reverie.worlds.vta.config import RecurrentVTAConfig
@@ -56,12 +56,8 @@ class RecurrentVTA(LatentWorldBase):
         The flags come from the prior if sequences have a single row, otherwise from the
         detector.
         """
-        was_training = self.training
-        self.eval()
-        try:
+        with eval_mode(self):
             return self._observe(state, batch, rng)[0]
-        finally:
-            self.train(was_training)
 
     def imagine(
         self, state: RecurrentVTAState, policy: Policy, horizon: int, rng: Rng
@@ -86,12 +82,8 @@ class RecurrentVTA(LatentWorldBase):
         self, state: RecurrentVTAState, batch: Batch, rng: Rng
     ) -> Float[Tensor, "B T"]:
         """Return the KL of the lower level plus, at boundaries, of the upper level."""
-        was_training = self.training
-        self.eval()
-        try:
+        with eval_mode(self):
             states, dists = self._observe(state, batch, rng)
-        finally:
-            self.train(was_training)
         upper = dists.post_abs.kl(dists.prior_abs)
         return states.boundary * upper + dists.post_obs.kl(dists.prior_obs)
 
@@ -174,7 +166,7 @@ def latent_losses(
 
 
 def rate_loss(probability: Float[Tensor, "*b"], rate: float) -> Float[Tensor, "*b"]:
-    """KL divergence from the boundary probability to the target rate, in nats."""
+    """Return KL(boundary probability || target rate), in nats."""
     probability = probability.clamp(1e-6, 1 - 1e-6)
     boundary = probability * torch.log(probability / rate)
     return boundary + (1 - probability) * torch.log((1 - probability) / (1 - rate))

@@ -27,7 +27,7 @@ class VTAState(NamedTuple):
 
 
 class WindowPosterior(NamedTuple):
-    """Everything inferred for a window, and the priors of the same states."""
+    """Encoder outputs, samples and distributions of a window (see `VTA.infer`)."""
 
     embed: Float[Tensor, "B T D"]
     detector_logits: Float[Tensor, "B T 2"]

@@ -52,13 +52,13 @@ from reverie.worlds.rollout import rollout
 from reverie.worlds.vta.boundaries import (
     COPY,
     UPDATE,
+    all_update_mask,
     annealed_temperature,
     bernoulli_entropy,
     limit_segments,
     log_density,
     sample_flags,
     signed_logits,
-    update_mask,
 )
 from reverie.worlds.vta.config import VTAConfig
 from reverie.worlds.vta.pixels import PixelModel
@@ -112,10 +112,10 @@ class VTA(nn.Module):
                 "  Fix: keep one image key, uint8 with shape (height, width, channels)."
             )
         (self.key,) = images
-        height, side, channels = obs_space[self.key].shape
-        if height != side:
+        height, width, channels = obs_space[self.key].shape
+        if height != width:
             raise UserError(
-                f"VTA needs square images, but {self.key!r} is {height} x {side}.\n"
+                f"VTA needs square images, but {self.key!r} is {height} x {width}.\n"
                 "  Fix: resize the recordings, for example with `reverie data convert "
                 "SRC DST --size 32 32`."
             )
@@ -125,8 +125,8 @@ class VTA(nn.Module):
         self.actions = Concat(act_space) if act_space else None
         action_width = self.actions.width if self.actions else 0
 
-        self.enc = ImageEncoder(side, channels, belief, config.bias)
-        self.dec = ImageDecoder(side, channels, belief, config.bias)
+        self.enc = ImageEncoder(width, channels, belief, config.bias)
+        self.dec = ImageDecoder(width, channels, belief, config.bias)
         self.detector = TimeConvs(belief, belief, config.layers, 2)
         self.flag_prior = nn.Linear(belief, 2)  # prior of the next boundary flag
         # three encoders: upper forward, lower forward, upper backward
@@ -164,9 +164,9 @@ class VTA(nn.Module):
         """Return the losses of the modeled frames of windows `(B, T, ...)`."""
         if self.training:
             self.updates += 1
-            limits = (self.config.temperature, self.config.min_temperature)
+            config = self.config
             temperature = annealed_temperature(
-                self.updates, *limits, self.config.anneal
+                self.updates, config.temperature, config.min_temperature, config.anneal
             )
             self.temperature.copy_(temperature)
         terms = self.elbo(batch, rng)
@@ -276,9 +276,9 @@ class VTA(nn.Module):
                 logits = logits * (self.updates > config.random_boundary_steps)
             noise = rng.uniform(logits) * (1 - 2 * UNIFORM_MARGIN) + UNIFORM_MARGIN
         mask, log_sample = sample_flags(logits, self.temperature, noise)
-        fixed = update_mask(mask[:, :context])
+        forced = all_update_mask(mask[:, :context])
         detected = mask[:, context + 1 : context + length]
-        mask = torch.cat([fixed, fixed[:, :1], detected, fixed], 1)  # (B, T, 2)
+        mask = torch.cat([forced, forced[:, :1], detected, forced], 1)  # (B, T, 2)
         abs_fwd, obs_fwd, abs_bwd = self._run_encoders(embed, mask)
 
         modeled = slice(context, context + length)
