@@ -7,7 +7,6 @@ GPUs has `--workers N` runs at the same time, by default one.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,37 +18,38 @@ from reverie.campaign.spec import CampaignConfig
 from reverie.log.jsonl import METRICS, read_lines
 from reverie.log.messages import print_message
 from reverie.log.usage import GIB
-from reverie.run.processes import visible_gpus
+from reverie.run.processes import cpu_cores, visible_gpus
 
-MEASURED_LINES = 3
-"""Lines of metrics after which the memory and utilization of a run are measured."""
-CONTEXT_GB = 1.0
-"""GPU memory of a process that PyTorch does not count: context and kernels."""
-MEMORY_SHARE = 0.9
-"""Share of the GPU memory that all runs together may use."""
+MIN_LINES = 3
+"""Lines of `metrics.jsonl` that are needed to measure the GPU usage of a run."""
+CONTEXT_GIB = 1.0
+"""GPU memory of each process that PyTorch does not count: CUDA context, kernels."""
+MEMORY_FRACTION = 0.9
+"""Fraction of the GPU memory that all runs together may use."""
 TOTAL_UTILIZATION = 2.0
 """Maximum of the sum of the utilizations of all runs on a GPU, each measured alone.
 Utilization counts the time in which any kernel runs, so its sum may exceed 1."""
-CORES_PER_RUN = 2
+MIN_CORES = 2
+"""Minimum number of CPU cores per run."""
 MAX_RUNS = 4
 """Maximum number of runs per GPU."""
 
 
-class GpuUse(NamedTuple):
-    """GPU memory and utilization of one run."""
+class GpuUsage(NamedTuple):
+    """Peak GPU memory and mean GPU utilization of one run."""
 
-    memory_gb: float
+    memory_gib: float
     utilization: float | None
-    """Fraction of the time; None if it is not known (needs `nvidia-ml-py`)."""
+    """Fraction of the time in which a kernel runs; None without `nvidia-ml-py`."""
 
 
 class GpuSharing:
-    """Chooses `slots`, the number of runs that this machine runs at the same time."""
+    """Chooses `num_slots`, the number of runs at the same time on this machine."""
 
     def __init__(self, config: CampaignConfig, device: Sequence[str] | None):
         name = device[0] if device else "auto"
         self.gpus = visible_gpus() if name == "auto" else []
-        self.uses_gpus = bool(self.gpus)  # one GPU is assigned to each slot
+        self.assigns_gpus = bool(self.gpus)  # False if --device selects one GPU
         is_cpu = not self.gpus and not name.startswith("cuda")
         if is_cpu and config.per_gpu != "auto":
             raise UserError(
@@ -62,51 +62,45 @@ class GpuSharing:
                 f"  Fix: --per-gpu {config.workers}, or --device cpu."
             )
         count = max(1, len(self.gpus))
-        self.is_final = is_cpu or config.per_gpu != "auto"
+        self.is_fixed = is_cpu or config.per_gpu != "auto"
         per_gpu = int(config.per_gpu) if config.per_gpu != "auto" else 1
-        self.slots = max(1, config.workers) if is_cpu else per_gpu * count
+        self.num_slots = max(1, config.workers) if is_cpu else per_gpu * count
 
-    def measured_slots(self, folders: Sequence[Path]) -> int:
-        """Return the number of slots, which grows once a run has been measured."""
-        if not self.is_final:
-            measured = [use for path in folders if (use := read_use(path))]
+    def update_slots(self, folders: Sequence[Path]) -> int:
+        """Return the number of slots; with `auto`, increase it after the first run."""
+        if not self.is_fixed:
+            measured = [use for path in folders if (use := read_gpu_usage(path))]
             if measured:
                 count = max(1, len(self.gpus))
                 total = torch.cuda.get_device_properties(0).total_memory / GIB
-                number = runs_per_gpu(measured, total, _cores() / count)
-                self.is_final, self.slots = True, number * count
+                number = runs_per_gpu(measured, total, cpu_cores() / count)
+                self.is_fixed, self.num_slots = True, number * count
                 print_message(f"{number} runs per GPU, after measuring the first run")
-        return self.slots
+        return self.num_slots
 
 
 def runs_per_gpu(
-    measured: Sequence[GpuUse], total_gb: float, cores_per_gpu: float
+    measured: Sequence[GpuUsage], total_gib: float, cores_per_gpu: float
 ) -> int:
     """Return the number of runs per GPU for `--per-gpu auto`.
 
     It is the smallest of four numbers, but at least 1: the runs that fit into 90 % of
     the memory; the runs whose utilizations add up to 2; one run per two CPU cores; 4.
     """
-    memory = max(use.memory_gb for use in measured) + CONTEXT_GB
-    limits = [MEMORY_SHARE * total_gb // memory, cores_per_gpu // CORES_PER_RUN]
+    memory = max(use.memory_gib for use in measured) + CONTEXT_GIB
+    limits = [MEMORY_FRACTION * total_gib // memory, cores_per_gpu // MIN_CORES]
     known = [use.utilization for use in measured if use.utilization]
     if known:
         limits.append(TOTAL_UTILIZATION // max(known))
     return max(1, min(MAX_RUNS, *map(int, limits)))
 
 
-def read_use(folder: Path) -> GpuUse | None:
-    """Return the peak memory and mean utilization of a run; None if not known yet."""
+def read_gpu_usage(folder: Path) -> GpuUsage | None:
+    """Read the GPU usage from the log of a run; None if it has too few lines."""
     lines = [x for x in read_lines(folder / METRICS) if "usage/gpu_reserved_gb" in x]
-    if len(lines) < MEASURED_LINES:
+    if len(lines) < MIN_LINES:
         return None
     memory = max(float(line["usage/gpu_reserved_gb"] or 0.0) for line in lines)
     # the first line may be written before the first update
     busy = [float(x["usage/gpu"]) for x in lines[1:] if x.get("usage/gpu") is not None]
-    return GpuUse(memory, sum(busy) / len(busy) if busy else None)
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return GpuUsage(memory, sum(busy) / len(busy) if busy else None)

@@ -34,12 +34,11 @@ STATES: tuple[RunState, ...] = (
 """Order of the states in a summary."""
 
 
-class LogTail(NamedTuple):
-    """The last entries in the logs of a run."""
+class LatestValues(NamedTuple):
+    """Simulator frames so far, and mean score of the last episodes of a run."""
 
-    frame: int = 0
+    frames: int = 0
     score: float | None = None
-    """Mean score of the last episodes."""
 
 
 class Progress:
@@ -47,9 +46,9 @@ class Progress:
 
     def __init__(self, queue: Queue, retries: int):
         self.queue, self.retries = queue, retries
-        self._states: dict[str, tuple[str, int]] = {}
-        self._lines = 0
-        self._printed = -math.inf
+        self._printed: dict[str, tuple[str, int]] = {}  # state and attempts by run
+        self._table_lines = 0  # height of the table on the terminal
+        self._summary_time = -math.inf
 
     def show(self, statuses: Sequence[RunStatus]) -> None:
         """Update the table, or print changes, and a summary every minute."""
@@ -65,22 +64,22 @@ class Progress:
         table = format_table(shown[: size.lines - 5], self.queue, self.retries)
         lines = [*table.split("\n"), self._summary(statuses)][-size.lines + 1 :]
         text = "".join(f"{line[: size.columns - 1]}\x1b[K\n" for line in lines)
-        up = f"\x1b[{self._lines}A" if self._lines else ""
+        up = f"\x1b[{self._table_lines}A" if self._table_lines else ""
         sys.stderr.write(f"{up}{text}\x1b[J")
         sys.stderr.flush()
         record_output()
-        self._lines = len(lines)
+        self._table_lines = len(lines)
 
     def _print_changes(self, statuses: Sequence[RunStatus]) -> None:
         for status in statuses:
             key = status.run.name
             state = status.state, len(status.attempts)
-            if state != self._states.get(key, ("waiting", 0)):
+            if state != self._printed.get(key, ("waiting", 0)):
                 print_message(f"{key}: {self._describe(status)}")
-            self._states[key] = state
+            self._printed[key] = state
         now = time.monotonic()
-        if now - self._printed >= SUMMARY_SECONDS:
-            self._printed = now
+        if now - self._summary_time >= SUMMARY_SECONDS:
+            self._summary_time = now
             print_message(self._summary(statuses))
 
     def _describe(self, status: RunStatus) -> str:
@@ -90,9 +89,9 @@ class Progress:
             attempt = f", attempt {count}" if count > 1 else ""
             return f"running on {last.claim.get('machine', '')}{attempt}"
         if status.state == "failed":
-            retry = "" if status.failures > self.retries else " It is started again."
+            retry = "" if status.failures > self.retries else " It will be restarted."
             return f"failed: {status.error}{retry}"
-        score = read_tail(self.queue.run_folder(status.run.name)).score
+        score = read_latest(self.queue.run_folder(status.run.name)).score
         if status.state == "finished" and score is not None:
             return f"finished, score {format_number(score)}"
         return status.state
@@ -108,9 +107,9 @@ def format_table(statuses: Iterable[RunStatus], queue: Queue, retries: int) -> s
     rows = [["run", "state", "done", "score", "time", "attempts", "machine"]]
     errors = []
     for status in statuses:
-        tail = read_tail(queue.run_folder(status.run.name))
+        latest = read_latest(queue.run_folder(status.run.name))
         frames = status.run.frames
-        share = min(1.0, tail.frame / frames) if frames else 0.0
+        share = min(1.0, latest.frames / frames) if frames else 0.0
         done = 1.0 if status.state == "finished" else share
         last = status.attempts[-1] if status.attempts else None
         rows.append(
@@ -118,7 +117,7 @@ def format_table(statuses: Iterable[RunStatus], queue: Queue, retries: int) -> s
                 status.run.name,
                 status.state,
                 f"{done:.0%}" if last else "",
-                "" if tail.score is None else format_number(tail.score),
+                "" if latest.score is None else format_number(latest.score),
                 format_seconds(status.seconds) if status.seconds else "",
                 str(len(status.attempts) or ""),
                 str(last.claim.get("machine", "")) if last else "",
@@ -138,8 +137,8 @@ def format_table(statuses: Iterable[RunStatus], queue: Queue, retries: int) -> s
     return "\n".join(line.rstrip() for line in [*lines, *errors])
 
 
-def read_tail(folder: Path) -> LogTail:
-    """Read the last frame and the last scores of a run."""
+def read_latest(folder: Path) -> LatestValues:
+    """Read the number of frames and the mean of the last scores of a run."""
     scores = _last_lines(folder / SCORES)
     values = [
         float(value)
@@ -150,7 +149,7 @@ def read_tail(folder: Path) -> LogTail:
     lines = [*scores[-1:], *_last_lines(folder / METRICS)[-1:]]
     frames = [int(line["step"]) for line in lines if isinstance(line.get("step"), int)]
     score = sum(values) / len(values) if values else None
-    return LogTail(max(frames, default=0), score)
+    return LatestValues(max(frames, default=0), score)
 
 
 def _last_lines(path: Path) -> list[dict[str, Any]]:

@@ -41,7 +41,8 @@ QUEUE, WORKERS, RUNS = "queue", "workers", "runs"
 
 Result = Literal["finished", "failed", "stopped"]
 RunState = Literal["waiting", "running", "finished", "failed", "stopped", "lost"]
-"""`stopped` and `lost`: the last attempt was stopped, or its worker disappeared."""
+"""`waiting`: no attempt yet; `lost`: the worker of the last attempt has ended or sends
+no heartbeats. Other states are those of the last attempt."""
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Identifies a machine until it reboots (Linux). The lock of a worker is tested only if
@@ -113,7 +114,7 @@ class Claim:
 
     @property
     def next_path(self) -> Path:
-        """Claim of the next attempt; it exists if this one was taken over."""
+        """Claim of the next attempt; it exists if another worker took over the run."""
         return self.path.with_name(f"{self.run.name}.{self.attempt + 1}.claim")
 
 
@@ -128,7 +129,7 @@ class Queue:
         self._lock: IO[str] | None = None
         self._boot = ""
         self._seen: dict[str, tuple[Any, float]] = {}
-        """Last content of claims of other workers, and when that was first read."""
+        """Last content of each claim of other workers, and when it was first read."""
         self._alive: set[str] = set()
         """Claims whose heartbeat or lock this process has seen."""
         self._finished: dict[str, RunStatus] = {}
@@ -187,8 +188,8 @@ class Queue:
                 self._finished[name] = status
         return list(found.values())
 
-    def is_alive(self, status: RunStatus) -> bool:
-        """True if a run is running and this process has seen its heartbeat."""
+    def has_live_worker(self, status: RunStatus) -> bool:
+        """True if the worker of a run has sent a heartbeat or holds its lock."""
         if status.state != "running":
             return False
         return f"{status.run.name}.{status.attempts[-1].number}" in self._alive
@@ -208,7 +209,7 @@ class Queue:
         return claim
 
     def heartbeat(self, claim: Claim) -> bool:
-        """Renew a claim: increase its counter; False if another worker took it over."""
+        """Write a heartbeat to a claim; False if another worker took over the run."""
         if claim.next_path.exists():
             return False
         claim.beat += 1
@@ -221,10 +222,10 @@ class Queue:
         write_file(claim.path, json.dumps(content).encode(), sync=False)
         return True
 
-    def finish(
+    def end_attempt(
         self, claim: Claim, result: Result, error: str = "", seconds: float = 0.0
     ) -> None:
-        """Record how an attempt ended, unless another worker has taken it over."""
+        """Record how an attempt ended, unless another worker has taken over the run."""
         if not claim.next_path.exists():
             content = {"result": result, "error": error, "seconds": round(seconds, 1)}
             write_json(claim.path.with_suffix(".end"), content)
@@ -251,7 +252,7 @@ class Queue:
         return "lost" if self._is_lost(status.run.name, last) else "running"
 
     def _is_lost(self, name: str, attempt: Attempt) -> bool:
-        """True if the worker of an attempt has ended, or has not changed its claim."""
+        """True if the worker of an attempt has ended or sends no heartbeats."""
         worker = str(attempt.claim.get("worker", ""))
         if worker and worker == self.worker:
             return False
@@ -289,7 +290,7 @@ def boot_id() -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read a small file; empty if it is being created or is damaged."""
+    """Read a JSON file; return {} if it is being created or is damaged."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError):

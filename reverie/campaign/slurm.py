@@ -2,10 +2,10 @@
 
     --slurm jobs=4,partition=gpu,time=240,gpus_per_node=1
 
-Each job is a worker of the campaign and ends when no runs are waiting. The process that
-submitted the jobs shows the progress. After jobs failed, were cancelled or expired, it
-submits new ones if there are more waiting runs than jobs. It may be killed and started
-again at any time; SLURM requeues jobs that reach their time limit.
+Each job is a worker of the campaign and ends when no runs are waiting. Jobs that reach
+their time limit are requeued. The process that submits the jobs shows the progress and
+replaces jobs that failed or were cancelled, as long as there are more runs to start
+than jobs. This process may be killed and started again at any time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class WorkerJob:
     spec: CampaignSpec
 
     def __call__(self) -> None:
-        worker.work(self.spec, wait=False)
+        worker.run_worker(self.spec, wait=False)
 
     def checkpoint(self) -> Any:
         """Return the job that submitit requeues when the time limit is reached."""
@@ -56,7 +56,7 @@ def _import_submitit() -> Any:
 
 
 def submit(spec: CampaignSpec) -> list[RunStatus]:
-    """Submit jobs until all runs have ended; returns their final state."""
+    """Submit jobs until all runs have ended; return their final state."""
     submitit = _import_submitit()
     path = Path(spec.config.logdir)
     make_folder(path / LOGS)
@@ -73,10 +73,10 @@ def submit(spec: CampaignSpec) -> list[RunStatus]:
             ended = [job for job in jobs if job.done()]
             jobs = [job for job in jobs if job not in ended]
             failed = _count_failed(ended, failed)
-            waiting = len(monitor.claimable())
+            to_start = len(monitor.claimable())
             if monitor.all_ended():
                 break
-            for _ in range(min(number - len(jobs), waiting - len(jobs))):
+            for _ in range(min(number, to_start) - len(jobs)):
                 jobs.append(executor.submit(WorkerJob(job_spec)))
                 print_message(f"submitted job {jobs[-1].job_id}")
             time.sleep(worker.SCAN_SECONDS)

@@ -29,15 +29,15 @@ from reverie.run.spec_file import (
     ResolveCommand,
     add_settings,
     pop_mapping,
-    to_words,
+    to_arguments,
     unknown_key,
 )
 
 COMMAND = "train"
 SPEC_FILE = "campaign.yaml"
 """File in the folder of a campaign."""
-OWN_SETTINGS = {"task": "tasks", "seed": "seeds", "logdir": "logdir"}
-"""Settings of runs that the campaign sets, and its options for them."""
+PER_RUN_SETTINGS = {"task": "tasks", "seed": "seeds", "logdir": "logdir"}
+"""Settings that differ between runs, and the option of the campaign for each."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +81,13 @@ class CampaignSpec:
     methods: tuple[tuple[str, ...], ...]
     """Presets of each method."""
     settings: dict[str, list[str]]
-    """Settings of all runs, as arguments of the command line."""
+    """Settings of all runs, as command-line arguments by name."""
     size: str = ""
     """Size preset of methods without a size, chosen when the campaign was created."""
     runs: tuple[QueuedRun, ...] = ()
 
     def to_yaml(self) -> str:
-        """Return the part that defines the runs, as a YAML file."""
+        """Return the YAML file of everything that defines the runs."""
         data: dict[str, Any] = {
             "tasks": list(self.config.tasks),
             "seeds": parse_seeds(self.config.seeds),
@@ -103,13 +103,13 @@ class CampaignSpec:
 
 
 def load_spec(
-    file: Path | None, words: Sequence[str], resolve: ResolveCommand
+    file: Path | None, arguments: Sequence[str], resolve: ResolveCommand
 ) -> CampaignSpec:
-    """Read and check a campaign; the flags in `words` override the file."""
+    """Read and check a campaign; command-line arguments override the file."""
     data = configs.read_config_file(file) if file else {}
     origin = str(file) if file else "the command line"
     settings = {
-        name: to_words(value)
+        name: to_arguments(value)
         for name, value in configs.flatten(
             pop_mapping(Path(origin), data, "settings")
         ).items()
@@ -124,7 +124,7 @@ def load_spec(
             raise unknown_key(origin, key, known, "campaign", "`settings:`")
     flags: list[tuple[str, Any]] = []
     new_methods = []
-    for name, value in configs.parse_flags(words):
+    for name, value in configs.parse_flags(arguments):
         if name == "configs":  # each occurrence is a method
             new_methods.append(value)
         elif name == "seeds" and isinstance(value, list):
@@ -140,10 +140,10 @@ def load_spec(
     layer = configs.flag_layer(CampaignConfig, flags, CampaignConfig())
     config = configs.resolve(CampaignConfig, [(origin, data), ("the flags", layer)])
     for name in settings:
-        if name in OWN_SETTINGS:
+        if name in PER_RUN_SETTINGS:
             raise UserError(
                 f"{origin} sets {name}, which differs between the runs of a campaign.\n"
-                f"  Fix: --{OWN_SETTINGS[name]}"
+                f"  Fix: --{PER_RUN_SETTINGS[name]}"
             )
     spec = CampaignSpec(config, methods, settings, size)
     return plan_runs(spec, resolve)
@@ -158,14 +158,15 @@ def plan_runs(spec: CampaignSpec, resolve: ResolveCommand) -> CampaignSpec:
         check_installed(task)
         for presets in spec.methods:
             label = "+".join(presets)
-            words = _train_arguments(task, presets, spec.settings)
+            arguments = _train_arguments(task, presets, spec.settings)
             try:
-                config = resolve(COMMAND, words)
+                config = resolve(COMMAND, arguments)
                 if config.size:  # set if no size was given and one was chosen
                     # the first choice is saved, so that all machines use the same
                     size = size or config.size
-                    words = _train_arguments(task, (size, *presets), spec.settings)
-                    config = resolve(COMMAND, words)
+                    with_size = (size, *presets)
+                    arguments = _train_arguments(task, with_size, spec.settings)
+                    config = resolve(COMMAND, arguments)
             except UserError as error:
                 method = f" with {label}" if label else ""
                 message = f"Task {task}{method}: {error}"
@@ -174,7 +175,7 @@ def plan_runs(spec: CampaignSpec, resolve: ResolveCommand) -> CampaignSpec:
             for seed in seeds:
                 parts = [_file_name(task), _file_name(label), f"seed{seed}"]
                 name = "-".join(filter(None, parts))
-                command = [COMMAND, *words, "--seed", str(seed)]
+                command = [COMMAND, *arguments, "--seed", str(seed)]
                 runs.append(QueuedRun(name, task, label, seed, command, frames))
     names = [run.name for run in runs]
     for name in names:
@@ -212,11 +213,11 @@ def check_extends(folder: Path, runs: Sequence[QueuedRun], old: Sequence[Any]) -
     for status in old:
         name = status.run.name
         if name not in new or new[name].command != status.run.command:
-            found = " ".join(["reverie", *status.run.command])
+            command = " ".join(["reverie", *status.run.command])
             raise UserError(
                 f"{folder} is the folder of another campaign: its run {name} is "
-                f"`{found}`.\n  Fix: reverie campaign {folder} to resume it, or choose "
-                "another --logdir."
+                f"`{command}`.\n  Fix: reverie campaign {folder} to resume it, or "
+                "choose another --logdir."
             )
 
 
@@ -224,15 +225,14 @@ def _train_arguments(
     task: str, presets: Sequence[str], settings: dict[str, list[str]]
 ) -> list[str]:
     """Return the arguments of `reverie train` for a task and a method."""
-    words = ["--configs", *presets] if presets else []
-    words += [
-        word for name, value in settings.items() for word in (f"--{name}", *value)
-    ]
-    return [*words, "--task", task]
+    arguments = ["--configs", *presets] if presets else []
+    for name, values in settings.items():
+        arguments += [f"--{name}", *values]
+    return [*arguments, "--task", task]
 
 
 def _convert_values(data: dict[str, Any]) -> None:
-    """Convert values of a YAML file to those of the command line."""
+    """Convert values of a YAML file, in place, to the form of the command line."""
     for name in ("seeds", "per_gpu"):
         value = data.get(name, "")
         if isinstance(value, list):
@@ -255,7 +255,7 @@ def _expand_tasks(names: Sequence[str]) -> list[str]:
 
 
 def _parse_methods(origin: str, entries: Any) -> tuple[tuple[str, ...], ...]:
-    """Return the presets of each method: an entry is a list, or words of a string."""
+    """Return the presets of each method, given as a list or a string of names."""
     if entries is None:
         return ()
     if not isinstance(entries, list) or None in entries:

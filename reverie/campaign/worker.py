@@ -28,7 +28,7 @@ from reverie.campaign.progress import Progress, format_table
 from reverie.campaign.queue import Claim, Queue, RunStatus, write_shared
 from reverie.campaign.spec import SPEC_FILE, CampaignSpec, check_extends
 from reverie.log.messages import print_message
-from reverie.run.folder import LOCK, is_locked, last_end, resolve_logdir
+from reverie.run.folder import LOCK, is_locked, read_last_end, resolve_logdir
 from reverie.run.processes import PROGRAM, ProcessSlots, RunProcess, stop_processes
 from reverie.run.resources import Resources
 from reverie.run.signals import Stopper
@@ -48,7 +48,7 @@ STOPPED_CODES = (129, 130, 138, 143, 152)
 
 @dataclass
 class ClaimedRun:
-    """A run that this worker has claimed, and its process."""
+    """A claimed run and its process."""
 
     claim: Claim
     folder: Path
@@ -75,10 +75,10 @@ def create_campaign(spec: CampaignSpec) -> CampaignSpec:
     return spec.with_folder(path)
 
 
-def work(
+def run_worker(
     spec: CampaignSpec, program: Sequence[str] = PROGRAM, wait: bool = True
 ) -> list[RunStatus]:
-    """Run all runs that have not ended; return the final state of all runs.
+    """Claim and execute runs until all have ended; return the state of all runs.
 
     With `wait`, also wait for the runs of other workers, and take over the runs of lost
     workers. Otherwise, do not wait for runs whose worker sends heartbeats.
@@ -144,12 +144,13 @@ class Monitor(Resources):
 
 
 class Worker(Monitor):
-    """The state of a worker and the steps of its loop."""
+    """Claims runs and executes them; `step` is one iteration of its loop."""
 
     def __init__(self, spec: CampaignSpec, program: Sequence[str] = PROGRAM):
         super().__init__(spec)
         self.sharing = GpuSharing(spec.config, spec.settings.get("device"))
-        self.slots = ProcessSlots(program, self.sharing.slots, self.sharing.uses_gpus)
+        count, assigns_gpus = self.sharing.num_slots, self.sharing.assigns_gpus
+        self.slots = ProcessSlots(program, count, assigns_gpus)
         self.runs: list[ClaimedRun] = []
         self._scan_time = self._heartbeat_time = float("-inf")
 
@@ -169,7 +170,7 @@ class Worker(Monitor):
             self.scan()
             self.start_runs()
             folders = [run.folder for run in self.runs]
-            self.slots.grow(self.sharing.measured_slots(folders))
+            self.slots.grow(self.sharing.update_slots(folders))
             self.progress.show(self.statuses)
 
     def is_finished(self, wait: bool) -> bool:
@@ -177,7 +178,7 @@ class Worker(Monitor):
         if self.runs or self.claimable():
             return False
         return all(
-            self.has_ended(status) or (not wait and self.queue.is_alive(status))
+            self.has_ended(status) or (not wait and self.queue.has_live_worker(status))
             for status in self.statuses
         )
 
@@ -226,20 +227,20 @@ class Worker(Monitor):
         return ended
 
     def stop_runs(self) -> None:
-        """Stop all processes, which save a checkpoint first, and release the runs."""
+        """Let all processes save a checkpoint and exit, and record how they ended."""
         processes = [run.process for run in self.runs if run.process is not None]
         stop_processes(processes, POLL_SECONDS, while_waiting=self.send_heartbeats)
         for run in list(self.runs):
             if run.process is None:
-                self.queue.finish(run.claim, "stopped")
+                self.queue.end_attempt(run.claim, "stopped")
                 self._free_slot(run)
             else:
                 self._record(run, run.process.poll() or 0)
 
     def _start(self, run: ClaimedRun) -> None:
-        """Start the process of a run, unless it has finished or is still in use."""
-        if last_end(run.folder).finished:
-            self.queue.finish(run.claim, "finished")
+        """Start a run, unless it has finished or another process uses its folder."""
+        if read_last_end(run.folder).finished:
+            self.queue.end_attempt(run.claim, "finished")
             self._free_slot(run)
         elif not is_locked(run.folder / LOCK):
             argv = [*run.claim.run.command, "--logdir", str(run.folder)]
@@ -253,13 +254,13 @@ class Worker(Monitor):
         """Record how the process of a run ended."""
         assert run.process is not None
         seconds, was_stopped = run.process.seconds, run.process.deadline is not None
-        if code == 0 and (not was_stopped or last_end(run.folder).finished):
-            self.queue.finish(run.claim, "finished", seconds=seconds)
+        if code == 0 and (not was_stopped or read_last_end(run.folder).finished):
+            self.queue.end_attempt(run.claim, "finished", seconds=seconds)
         elif was_stopped or code in STOPPED_CODES:
-            self.queue.finish(run.claim, "stopped", seconds=seconds)
+            self.queue.end_attempt(run.claim, "stopped", seconds=seconds)
         else:
             error = run.process.error_message(code)
-            self.queue.finish(run.claim, "failed", error, seconds)
+            self.queue.end_attempt(run.claim, "failed", error, seconds)
         self._free_slot(run)
 
     def _free_slot(self, run: ClaimedRun) -> None:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from reverie.campaign.spec import CampaignSpec
 
 CAMPAIGN_HELP = """\
-Runs `reverie train` for all combinations of task, method and seed. Each --configs is
-one method: --configs size12m --configs size50m are two. All other flags are settings of
-the runs. A YAML file has the same fields (docs/campaign.md).
+Runs `reverie train` for all combinations of task, method and seed. Give --configs once
+per method: --configs size12m --configs size50m. All other flags are settings of the
+runs. A YAML file can have the same options (docs/campaign.md).
 """
 
 
@@ -34,7 +34,7 @@ def campaign(words: list[str]) -> int:
 
 
 def find_campaign(words: list[str]) -> tuple[Path | None, list[str]]:
-    """Return the file of the campaign, if there is one, and the flags."""
+    """Return the YAML file (None if flags define the campaign), and the flags."""
     from reverie.campaign.spec import SPEC_FILE
     from reverie.run.folder import resolve_logdir
 
@@ -62,14 +62,14 @@ def find_campaign(words: list[str]) -> tuple[Path | None, list[str]]:
         )
     if logdir is not None and resolve_logdir(str(logdir)) != path.absolute():
         raise UserError(
-            f"{path} is the folder of a campaign, which is resumed there, but --logdir "
+            f"The campaign in {path} cannot be resumed in another folder, but --logdir "
             f"is {logdir}.\n  Fix: reverie campaign {path}"
         )
     return path / SPEC_FILE, [*flags, "--logdir", str(path.absolute())]
 
 
 def load_campaign(file: Path | None, flags: list[str]) -> CampaignSpec:
-    """Return the campaign with its settings checked."""
+    """Read a campaign from a file or from flags, and check its settings."""
     from reverie.campaign.queue import QUEUE
     from reverie.campaign.spec import load_spec
     from reverie.run.spec_file import code_in_spec
@@ -93,7 +93,7 @@ def run_campaign(spec: CampaignSpec) -> int:
         f"{len(spec.runs)} runs of `reverie train`\n  campaign folder {path}\n"
         f"  resume, or start a worker on another machine: reverie campaign {path}"
     )
-    statuses = slurm.submit(spec) if spec.config.slurm else worker.work(spec)
+    statuses = slurm.submit(spec) if spec.config.slurm else worker.run_worker(spec)
     _print_report(path, statuses)
     failed = [status for status in statuses if status.state == "failed"]
     if failed:

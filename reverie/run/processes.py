@@ -1,7 +1,4 @@
-"""Starts and stops processes of several runs at once.
-
-`reverie sweep` and `reverie campaign` use it (a campaign trains several methods on
-several tasks).
+"""Starts and stops the processes of `reverie sweep` and `reverie campaign`.
 
 Each process has a slot. The CPU cores and GPUs of the machine are divided evenly among
 the slots: if every run used all cores, they would slow each other down. On Linux,
@@ -117,7 +114,7 @@ class ProcessSlots:
     ) -> RunProcess:
         """Start the program with these arguments and environment variables."""
         log_start = log.stat().st_size if log.exists() else 0
-        share = slot_environment(slot, self.count, self.assign_gpus)
+        slot_variables = slot_environment(slot, self.count, self.assign_gpus)
         with explain_write_errors(log):
             descriptor = open_append(log)
         with open(descriptor, "ab") as out:
@@ -126,7 +123,7 @@ class ProcessSlots:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **share, **variables},
+                env={**os.environ, **slot_variables, **variables},
                 start_new_session=True,  # Ctrl-C is handled by the parent
                 preexec_fn=kill_with_parent(),
             )
@@ -140,12 +137,17 @@ def slot_environment(slot: int, count: int, assign_gpus: bool = True) -> dict[st
     """
     variables: dict[str, str] = {}
     if not any(name in os.environ for name in THREAD_VARIABLES):
-        cores = len(os.sched_getaffinity(0)) if ON_LINUX else os.cpu_count() or 1
-        variables |= dict.fromkeys(THREAD_VARIABLES, str(max(1, cores // count)))
+        threads = max(1, cpu_cores() // count)
+        variables |= dict.fromkeys(THREAD_VARIABLES, str(threads))
     gpus = visible_gpus()
     if assign_gpus and min(count, len(gpus)) > 1:
         variables[GPU_VARIABLE] = gpus[slot % len(gpus)]
     return variables
+
+
+def cpu_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if ON_LINUX else os.cpu_count() or 1
 
 
 def visible_gpus() -> list[str]:

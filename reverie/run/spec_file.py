@@ -1,4 +1,4 @@
-"""YAML files that describe several runs: those of sweeps and campaigns.
+"""YAML files of sweeps and campaigns, which describe several runs.
 
 A file contains options of the sweep or campaign, and under `settings` the settings of
 its runs. On the command line, all flags that are not such options are settings.
@@ -19,7 +19,7 @@ ResolveCommand = Callable[[str, list[str]], Config]
 """Returns the config of a command with the given arguments."""
 
 
-def to_words(value: Any) -> list[str]:
+def to_arguments(value: Any) -> list[str]:
     """Convert a value from a YAML file to arguments of the command line."""
     if isinstance(value, Mapping):
         raise UserError(
@@ -46,7 +46,7 @@ def add_settings(
         # presets, files and `--name+` are appended, other flags override a setting
         appends = name in ("configs", "config") or name.endswith("+")
         before = settings.get(name, []) if appends else []
-        settings[name] = [*before, *(["True"] if value is None else to_words(value))]
+        settings[name] = before + to_arguments("True" if value is None else value)
     return given_options
 
 
@@ -64,9 +64,9 @@ def pop_mapping(path: Path, data: dict[str, Any], key: str) -> dict[str, Any]:
 def unknown_key(
     origin: object, key: str, known: Collection[str], kind: str, places: str
 ) -> UserError:
-    """Return the error for an unknown key of a file that describes a `kind`.
+    """Return the error for an unknown key in the file of a sweep or campaign (`kind`).
 
-    `places` are the keys below which the settings of its runs belong.
+    `places` names the keys below which the settings of the runs belong.
     """
     if key.replace("-", "_") in configs.settings_of(Config) or "." in key:
         return UserError(

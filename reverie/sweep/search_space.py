@@ -20,7 +20,7 @@ import numpy as np
 
 from reverie.api import UserError
 from reverie.config import suggest
-from reverie.run.spec_file import to_words
+from reverie.run.spec_file import to_arguments
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class CategoricalRange:
         """Return the value that an Optuna trial proposes."""
         return trial.suggest_categorical(name, self.validation_values())
 
-    def to_words(self, value: Any) -> list[str]:
+    def to_arguments(self, value: Any) -> list[str]:
         """Return a value as words of a command line."""
         return list(self.options[self.validation_values().index(value)])
 
     def validation_values(self) -> list[Any]:
-        """Return the values to check at the start: all choices, or both ends."""
+        """Return the values to check before the first run: all choices or both ends."""
         return [" ".join(words) for words in self.options]
 
     def grid(self, name: str) -> list[Any]:
@@ -73,7 +73,7 @@ class NumericRange:
             name, self.low, self.high, step=self.step, log=self.log
         )
 
-    def to_words(self, value: Any) -> list[str]:
+    def to_arguments(self, value: Any) -> list[str]:
         return [repr(value)]
 
     def validation_values(self) -> list[Any]:
@@ -120,7 +120,7 @@ def parse_range(name: str, data: Any, setting_type: Any) -> Range:
             f"{name}: {{low: 1, high: 10}}, or move {name} to `settings` if it is "
             "fixed.",
         )
-    options = tuple(dict.fromkeys(tuple(to_words(value)) for value in data))
+    options = tuple(dict.fromkeys(tuple(to_arguments(value)) for value in data))
     if not options:
         raise _range_error(name, "is empty", f"{name}: [CHOICE, CHOICE]")
     return CategoricalRange(options)
@@ -168,7 +168,7 @@ def _parse_numeric(
 
 def _parse_number(name: str, key: str, value: Any, integer: bool) -> float:
     try:
-        # may be a string: YAML reads 1e-3 as one
+        # PyYAML reads 1e-3 as a string
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         number = math.nan
@@ -184,6 +184,6 @@ def _range_error(name: str, problem: str, fix: str, hint: str = "") -> UserError
 
 
 def _number_type(setting_type: Any) -> type | None:
-    """Float or int if the setting is a number, else None."""
+    """Return float or int if the setting is a number, else None."""
     types = typing.get_args(setting_type) or (setting_type,)
     return next((number for number in (float, int) if number in types), None)

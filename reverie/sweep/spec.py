@@ -31,7 +31,7 @@ from reverie.run.spec_file import (
     ResolveCommand,
     add_settings,
     pop_mapping,
-    to_words,
+    to_arguments,
     unknown_key,
 )
 from reverie.sweep.objective import Summary
@@ -54,7 +54,7 @@ class SweepConfig:
     """Value of the metric that counts: the last, the best, or the mean of the last
     `mean_over` values."""
     mean_over: int = 10
-    """Number of values in the mean."""
+    """Number of values that the summary `mean` averages."""
     sampler: Literal["bayes", "random", "grid"] = "bayes"
     """How hyperparameters are proposed: Optuna's TPE, random search, or grid search."""
     trials: int = 0
@@ -91,7 +91,7 @@ class SweepSpec:
         items = self.settings.items()
         words = [word for name, value in items for word in (f"--{name}", *value)]
         for name, value in params.items():
-            words += [f"--{name}", *self.ranges[name].to_words(value)]
+            words += [f"--{name}", *self.ranges[name].to_arguments(value)]
         return words
 
     def to_yaml(self) -> str:
@@ -108,7 +108,7 @@ def load_spec(
     data = configs.read_config_file(path)
     ranges = pop_mapping(path, data, "ranges")
     fixed = configs.flatten(pop_mapping(path, data, "settings"))
-    settings = {name: to_words(value) for name, value in fixed.items()}
+    settings = {name: to_arguments(value) for name, value in fixed.items()}
     options = {field.name for field in fields(SweepConfig)}
     flags = add_settings(settings, configs.parse_flags(words), options)
     for key in data:
@@ -141,7 +141,7 @@ def load_spec(
         _find_setting(path, name, [*options, *known])
     spec = SweepSpec(config, space, settings)
     base = resolve(config.command, spec.arguments({}))
-    if base.size:  # chosen once, so that all trials have the same
+    if base.size:  # chosen once, so that all trials have the same size
         settings["configs"] = [base.size, *settings.get("configs", [])]
     for name, range_ in space.items():
         for value in range_.validation_values():
@@ -165,7 +165,7 @@ def _check_eval_flags(path: Path, text: str | None) -> None:
 
 
 def _find_setting(path: Path, name: str, names: Collection[str]) -> str:
-    """Return the setting with a name, or the first one that a pattern matches."""
+    """Return the setting `name`, or the first one that matches it as a pattern."""
     plain = name.rstrip("+")
     if plain in ("configs", "config"):
         return plain

@@ -39,8 +39,8 @@ def test_campaign_of_two_tasks_and_two_seeds(tmp_path, monkeypatch, capsys):
 
 
 def test_failed_run_is_named_with_its_fix(tmp_path, program, monkeypatch, capsys):
-    work = partial(worker.work, program=program)
-    monkeypatch.setattr(worker, "work", work)
+    run_worker = partial(worker.run_worker, program=program)
+    monkeypatch.setattr(worker, "run_worker", run_worker)
     folder = tmp_path / "c"
     tasks = "--tasks catch,memory --configs debug"
     words = f"campaign {tasks} --logdir {folder} --retries 0"

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from reverie.api import UserError
-from reverie.campaign.gpu_sharing import GpuSharing, GpuUse, read_use, runs_per_gpu
+from reverie.campaign.gpu_sharing import (
+    GpuSharing,
+    GpuUsage,
+    read_gpu_usage,
+    runs_per_gpu,
+)
 from reverie.campaign.spec import CampaignConfig, load_spec, parse_seeds
 from reverie.cli.campaign import find_campaign
 from reverie.cli.main import main
@@ -110,7 +115,7 @@ def test_folder_that_is_no_campaign_is_refused(tmp_path):
     saved.write_text("tasks: [catch]\n")
     assert find_campaign([str(tmp_path)])[0] == saved
     assert find_campaign(["--logdir", str(tmp_path)])[0] == saved
-    with pytest.raises(UserError, match="resumed there, but --logdir"):
+    with pytest.raises(UserError, match="resumed in another folder, but --logdir"):
         find_campaign([str(tmp_path), "--logdir", "other"])
 
 
@@ -127,22 +132,22 @@ def test_code_in_a_campaign_of_others_is_not_imported(tmp_path, monkeypatch, cap
 def test_number_of_runs_per_gpu(monkeypatch, tmp_path):
     module = "reverie.campaign.gpu_sharing"
     monkeypatch.setattr(f"{module}.visible_gpus", lambda: [])
-    assert GpuSharing(CampaignConfig(workers=3), None).slots == 3
+    assert GpuSharing(CampaignConfig(workers=3), None).num_slots == 3
     with pytest.raises(UserError, match="--per-gpu 3 has no effect"):
         GpuSharing(CampaignConfig(per_gpu="3"), None)
     monkeypatch.setattr(f"{module}.visible_gpus", lambda: ["0", "1"])
-    assert GpuSharing(CampaignConfig(per_gpu="3"), None).slots == 6
-    assert GpuSharing(CampaignConfig(), ["cpu"]).slots == 1
+    assert GpuSharing(CampaignConfig(per_gpu="3"), None).num_slots == 6
+    assert GpuSharing(CampaignConfig(), ["cpu"]).num_slots == 1
     with pytest.raises(UserError, match="--workers 3 has no effect"):
         GpuSharing(CampaignConfig(workers=3), None)
-    assert runs_per_gpu([GpuUse(9.0, None)], 24.0, 16) == 2  # memory
-    assert runs_per_gpu([GpuUse(30.0, None)], 24.0, 16) == 1
-    assert runs_per_gpu([GpuUse(1.0, 0.9)], 140.0, 16) == 2  # utilization
-    assert runs_per_gpu([GpuUse(1.0, 0.2)], 140.0, 6) == 3  # cores
-    assert runs_per_gpu([GpuUse(1.0, 0.2)], 140.0, 64) == 4
+    assert runs_per_gpu([GpuUsage(9.0, None)], 24.0, 16) == 2  # memory
+    assert runs_per_gpu([GpuUsage(30.0, None)], 24.0, 16) == 1
+    assert runs_per_gpu([GpuUsage(1.0, 0.9)], 140.0, 16) == 2  # utilization
+    assert runs_per_gpu([GpuUsage(1.0, 0.2)], 140.0, 6) == 3  # cores
+    assert runs_per_gpu([GpuUsage(1.0, 0.2)], 140.0, 64) == 4
     line = '{{"step": 1, "usage/gpu_reserved_gb": {}, "usage/gpu": {}}}\n'
     text = "".join(line.format(i, 0.1 * i) for i in (1, 3, 2))
     (tmp_path / "metrics.jsonl").write_text(text[: -len(line)])
-    assert read_use(tmp_path) is None
+    assert read_gpu_usage(tmp_path) is None
     (tmp_path / "metrics.jsonl").write_text(text)
-    assert read_use(tmp_path) == GpuUse(3.0, pytest.approx(0.25))
+    assert read_gpu_usage(tmp_path) == GpuUsage(3.0, pytest.approx(0.25))

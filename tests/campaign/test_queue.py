@@ -90,9 +90,9 @@ def test_claim_without_heartbeat_is_taken_over_exactly_once(tmp_path, clock):
     (new,) = [each for each in claims if each is not None]
     assert new.attempt == 1
     assert not owner.heartbeat(claim)  # it stops its run
-    owner.finish(claim, "failed", "too late")
+    owner.end_attempt(claim, "failed", "too late")
     assert states(others[0]) == {"a": "running"}
-    others[0].finish(new, "finished")
+    others[0].end_attempt(new, "finished")
     (status,) = owner.statuses()
     assert (status.state, status.failures, len(status.attempts)) == ("finished", 0, 2)
 
@@ -102,7 +102,7 @@ def test_ended_worker_of_this_machine_is_noticed_at_once(tmp_path, clock):
     owner, other = open_queue(tmp_path), open_queue(tmp_path)
     claims = [owner.claim(status) for status in owner.statuses()]
     assert states(other) == {"a": "running", "b": "running"}
-    owner.finish(claims[0], "finished")
+    owner.end_attempt(claims[0], "finished")
     owner.close_worker()  # its lock is released, as after kill -9
     assert states(other) == {"a": "finished", "b": "lost"}
 
@@ -114,7 +114,7 @@ def test_end_that_is_recorded_while_the_folder_is_read_counts(tmp_path, monkeypa
     before = queues.is_locked
 
     def end_now(path):
-        owner.finish(claim, "finished")
+        owner.end_attempt(claim, "finished")
         owner.close_worker()
         return before(path)
 

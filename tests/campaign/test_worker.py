@@ -15,7 +15,7 @@ from campaign_helpers import make_run, make_spec, starts, steps
 
 from reverie.api import UserError
 from reverie.campaign.queue import Queue
-from reverie.campaign.worker import Worker, create_campaign, work
+from reverie.campaign.worker import Worker, create_campaign, run_worker
 from reverie.run.folder import lock_folder
 from reverie.run.signals import Interrupted
 
@@ -31,7 +31,7 @@ def test_failing_run_is_named_and_the_others_finish(tmp_path, program, capsys):
     folder = tmp_path / "campaign"
     runs = [make_run("bad", fail=9), make_run("flaky", fail=1), make_run("good")]
     spec = create_campaign(make_spec(folder, runs, workers=2, retries=1))
-    statuses = {status.run.name: status for status in work(spec, program)}
+    statuses = {status.run.name: status for status in run_worker(spec, program)}
     assert {name: status.state for name, status in statuses.items()} == {
         "bad": "failed",
         "flaky": "finished",
@@ -42,7 +42,7 @@ def test_failing_run_is_named_and_the_others_finish(tmp_path, program, capsys):
     assert "bad failed (attempt 2 of 2): The simulator is missing." in table
     assert "bad: failed: The simulator is missing." in capsys.readouterr().err
     more = create_campaign(make_spec(folder, runs, retries=3))
-    work(more, program)
+    run_worker(more, program)
     assert [starts(folder, name) for name in statuses] == [4, 2, 1]
 
 
@@ -50,7 +50,9 @@ def test_several_workers_start_every_run_once(tmp_path, program):
     folder, names = tmp_path / "campaign", [f"run{i}" for i in range(8)]
     spec = make_spec(folder, [make_run(name, pace=0.01) for name in names], workers=2)
     spec = create_campaign(spec)
-    threads = [threading.Thread(target=work, args=(spec, program)) for _ in range(3)]
+    threads = [
+        threading.Thread(target=run_worker, args=(spec, program)) for _ in range(3)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -61,9 +63,9 @@ def test_several_workers_start_every_run_once(tmp_path, program):
 
 SCRIPT = """
 import pickle, sys
-from reverie.campaign.worker import work
+from reverie.campaign.worker import run_worker
 spec, program = pickle.load(open(sys.argv[1], "rb"))
-work(spec, program)
+run_worker(spec, program)
 """
 
 
@@ -90,7 +92,7 @@ def test_killed_worker_loses_nothing(tmp_path, program):
     process.wait()
     states = {status.run.name: status.state for status in queue.statuses()}
     assert states == {"quick": "finished", "slow": "lost"}
-    statuses = work(spec, program)
+    statuses = run_worker(spec, program)
     assert [status.state for status in statuses] == ["finished", "finished"]
     assert (starts(folder, "quick"), starts(folder, "slow")) == (1, 2)
     assert {*steps(folder, "slow")} == {*range(1, 41)}
@@ -118,7 +120,7 @@ def test_stopped_worker_saves_and_releases_its_runs(tmp_path, program):
     (saved,) = [status for status in Queue(folder).statuses() if status.attempts]
     assert saved.failures == 0
     (folder / "runs" / "a" / "saved").write_text("998")
-    assert [status.state for status in work(spec, program)] == ["finished"] * 2
+    assert [status.state for status in run_worker(spec, program)] == ["finished"] * 2
 
 
 def test_worker_whose_run_was_taken_over_stops_it(tmp_path, program, capsys):
@@ -174,9 +176,9 @@ def test_worker_that_does_not_wait_ends_when_others_are_alive(tmp_path, program)
 
 def test_changed_settings_are_refused_and_new_runs_are_added(tmp_path, program):
     folder = tmp_path / "campaign"
-    work(create_campaign(make_spec(folder, [make_run("a")])), program)
+    run_worker(create_campaign(make_spec(folder, [make_run("a")])), program)
     with pytest.raises(UserError, match="its run a is `reverie train --task a`"):
         create_campaign(make_spec(folder, [make_run("a", steps=5)]))
     spec = create_campaign(make_spec(folder, [make_run("a"), make_run("b")]))
-    assert [status.state for status in work(spec, program)] == ["finished"] * 2
+    assert [status.state for status in run_worker(spec, program)] == ["finished"] * 2
     assert starts(folder, "a") == 1

@@ -46,5 +46,5 @@ def test_range_to_yaml_and_back():
 
 def test_choices_can_be_lists():
     range_ = parse_range("crop", [[64, 64], "78 78"], tuple)
-    assert range_.to_words(range_.grid("crop")[0]) == ["64", "64"]
-    assert range_.to_words("78 78") == ["78 78"]
+    assert range_.to_arguments(range_.grid("crop")[0]) == ["64", "64"]
+    assert range_.to_arguments("78 78") == ["78 78"]
