@@ -30,7 +30,7 @@ class UpdateAborted(BaseException):
 
 
 class AbortWindow:
-    """Context of one update, in which it can be aborted while the window is open."""
+    """Context manager of one update, which can be aborted while the window is open."""
 
     current: AbortWindow | None = None
     """The window of the update that is running in the main thread."""

@@ -43,13 +43,13 @@ def _synchronized_batch_norm(
 
 class BatchNorm1d(nn.BatchNorm1d):
     def forward(self, x: Float[Tensor, "n c *any"]) -> Float[Tensor, "n c *any"]:
-        if not self.training or local_sequences() is None:
+        if not self.training or local_sequences() is None:  # no data-parallel update
             return super().forward(x)
         return _synchronized_batch_norm(x, self)
 
 
 class BatchNorm2d(nn.BatchNorm2d):
     def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
-        if not self.training or local_sequences() is None:
+        if not self.training or local_sequences() is None:  # no data-parallel update
             return super().forward(x)
         return _synchronized_batch_norm(x, self)

@@ -1,7 +1,7 @@
 """Convolution with "same" padding, pooling and upsampling, for images `(b, h, w, c)`.
 
-For PyTorch's convolutions they are permuted to `(b, c, h, w)` without a copy; this is
-the channels-last memory format.
+PyTorch's functions get them permuted to `(b, c, h, w)` without a copy, which is the
+channels-last memory format.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class Decoder(nn.Module):
                 head = type(self).OutputLayer(self.mlp.width, shape, config.outscale)
                 heads[key] = nn.ModuleDict({kind: head})
             self.vec = ModulesByKey(heads)
-        # by key: name of the buffer with the lowest class, if it is not 0
+        # names of buffers with the lowest class of a key, for keys where it is not 0
         self.lows: dict[str, str] = {}
         for i, (key, space) in enumerate(self.vectors.items()):
             if space.is_discrete and space.low.any():
@@ -93,12 +93,12 @@ class Decoder(nn.Module):
             # stoch first, as in DreamerV3; elsewhere deter is first
             x = self.mlp(torch.cat([stoch, deter], -1))
             for key, space in self.vectors.items():
-                outputs[key] = self._vector(key, space, x)
+                outputs[key] = self._vector_output(key, space, x)
         if self.images:
             outputs.update(self._image_outputs(deter, stoch))
         return outputs
 
-    def _vector(self, key: str, space: Space, x: Tensor) -> Distribution:
+    def _vector_output(self, key: str, space: Space, x: Tensor) -> Distribution:
         out, dims = self.vec[key], len(space.shape)
         if space.is_discrete:
             low = self.get_buffer(self.lows[key]) if key in self.lows else None
@@ -165,7 +165,7 @@ class Decoder(nn.Module):
         return self._split_images(x.float(), batch)
 
     def _split_images(self, x: Tensor, batch: torch.Size) -> dict[str, Distribution]:
-        """Return the distribution of every image, given outputs with all channels."""
+        """Return a distribution per image; `x` has the channels of all images."""
         x = x if self.standardizers else self._squash(x)
         x = x.reshape(*batch, *x.shape[1:])
         outputs: dict[str, Distribution] = {}
@@ -200,19 +200,19 @@ class _MaskedOutput:
     `low` is the lowest class of a discrete key; None for 0.
     """
 
-    def __init__(self, out: Distribution, space: Space, low: Tensor | None = None):
-        self.out, self.dims, self.low = out, len(space.shape), low
+    def __init__(self, dist: Distribution, space: Space, low: Tensor | None = None):
+        self.dist, self.dims, self.low = dist, len(space.shape), low
         self.missing = missing_value(space)
 
     def pred(self) -> Tensor:
-        pred = self.out.pred()
+        pred = self.dist.pred()
         return pred if self.low is None else pred + self.low
 
     def loss(self, target: Tensor) -> Tensor:
-        index = target if self.low is None else target.long() - self.low
+        shifted = target if self.low is None else target.long() - self.low
         if self.missing is None:
-            return self.out.loss(index.long())
+            return self.dist.loss(shifted.long())
         present = target != self.missing
-        loss = self.out.loss(torch.where(present, index, 0))
+        loss = self.dist.loss(torch.where(present, shifted, 0))
         all_present = present.flatten(-self.dims).all(-1) if self.dims else present
         return torch.where(all_present, loss, 0)

@@ -24,7 +24,7 @@ TINY = 1e-38
 
 
 class Distribution(Protocol):
-    """A prediction: its mean or mode (`pred`), and the loss of a target."""
+    """A prediction: its mean or mode (`pred`), and its loss for a target."""
 
     def pred(self) -> Tensor: ...
 
@@ -217,9 +217,9 @@ class Normal:
         return rng.normal(self.mean.detach(), self.std.detach())
 
     def logp(self, event: Float[Tensor, "*any"]) -> Tensor:
-        distance = torch.square((event - self.mean) / self.std)
-        density = -0.5 * distance - torch.log(self.std) - 0.5 * math.log(2 * math.pi)
-        return sum_events(density, self.dims)
+        squared = torch.square((event - self.mean) / self.std)
+        logp = -0.5 * squared - torch.log(self.std) - 0.5 * math.log(2 * math.pi)
+        return sum_events(logp, self.dims)
 
     def entropy(self) -> Tensor:
         entropy = 0.5 * torch.log(2 * math.pi * torch.square(self.std)) + 0.5
@@ -237,7 +237,7 @@ def symexp_bins(count: int) -> Float[Tensor, " N"]:
 
 
 class BinnedScalar:
-    """A scalar as a categorical over bins."""
+    """Predicts a scalar by a categorical distribution over bins."""
 
     def __init__(self, logits: Float[Tensor, "*b N"], bins: Float[Tensor, " N"]):
         self.logits, self.bins = logits.float(), bins
@@ -248,7 +248,7 @@ class BinnedScalar:
 
 
 class TwoHot(BinnedScalar):
-    """A scalar as a categorical over bins, trained with two-hot targets.
+    """Predicts a scalar by a categorical over bins, trained with two-hot targets.
 
     The bins are spaced by symexp, so targets and predictions need no transformation.
     """
@@ -285,15 +285,15 @@ def symlog_bins(count: int) -> Float[Tensor, " N"]:
 
 
 class DeltaIrisTwoHot(BinnedScalar):
-    """A scalar as a categorical over bins in symlog space, as in Δ-IRIS.
+    """Predicts a scalar by a categorical over bins in symlog space, as in Δ-IRIS.
 
     Targets are transformed by symlog; the prediction is symexp of the mean.
     """
 
     LIMIT = 20.0
-    """Last bin, in symlog space."""
+    """Position of the last bin, in symlog space."""
     MARGIN = 1e-5
-    """Distance between the largest target and the last bin."""
+    """Targets are clipped to at least this distance below the last bin."""
 
     def pred(self) -> Float[Tensor, "*b"]:
         return symexp(torch.softmax(self.logits, -1) @ self.bins)
@@ -301,7 +301,7 @@ class DeltaIrisTwoHot(BinnedScalar):
     def two_hot(
         self, target: Float[Tensor, "*b"]
     ) -> tuple[Int[Tensor, "*b"], Float[Tensor, "*b"]]:
-        """The bin below each target, and the weight of the bin above it."""
+        """Return the bin below each target, and the weight of the bin above it."""
         x = symlog(target.detach().float()).contiguous()
         x = x.clamp(-self.LIMIT, self.LIMIT - self.MARGIN)
         below = torch.searchsorted(self.bins, x) - 1
@@ -318,9 +318,9 @@ class DeltaIrisTwoHot(BinnedScalar):
 
 
 class SymlogTwoHot(TwoHot):
-    """A two-hot scalar over bins in symlog space, as in dreamerv3-torch.
+    """Predicts a scalar by a categorical over bins in symlog space (dreamerv3-torch).
 
-    A target outside the bins counts as the nearest bin.
+    A target outside the range of the bins is clipped to the nearest bin.
     """
 
     def pred(self) -> Float[Tensor, "*b"]:

@@ -35,8 +35,8 @@ from reverie.nets.standardize import Standardize
 from reverie.patterns import compile_pattern, matches
 from reverie.spaces import Spaces, agent_obs_space
 
-SMALLEST, LARGEST = 3, 16
-"""Allowed height and width of the smallest feature map."""
+MIN_SIDE, MAX_SIDE = 3, 16
+"""Minimum and maximum height and width of the smallest feature map."""
 
 NO_KEYS = "$^"
 """A regular expression that matches no key."""
@@ -226,10 +226,10 @@ def padded_size(images: Spaces, mults: tuple[int, ...], outer: bool) -> tuple[in
     factor = 2 ** (len(mults) - int(outer))
     sides = [max(space.shape[axis] for space in images.values()) for axis in (0, 1)]
     padded = [math.ceil(side / factor) * factor for side in sides]
-    if all(SMALLEST <= side // factor <= LARGEST for side in padded):
+    if all(MIN_SIDE <= side // factor <= MAX_SIDE for side in padded):
         return padded[0], padded[1]
-    low, high = (SMALLEST - 1) * factor + 1, LARGEST * factor
-    height, width = (min(max(side, SMALLEST * factor), high) for side in padded)
+    low, high = (MIN_SIDE - 1) * factor + 1, MAX_SIDE * factor
+    height, width = (min(max(side, MIN_SIDE * factor), high) for side in padded)
     raise UserError(
         f"Images of {sides[0]}x{sides[1]} pixels cannot be downsampled by a factor of "
         f"{factor}, which needs sides of {low} to {high}.\n"

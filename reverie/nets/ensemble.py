@@ -65,9 +65,9 @@ class TokenHeadsConfig:
 
 def _check_sizes(config: EnsembleConfig | TokenHeadsConfig) -> None:
     if config.models < 2:
-        raise ValueError("models must be at least 2, so that they can disagree")
+        raise ValueError("models must be at least 2, to measure their disagreement")
     if config.layers < 0 or config.units < 1:
-        raise ValueError("layers must not be negative, and units at least 1")
+        raise ValueError("layers must be at least 0 and units at least 1")
 
 
 class Ensemble(nn.Module):
@@ -94,7 +94,7 @@ class Ensemble(nn.Module):
 
 
 class MemberLayer(nn.Module):
-    """The same hidden layer of every member."""
+    """One hidden layer of all members."""
 
     def __init__(self, models: int, inputs: int, units: int, act: str):
         super().__init__()
@@ -119,7 +119,7 @@ class MemberLayer(nn.Module):
 
 
 class MemberOutput(nn.Module):
-    """The output layer of every member."""
+    """The output layer of all members."""
 
     def __init__(self, models: int, inputs: int, outputs: int):
         super().__init__()

@@ -1,8 +1,9 @@
 """GRUs over sequences whose inputs are all known in advance.
 
-The product of inputs and weights does not depend on the state, so it is computed for
-all steps at once (`gates`); the loop over time (`scan`) only computes what depends on
-the state (`step`). Several GRUs of the same size are computed by batched products.
+The product of inputs and weights, the inputs' contribution to the pre-activations of
+the gates, is computed for all steps at once (`gates`). The loop over time (`scan`) only
+computes what depends on the state (`step`). Several GRUs of the same size are computed
+by batched products.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class GRU(nn.Module):
             parameter.uniform_(-bound, bound, generator=generator)
 
     def gates(self, x: Float[Tensor, "*b I"]) -> Float[Tensor, "G *b W"]:
-        """Product of inputs and weights of every GRU, plus bias."""
+        """Return the product of inputs and weights of every GRU, plus bias."""
         y = F.linear(x, self.weight_ih.flatten(0, 1), self.bias_ih.flatten())
         return y.reshape(*x.shape[:-1], self.count, -1).movedim(-2, 0)
 
@@ -69,7 +70,7 @@ class GRU(nn.Module):
         self, gates: Float[Tensor, "G B W"], state: Float[Tensor, "G B D"]
     ) -> Float[Tensor, "G B D"]:
         hidden = torch.baddbmm(self.bias_hh[:, None], state, self.weight_hh.mT)
-        if state.is_cuda:  # equals `gru_cell`, in one kernel
+        if state.is_cuda:  # the same as `gru_cell`, in one kernel
             rows = [x.contiguous().flatten(0, 1) for x in (gates, hidden, state)]
             fused = torch.ops.aten._thnn_fused_gru_cell(*rows, None, None)
             output: Tensor = fused[0].view_as(state)
@@ -83,7 +84,7 @@ class GRU(nn.Module):
         state_update: StateUpdate,
         backwards: Collection[int] = (),
     ) -> Float[Tensor, "G B T D"]:
-        """States of all steps; GRUs with an index in `backwards` run back in time."""
+        """Return all states; GRUs with an index in `backwards` run back in time."""
         parts = [gates, *state_update]
         steps = zip(*(_steps(part, backwards, gates) for part in parts), strict=True)
         state, states = start, []
@@ -124,7 +125,7 @@ def gru_cell(
     hidden: Float[Tensor, "*b W"],
     state: Float[Tensor, "*b D"],
 ) -> Float[Tensor, "*b D"]:
-    """The next state, given the products of weights with the input and the state."""
+    """Return the next state, given the products of weights with input and state."""
     width = state.shape[-1]
     both = torch.sigmoid(gates[..., : 2 * width] + hidden[..., : 2 * width])
     reset, update = both.chunk(2, -1)

@@ -24,6 +24,7 @@ from reverie.nets.distributions import (
     symexp_bins,
     symlog_bins,
 )
+from reverie.nets.inputs import MAX_CLASSES
 from reverie.spaces import Space, Spaces
 
 
@@ -182,8 +183,8 @@ def check_actions(spaces: Spaces) -> None:
                 "  Fix: use integers (or bools) for discrete and floats for continuous "
                 "actions."
             )
-        if space.is_discrete and not 0 < space.classes <= 2**16:
+        if space.is_discrete and not 0 < space.classes <= MAX_CLASSES:
             raise UserError(
-                f"Action {key!r} has {space.classes} classes; the maximum is 65536.\n"
-                "  Fix: set `low` and `high` of its space."
+                f"Action {key!r} has {space.classes} classes; the maximum is "
+                f"{MAX_CLASSES}.\n  Fix: set `low` and `high` of its space."
             )

@@ -1,4 +1,4 @@
-"""Concatenation of vectors, scalars and classes to one feature vector."""
+"""Concatenation of vectors, scalars and classes into one feature vector."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from reverie.api import UserError
 from reverie.spaces import Space, Spaces
 
 MAX_CLASSES = 2**16
+"""Maximum number of classes of a one-hot encoding."""
 
 
 class Concat(nn.Module):
-    """Concatenates keys: classes as one-hot, floats after `squash`.
+    """Concatenates the values of several keys, in the given order (default: sorted).
 
-    Keys are in the given order, by default sorted.
-
-    Floats in a discrete space are taken as the one-hot encoding itself, so that they
-    can have gradients, such as straight-through samples of actions.
+    Classes are one-hot encoded, floats are transformed by `squash`. Floats in a
+    discrete space are already one-hot, such as straight-through samples of actions,
+    which have gradients.
 
     An entry of -inf (floats) or -1 (signed integers with a lower bound of zero) marks
     the key as missing in that row: all of its features are zero there.
@@ -55,13 +55,8 @@ class Concat(nn.Module):
     def forward(
         self, values: dict[str, Tensor], dtype: torch.dtype
     ) -> Float[Tensor, "*b F"]:
-        return torch.cat(
-            [
-                self._encode(i, key, values[key], dtype)
-                for i, key in enumerate(self.spaces)
-            ],
-            -1,
-        )
+        keys = enumerate(self.spaces)
+        return torch.cat([self._encode(i, k, values[k], dtype) for i, k in keys], -1)
 
     def _encode(self, i: int, key: str, x: Tensor, dtype: torch.dtype) -> Tensor:
         space = self.spaces[key]

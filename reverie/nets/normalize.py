@@ -1,4 +1,4 @@
-"""Normalization of returns, values or advantages by running statistics."""
+"""Running statistics that normalize returns, values or advantages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class NormalizeConfig:
 
 
 class Normalize(nn.Module):
-    """Running statistics; returns (offset, scale) of the values seen so far."""
+    """Tracks running statistics of values; callers compute `(x - offset) / scale`."""
 
     corr: Tensor
 
@@ -71,6 +71,7 @@ class Normalize(nn.Module):
             self.corr.copy_((1 - rate) * self.corr + rate)
 
     def stats(self) -> tuple[Tensor | float, Tensor | float]:
+        """Return offset and scale."""
         if not self.averages:
             return 0.0, 1.0
         first, second = (self.get_buffer(name).clone() for name in self.averages)

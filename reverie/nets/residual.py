@@ -1,7 +1,7 @@
 """Convolutional encoder and decoder of Δ-IRIS, with residual blocks.
 
 Some of the residual blocks are followed by downsampling; the decoder is the mirror
-image. The tokenizer, the dynamics and the actor-critic have separate networks.
+image. Tokenizer, dynamics and actor-critic do not share these networks.
 
 Feature maps are `(b, h, w, c)`, as in `nets/conv.py`. Networks compute in the dtype of
 their input, norms in float32.
@@ -53,7 +53,7 @@ class FrameConfig:
 
     def __post_init__(self) -> None:
         if len(self.mults) != len(self.halve) or not self.mults:
-            raise ValueError("mults and halve must be of one length, not empty")
+            raise ValueError("mults and halve must be of the same length, at least 1")
         if self.channels < 1 or self.channels % GROUPS:
             raise ValueError(f"channels must be a multiple of {GROUPS}")
         if min(self.mults) < 1 or self.latent < 1 or set(self.halve) - {0, 1}:
@@ -73,7 +73,7 @@ class FrameConfig:
             raise UserError(
                 f"Images of side {image_side} cannot be downsampled {sum(self.halve)} "
                 "times by two.\n  Fix: use images whose side is a multiple of "
-                f"{self.downsampling}, or fewer ones in `halve`."
+                f"{self.downsampling}, or set fewer entries of `halve` to 1."
             )
         return side
 

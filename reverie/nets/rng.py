@@ -37,8 +37,8 @@ class Rng:
     def categorical(self, probs: Float[Tensor, "*b K"]) -> Int[Tensor, "*b"]:
         """Sample class indices; probabilities need not be exactly normalized.
 
-        On a GPU, the Gumbel-max trick with K exponential samples per class index; on a
-        CPU, the inverse CDF of one uniform sample, which is faster there.
+        On a GPU, this is the Gumbel-max trick, with one exponential sample per class;
+        on a CPU, the inverse CDF of one uniform sample, which is faster there.
         """
         if probs.device.type == "cpu":
             cdf = probs.cumsum(-1)
@@ -49,7 +49,7 @@ class Rng:
         return torch.argmax(probs / noise, -1)
 
     def exponential(self, like: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-        """Standard exponential noise in float32, in the shape of `like`.
+        """Return standard exponential noise in float32, in the shape of `like`.
 
         `argmax(probs / noise)` is a sample of the categorical distribution.
         """
@@ -62,11 +62,11 @@ class Rng:
         return mean + std * self._draw(mean, Tensor.normal_)
 
     def uniform(self, like: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Uniform samples from [0, 1) in the shape of `like`."""
+        """Return uniform samples from [0, 1), in the shape of `like`."""
         return self._draw(like, Tensor.uniform_)
 
     def permutation(self, mask: Bool[Tensor, " K"]) -> Int[Tensor, " K"]:
-        """All indices: first those where `mask` is True, in random order."""
+        """Return all indices, starting with those where `mask` is True, shuffled."""
         keys = torch.empty(mask.shape, device=mask.device)
         keys.uniform_(generator=self.generator)
         return torch.argsort(torch.where(mask, keys, 2.0))

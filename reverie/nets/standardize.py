@@ -1,8 +1,8 @@
 """Standardization of images: subtract mean, divide by standard deviation, per pixel.
 
-In mode `dataset` the statistics are those of all recordings (`set_statistics`). In mode
+Mode `dataset` uses the statistics of all recordings (`set_statistics`). In mode
 `batch`, training uses the statistics of the batch, and evaluation their moving average,
-as batch norm does. Both are buffers, so that checkpoints contain them.
+as batch norm does. Checkpoints contain the statistics, which are buffers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Standardize(nn.Module):
 
     mean: Tensor
     std: Tensor
-    seen: Tensor
+    seen: Tensor  # number of batches in the moving average
 
     def __init__(self, key: str, shape: tuple[int, ...], mode: str, minstd: float):
         super().__init__()
@@ -94,14 +94,14 @@ def frozen_statistics(modules: Sequence[Standardize]) -> Iterator[None]:
 
 
 def standardizers(module: nn.Module, mode: str) -> list[Standardize]:
-    """Submodules that standardize in this mode."""
-    parts = module.modules()
-    return [p for p in parts if isinstance(p, Standardize) and p.mode == mode]
+    """Return all `Standardize` submodules with this mode."""
+    submodules = module.modules()
+    return [m for m in submodules if isinstance(m, Standardize) and m.mode == mode]
 
 
 @torch.no_grad()
 def set_statistics(module: nn.Module, statistics: Statistics) -> None:
     """Set the statistics of all submodules in mode `dataset`."""
-    for part in standardizers(module, "dataset"):
-        part.mean.copy_(torch.as_tensor(statistics[part.key].mean))
-        part.std.copy_(torch.as_tensor(statistics[part.key].std))
+    for submodule in standardizers(module, "dataset"):
+        submodule.mean.copy_(torch.as_tensor(statistics[submodule.key].mean))
+        submodule.std.copy_(torch.as_tensor(statistics[submodule.key].std))

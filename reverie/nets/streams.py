@@ -28,7 +28,7 @@ GRAPH_PRIORITY = -3
 
 
 class SideStream(NamedTuple):
-    """A CUDA stream, identified by its name; one per device."""
+    """Name and priority of a side stream; each device has one CUDA stream for each."""
 
     name: str
     priority: int = 0  # 0 to 2; higher runs first

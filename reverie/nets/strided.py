@@ -69,7 +69,7 @@ class ImageDecoder(nn.Module):
 
 
 class TimeConvs(nn.Module):
-    """1D convolutions over time, then a linear output for every step."""
+    """1D convolutions over time; the last one has neither norm nor activation."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """A causal transformer with a KV cache.
 
 Layers are pre-norm: attention, then an MLP with GELU. A `Cache` holds the keys and
-values of all previous positions in tensors of fixed size. Its length is a Python
-integer, so that a loop over positions can be captured in a CUDA graph.
+values of all previous positions in tensors of fixed size. The number of positions is a
+Python integer, so that a loop over positions can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ STD = 0.02
 class Cache(NamedTuple):
     """Keys and values of the first `size` positions.
 
-    New positions are written into the same tensors. To continue one cache in two ways,
-    `clone` it first.
+    New positions are written to the same tensors. To continue a cache with two
+    different sequences, `clone` it first.
     """
 
     keys: Float[Tensor, "layers B heads L D"]
@@ -64,6 +64,7 @@ class Cache(NamedTuple):
         return self.keys.shape[-2] - self.size
 
     def clear(self) -> Cache:
+        """Return an empty cache, which uses the same tensors."""
         return self._replace(size=0)
 
     def clone(self) -> Cache:
@@ -132,7 +133,7 @@ class TransformerLayer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Learned positions, layers and a final norm; a time step has `tokens` tokens."""
+    """Position embeddings, layers, final norm; a time step has `tokens` tokens."""
 
     fast_version = "reverie.kernels.transformer:FastTransformer"
     mask: Tensor

@@ -92,14 +92,14 @@ class DreamerV3TorchDecoder(Decoder):
         return torch.sigmoid(x) if self.sigmoid else x + 0.5
 
     def _image_distribution(self, key: str, image: Tensor) -> Distribution:
-        kind = UnitNormal if self.image_dist == "normal" else MSE
-        if key in self.unscaled:  # divides predictions by 255 instead of targets
-            return kind(image, 3, unsquash=to_unit_range)
-        return kind(image, 3, squash=to_unit_range)
+        dist = UnitNormal if self.image_dist == "normal" else MSE
+        if key in self.unscaled:  # the network predicts values from 0 to 255
+            return dist(image, 3, unsquash=to_unit_range)
+        return dist(image, 3, squash=to_unit_range)
 
 
 class TolerantMSE(MSE):
-    """Squared errors below a tolerance count as zero."""
+    """Squared error that is zero below a tolerance."""
 
     TOLERANCE = 1e-8
 

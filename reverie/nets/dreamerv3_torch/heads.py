@@ -46,7 +46,7 @@ class DreamerV3TorchHead(Head):
 
 
 class DreamerV3TorchPolicyHead(PolicyHead):
-    """A distribution for every key of the action space."""
+    """A distribution for every action key; its samples have gradients."""
 
     HiddenLayers = HiddenMLP
     OutputLayer = OutputLinear

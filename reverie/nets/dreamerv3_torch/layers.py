@@ -1,8 +1,8 @@
 """Layers of dreamerv3-torch.
 
 Hidden layers are initialized from a truncated normal distribution and output layers
-from a uniform one, both with a variance of 1 / mean(fan-in, fan-out). Images are `(b,
-h, w, c)`, as in `nets/conv.py`.
+from a uniform one, both with a variance of 1 / fan, where fan is the mean of fan-in and
+fan-out. Images are `(b, h, w, c)`, as in `nets/conv.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STRIDE = 2
 
 
 class HiddenLayer(nn.Module):
-    """A weight without bias, followed by norm and activation."""
+    """Base class of hidden layers: weight without bias, norm, activation."""
 
     def __init__(
         self, shape: tuple[int, ...], units: int, fan: float, config: MLPConfig
@@ -51,7 +51,7 @@ class HiddenLayer(nn.Module):
         self.weight.mul_(self.std)
 
 
-class Dense(HiddenLayer):
+class HiddenLinear(HiddenLayer):
     """A hidden layer of an MLP."""
 
     def __init__(self, inputs: int, units: int, config: MLPConfig):
@@ -94,7 +94,7 @@ class UpConv(HiddenLayer):
         return transposed_conv(x, weight, None)
 
 
-class UniformInit(AffineLayer):
+class UniformInitLayer(AffineLayer):
     """Base class of output layers: uniform initial weights, zero initial bias."""
 
     limit: float
@@ -105,7 +105,7 @@ class UniformInit(AffineLayer):
         self.bias.zero_()
 
 
-class UpConvOutput(UniformInit):
+class UpConvOutput(UniformInitLayer):
     """The last transposed convolution: with a bias, without norm and activation."""
 
     def __init__(self, inputs: int, units: int, kernel: int, outscale: float):
@@ -118,7 +118,7 @@ class UpConvOutput(UniformInit):
         return transposed_conv(x, *self.cast(x.dtype))
 
 
-class OutputLinear(UniformInit, Linear):
+class OutputLinear(UniformInitLayer, Linear):
     """The output layer of an MLP."""
 
     def __init__(
@@ -136,7 +136,7 @@ class HiddenMLP(nn.Module):
         self.width = inputs
         self.layers = nn.ModuleList()
         for _ in range(config.layers):
-            self.layers.append(Dense(self.width, config.units, config))
+            self.layers.append(HiddenLinear(self.width, config.units, config))
             self.width = config.units
 
     def forward(self, x: Float[Tensor, "*b I"]) -> Float[Tensor, "*b F"]:

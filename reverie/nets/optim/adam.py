@@ -33,7 +33,7 @@ class ClippedConfig(OptimizerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (self.eps > 0 and self.clip >= 0):
-            raise ValueError("eps must be above zero and clip not negative")
+            raise ValueError("eps must be positive and clip at least 0")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class AdamConfig(ClippedConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.wd >= 0:
-            raise ValueError("wd must not be negative")
+            raise ValueError("wd must be at least 0")
 
     def rule(self) -> Adam:
         return Adam(self)
@@ -81,7 +81,7 @@ class Adam(ClippedRule):
     config: AdamConfig
 
     def weight_decay(self) -> float:
-        """Fraction by which an update reduces the decayed weights."""
+        """Return the fraction by which an update reduces the decayed weights."""
         return self.config.lr * self.config.wd
 
     def update(

@@ -66,7 +66,7 @@ class OptimizerGroup:
         return metrics
 
     def nonfinite(self) -> list[str]:
-        """Parameters whose gradients were not finite in the last update."""
+        """Return names of parameters with nonfinite gradients in the last update."""
         return [name for opt in self.optimizers.values() for name in opt.nonfinite()]
 
     def state_dict(self) -> StateDict:

@@ -3,8 +3,8 @@
 LaProp (Ziyin et al., 2020) is Adam with the order of its two steps exchanged: each
 gradient is first divided by its running RMS, then the momentum averages the normalized
 gradients. Before that, adaptive gradient clipping (Brock et al., 2021) limits the
-gradient norm of each tensor relative to the norm of the tensor, so that the learning
-rate does not depend on the scale of a layer.
+gradient norm of each tensor relative to the norm of the tensor, so that one clipping
+threshold fits layers of different scale.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class LaProp(UpdateRule):
         return config.lr * fraction
 
     def weight_decay(self) -> float:
-        return self.config.wd
+        return self.config.wd  # `update` multiplies it by the learning rate
 
     def clip_factors(
         self, norms: PerTensor, weight_norms: PerTensor, norm: Scalar

@@ -1,8 +1,8 @@
 """The optimizer that all agents train with; its config selects the update rule.
 
 `Optimizer` computes gradients, scales the loss for float16, skips updates that are not
-finite, and has the metrics and the state dict. An update rule (`laprop.py`, `adam.py`)
-adds the clipping and the formula.
+finite, and returns metrics. An update rule (`laprop.py`, `adam.py`) defines how
+gradients are clipped and how parameters change.
 
 In a data-parallel update, loss and gradients of all ranks are first added up. So all
 ranks clip by the same norm, skip the same updates, and keep equal weights.
@@ -46,8 +46,8 @@ class LossScaling(NamedTuple):
 class StepScalars(NamedTuple):
     """Scalars of one update, on the device."""
 
-    rate: Scalar  # learning rate, perhaps with a bias correction; 0 to skip
-    mu_correction: Scalar  # bias correction of the running averages
+    rate: Scalar  # factor of the parameter change; 0 to skip the update
+    mu_correction: Scalar  # divisors that correct the bias of the running averages
     nu_correction: Scalar
 
 
@@ -66,25 +66,25 @@ class UpdateRule:
         self.config = config
 
     def default_decayed(self, names: list[str]) -> list[str]:
-        """Names of parameters with weight decay if the caller does not list them."""
+        """Return the names of parameters that have weight decay by default."""
         return []
 
     def learning_rate(self, step: Scalar) -> Scalar | float:
-        """The learning rate after `step` updates."""
+        """Return the learning rate after `step` updates."""
         return self.config.lr
 
     def weight_decay(self) -> float:
-        """Coefficient of weight decay; includes the learning rate for Adam."""
+        """Factor of the decayed weights, as `update` uses it."""
         return 0.0
 
     def clip_factors(
         self, norms: PerTensor, weight_norms: PerTensor, norm: Scalar
     ) -> PerTensor:
-        """Factor for the gradient of each parameter; `norm` is the global norm."""
+        """Return a factor for each gradient; `norm` is the global norm."""
         raise NotImplementedError
 
     def scalars(self, lr: Scalar | float, gate: Scalar, step: Scalar) -> StepScalars:
-        """Scalars of the update; `rate` is divided by `mu_correction`."""
+        """Return the scalars; `rate` is the learning rate over `mu_correction`."""
         mu_correction = bias_correction(self.config.beta1, step)
         nu_correction = bias_correction(self.config.beta2, step)
         return StepScalars(lr * gate / mu_correction, mu_correction, nu_correction)
@@ -170,7 +170,7 @@ class Optimizer:
         return self.apply(loss.detach(), self.gradients(loss))
 
     def gradients(self, loss: Scalar) -> list[Tensor]:
-        """Unscaled gradients; zero for a parameter that the loss does not depend on."""
+        """Return unscaled gradients, zero for parameters without effect on the loss."""
         scaled = loss * self.loss_scale if self.scaling else loss
         add_abort_hooks(scaled)  # a signal can abort the backward pass
         grads = torch.autograd.grad(scaled, self.leaves, materialize_grads=True)
@@ -217,7 +217,7 @@ class Optimizer:
         return ok, metrics
 
     def nonfinite(self) -> list[str]:
-        """Parameters whose gradients were not finite in the last update."""
+        """Return names of parameters with nonfinite gradients in the last update."""
         bad = (~torch.isfinite(self.norms)).tolist()
         return [name for name, is_bad in zip(self.names, bad, strict=True) if is_bad]
 
@@ -239,7 +239,7 @@ class Optimizer:
     # Replaced by kernels in `kernels/optim/optimizer.py`.
 
     def _norms(self, grads: list[Tensor]) -> tuple[PerTensor, PerTensor]:
-        """Norm of each gradient, and of each parameter if the rule needs it."""
+        """Return the norm of each gradient, and of each parameter if needed."""
         norms = torch.stack(torch._foreach_norm(grads)).float()
         if not self.rule.CLIPS_PER_TENSOR:
             return norms, norms
@@ -270,20 +270,20 @@ class Optimizer:
         if not self.scaling:
             self.nonfinite_in_row.copy_(in_row)
             return
-        scaling, scale = self.rule.LOSS_SCALING, self.loss_scale
-        avoidable = ~ok & torch.isfinite(loss) & (scale > scaling.minimum)
+        settings, scale = self.rule.LOSS_SCALING, self.loss_scale
+        avoidable = ~ok & torch.isfinite(loss) & (scale > settings.minimum)
         self.nonfinite_in_row.copy_(
             torch.where(avoidable, self.nonfinite_in_row, in_row)
         )
         finite = (self.finite_in_row + 1) * gate
-        grow = finite >= scaling.growth_interval
+        grow = finite >= settings.growth_interval
         self.finite_in_row.copy_(torch.where(grow, 0.0, finite))
         factor = torch.where(ok, torch.where(grow, 2.0, 1.0), 0.5)
-        scale.mul_(factor).clamp_(scaling.minimum, scaling.maximum)
+        scale.mul_(factor).clamp_(settings.minimum, settings.maximum)
 
 
 def bias_correction(beta: float, step: Scalar) -> Scalar:
-    """Sum of the weights of a running average that started at zero, as in Adam.
+    """Return the sum of the weights of a running average that started at zero (Adam).
 
     A step of 0 counts as 1, to avoid a division by zero.
     """
@@ -297,7 +297,7 @@ def update_average(average: Tensors, new: Tensors, rate: Scalar) -> None:
 
 
 def dense_weights(module: nn.Module) -> list[str]:
-    """Names of the weights of dense layers: the parameters with weight decay.
+    """Return names of the weights of dense layers: the parameters with weight decay.
 
     Biases, norms, embeddings and convolutions have none.
     """
