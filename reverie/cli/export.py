@@ -18,7 +18,8 @@ class ExportOptions:
     format: Literal["onnx", "torch"] = "onnx"
     """`onnx` for ONNX Runtime, or `torch` for `torch.export.load` (a .pt2 file)."""
     out: str = ""
-    """Folder for the files; empty for `export` in the run folder."""
+    """Folder for the files; empty for `export` in the run folder, next to a file, or in
+    the current folder for `hf://` names."""
     sample: bool = False
     """Sample actions as `reverie eval` does, instead of the most probable ones."""
     with_world: bool = False
@@ -28,21 +29,24 @@ class ExportOptions:
 def export(words: list[str]) -> int:
     """Export the policy of a run for ONNX Runtime or torch.export, and verify it."""
     from reverie.export.export import export_policy, format_report
+    from reverie.run.hub import is_hub_name
     from reverie.run.python import load
 
     arguments = parse_arguments(words, max_positional=1)
     if not arguments.positional:
         raise UserError(
-            "`reverie export` needs the folder of a run, or a checkpoint.\n"
+            "`reverie export` needs the folder of a run, a checkpoint or a package.\n"
             "  Fix: reverie export LOGDIR"
         )
     options = arguments.take_options(ExportOptions)
-    logdir = Path(arguments.positional[0]).expanduser()
+    logdir, folder = Path(arguments.positional[0]).expanduser(), Path("export")
+    if options.out:
+        folder = Path(options.out).expanduser()
+    elif not is_hub_name(arguments.positional[0]):
+        folder = (logdir if logdir.is_dir() else logdir.parent) / "export"
     settings = {**dict(arguments.flags), **EXPORT_SETTINGS}
     with path_errors():
         player = load(logdir, configs=arguments.presets, **settings)
-        parent = logdir if logdir.is_dir() else logdir.parent
-        folder = Path(options.out).expanduser() if options.out else parent / "export"
         exported = export_policy(
             player, folder, options.format, not options.sample, options.with_world
         )

@@ -7,7 +7,13 @@ from pathlib import Path
 
 from reverie.api import UserError
 from reverie.cli.arguments import path_errors
-from reverie.cli.report import check_choice, check_window, missing_values, parse_runs
+from reverie.cli.report import (
+    check_choice,
+    check_window,
+    find_baselines,
+    missing_values,
+    parse_runs,
+)
 
 KINDS = ("curves", "profile", "aggregates", "improvement")
 
@@ -21,7 +27,8 @@ class PlotOptions:
     final score), aggregates (mean, median, IQM and optimality gap of final scores) or
     improvement (probability that one method is better than another)."""
     y: str = "episode/score"
-    """Metric to draw: a key of `scores.jsonl` (`episode/...`) or `metrics.jsonl`."""
+    """Metric to draw: a key of `scores.jsonl` (`episode/...`) or `metrics.jsonl`, or
+    crafter_score."""
     x: str = "frames"
     """Unit of the x axis: frames (of the simulator), step (of the agent) or hours."""
     by: tuple[str, ...] = ()
@@ -32,8 +39,9 @@ class PlotOptions:
     """A final score is the mean of the episodes in this last fraction of the budget."""
     budget: float = 0.0
     """Length of the training in units of x; 0 for the longest run of each task."""
-    baseline: str = ""
-    """Published results to draw as horizontal lines, for example dreamerv3."""
+    baseline: tuple[str, ...] = ()
+    """Published results to draw, as horizontal lines over curves: dreamerv3,
+    delta_iris, iris or simple."""
 
 
 def plot(words: list[str]) -> int:
@@ -55,39 +63,37 @@ def _check(options: PlotOptions) -> None:
     for name in options.out or ("",):
         if Path(name).suffix.lower().removeprefix(".") not in FORMATS:
             raise UserError(
-                f"--out {name!r} is not a figure that can be written.\n"
-                f"  Fix: a name that ends with .{', .'.join(FORMATS)}, for example "
-                "--out plot.png"
+                f"Figures are written as .{', .'.join(FORMATS)}, not as {name!r}.\n"
+                "  Fix: --out plot.png"
             )
-    if options.baseline and options.kind == "profile":
-        raise UserError(
-            "A performance profile needs single runs, which published results do not "
-            "have.\n"
-            "  Fix: remove --baseline, or use --kind curves."
-        )
 
 
 def _plot(paths: list[str], options: PlotOptions) -> int:
     from reverie.render.panels import encode_figure
     from reverie.results import plot as plots
-    from reverie.results.benchmarks import find_baseline
     from reverie.results.report import make_report
     from reverie.results.runs import find_runs, group_runs
     from reverie.storage.atomic import write_file
 
     runs = find_runs(paths)
     groups = group_runs(runs, options.by)
-    baseline = None
-    if options.baseline:
-        baseline = find_baseline(options.baseline, {run.task for run in runs})
+    baselines = find_baselines(options.baseline, runs, options.y)
+    for name, baseline in zip(options.baseline, baselines, strict=True):
+        if options.kind == "profile" and not baseline.runs:
+            raise UserError(
+                "A performance profile needs single runs, and only means are published "
+                f"of {name}.\n  Fix: remove --baseline, or use --kind curves."
+            )
     points = plots.read_points(groups, options.y, options.x)
     if not points:
         raise missing_values(runs, options.y, options.x)
     if options.kind == "curves":
-        figure = plots.draw_curves(points, options.y, options.x, options.bins, baseline)
+        figure = plots.draw_curves(
+            points, options.y, options.x, options.bins, baselines
+        )
     else:
         report = make_report(
-            groups, options.y, options.x, options.budget, options.window, baseline
+            groups, options.y, options.x, options.budget, options.window, baselines
         )
         if options.kind == "profile":
             figure = plots.draw_profiles(report)

@@ -13,6 +13,7 @@ from reverie.api import UserError
 from reverie.cli.arguments import parse_arguments, path_errors
 
 if TYPE_CHECKING:
+    from reverie.results.benchmarks import Baseline
     from reverie.results.runs import Run
 
 T = TypeVar("T")
@@ -27,7 +28,8 @@ class ReportOptions:
     out: str = ""
     """File to write; empty to print the table."""
     y: str = "episode/score"
-    """Metric to report: a key of `scores.jsonl` (`episode/...`) or `metrics.jsonl`."""
+    """Metric to report: a key of `scores.jsonl` (`episode/...`) or `metrics.jsonl`, or
+    crafter_score."""
     x: str = "frames"
     """Unit of window and budget: frames (of the simulator), step (of the agent) or
     hours."""
@@ -37,8 +39,8 @@ class ReportOptions:
     """Length of the training in units of x; 0 for the longest run of each task."""
     by: tuple[str, ...] = ()
     """Settings that distinguish methods; empty for all settings that differ."""
-    baseline: str = ""
-    """Published results to compare with, for example dreamerv3."""
+    baseline: tuple[str, ...] = ()
+    """Published results to compare with: dreamerv3, delta_iris, iris or simple."""
 
 
 def report(words: list[str]) -> int:
@@ -58,7 +60,6 @@ def report(words: list[str]) -> int:
 
 def format_report(paths: Sequence[Path | str], options: ReportOptions) -> str:
     """Return the table of the scores of the runs at these paths."""
-    from reverie.results.benchmarks import find_baseline
     from reverie.results.report import FORMATS, make_report
     from reverie.results.runs import find_runs, group_runs
 
@@ -66,22 +67,36 @@ def format_report(paths: Sequence[Path | str], options: ReportOptions) -> str:
     check_window(options.x, options.window, options.budget)
     runs = find_runs(paths)
     groups = group_runs(runs, options.by)
-    tasks = {run.task for run in runs}
     result = make_report(
         groups,
         options.y,
         options.x,
         options.budget,
         options.window,
-        find_baseline(options.baseline, tasks) if options.baseline else None,
+        find_baselines(options.baseline, runs, options.y),
     )
     if not result.rows:
         raise missing_values(runs, options.y, options.x)
     return FORMATS[options.format](result)
 
 
+def find_baselines(
+    names: Sequence[str], runs: Sequence[Run], key: str
+) -> list[Baseline]:
+    """Return published results for the tasks of runs."""
+    from reverie.results.benchmarks import find_baseline
+    from reverie.results.runs import SCORE
+
+    if names and key != SCORE:
+        raise UserError(
+            f"Published results are scores, which cannot be compared with {key!r}.\n"
+            "  Fix: remove --y or --baseline."
+        )
+    return [find_baseline(name, {run.task for run in runs}) for name in names]
+
+
 def parse_runs(words: list[str], command: str, schema: type[T]) -> tuple[list[str], T]:
-    """Return the paths of runs and the options of a command that compares them."""
+    """Return the paths of runs, and the options of `reverie report` or `plot`."""
     arguments = parse_arguments(words, max_positional=len(words))
     options = arguments.take_options(schema)
     arguments.refuse_presets(f"`{command}` reads the settings of the runs.")
@@ -95,7 +110,7 @@ def parse_runs(words: list[str], command: str, schema: type[T]) -> tuple[list[st
 
 
 def check_window(x: str, window: float, budget: float) -> None:
-    """Raise unless these options select episodes at the end of training."""
+    """Raise if `--x`, `--window` or `--budget` is not valid."""
     check_choice("x", x, X_AXES)
     if not 0 < window <= 1:
         raise UserError(
@@ -110,8 +125,8 @@ def check_window(x: str, window: float, budget: float) -> None:
 
 
 def missing_values(runs: Sequence[Run], key: str, x: str) -> UserError:
-    """Return the error for runs without values of a key."""
-    keys = sorted({name for run in runs for name in run.metrics()})
+    """Return the error for runs that have not logged a metric."""
+    keys = sorted({name for run in runs for name in run.metric_names()})
     hint = "" if key in keys else configs.suggest(key, keys)
     fix = "wait until an episode has ended"
     if key in keys:

@@ -11,8 +11,7 @@ from reverie.cli.arguments import parse_arguments, path_errors
 
 def pack(words: list[str]) -> int:
     """Write a trained agent as one file, without replay buffer and optimizer."""
-    from reverie.results.pack import open_for_package
-    from reverie.results.pack import pack as write_file
+    from reverie.results.pack import open_for_package, write_package_file
 
     arguments = parse_arguments(words, max_positional=2)
     arguments.refuse_presets("A package has the settings saved with the run.")
@@ -25,7 +24,7 @@ def pack(words: list[str]) -> int:
     logdir, path = map(Path, arguments.positional)
     run = open_for_package(logdir)
     with path_errors():
-        print(_with_size(write_file(run, path.expanduser())))
+        print(_with_size(write_package_file(run, path.expanduser())))
     return 0
 
 
@@ -41,7 +40,7 @@ class PushOptions:
     private: bool = False
     """Make the repository private if it is created."""
     video: bool = True
-    """Play an episode and write it as `replay.mp4`, if MP4 can be encoded."""
+    """Play an episode and write it as `replay.mp4`; as GIF if MP4 cannot be encoded."""
 
 
 def push(words: list[str]) -> int:

@@ -24,8 +24,8 @@ from reverie.nets.rng import Rng
 from reverie.run.load import PolicySource
 from reverie.spaces import Space, Spaces, agent_obs_space
 
-FIXED_POINT = 22
-"""Fractional bits of the weights with which Pillow resizes images."""
+FRACTION_BITS = 22
+"""Fractional bits of the fixed-point weights with which Pillow resizes images."""
 
 
 def to_env_step(step: ExportStep, source: PolicySource) -> ExportStep:
@@ -129,18 +129,17 @@ def resize(
         if old == new:
             continue
         total = x.movedim(axis, -1) @ torch.as_tensor(bilinear_weights(old, new)).T
-        total = torch.floor((total + 2 ** (FIXED_POINT - 1)) / 2**FIXED_POINT)
+        total = torch.floor((total + 2 ** (FRACTION_BITS - 1)) / 2**FRACTION_BITS)
         x = total.clamp(0, 255).movedim(-1, axis)
     return x.to(torch.uint8)
 
 
 def bilinear_weights(old: int, new: int) -> Float[np.ndarray, "new old"]:
-    """Return the weight of each old pixel for each new one, as fixed-point numbers of
-    Pillow."""
+    """Return the fixed-point weight of each old pixel for each new one."""
     scale = max(old / new, 1.0)
     center = (np.arange(new) + 0.5) * old / new
     distance = np.abs(np.arange(old) + 0.5 - center[:, None]) / scale
     weights = np.clip(1 - distance, 0, None)
     weights /= weights.sum(1, keepdims=True)
-    fixed: np.ndarray = np.floor(weights * 2**FIXED_POINT + 0.5)
+    fixed: np.ndarray = np.floor(weights * 2**FRACTION_BITS + 0.5)
     return fixed

@@ -39,7 +39,7 @@ RUNNERS["torch"] = {**RUNNERS["onnx"], "load_torch.py": load_torch}
 
 
 class Exported(NamedTuple):
-    """Files of an exported policy, and how it compares with the agent."""
+    """Files of an exported policy, and its comparison with the agent."""
 
     files: list[Path]
     comparisons: dict[str, Comparison]
@@ -224,11 +224,12 @@ def format_report(exported: Exported) -> str:
     for name, comparison in exported.comparisons.items():
         lines.append(
             f"{name}: {comparison.steps} recurrent steps, largest difference "
-            f"{comparison.error:.1e} (allowed: {TOLERANCE:g}), {comparison.ties} ties"
+            f"{comparison.error:.1e} (allowed: {TOLERANCE:g}), {comparison.ties} other "
+            "choices at ties"
         )
     exported_ms, agent_ms = (exported.latency[key] for key in ("exported", "agent"))
     lines.append(
-        f"latency on this CPU with batch size 1 and {torch.get_num_threads()} threads: "
+        f"latency (batch size 1, CPU threads: {torch.get_num_threads()}): "
         f"{exported_ms:.2f} ms exported, {agent_ms:.2f} ms agent.act"
     )
     return "\n".join(lines)

@@ -31,7 +31,7 @@ SAMPLERS = {
 
 
 class GivenNoise(Rng):
-    """Random numbers that are given, in the order in which they are used."""
+    """Returns given random numbers, in this order, instead of sampling them."""
 
     def __init__(self, noise: Iterable[Tensor]):
         self._noise = iter(noise)
@@ -108,7 +108,7 @@ class TensorInfo(NamedTuple):
 class FlatStep(nn.Module):
     """A step on a flat list of tensors: inputs, state, then noise.
 
-    It returns outputs, then the next state. Names have the given prefixes.
+    It returns outputs, then the next state. The prefixes are those of tensor names.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class FlatStep(nn.Module):
     ):
         super().__init__()
         self.inner, self.keys = step.module, list(step.inputs)
-        self._state = step.initial(BATCH)
+        self._state = step.initial(BATCH)  # example, for the structure
         inputs = {
             key: torch.as_tensor(space.zeros(BATCH))
             for key, space in step.inputs.items()

@@ -50,7 +50,7 @@ class Comparison(NamedTuple):
     error: float = 0.0
     """Largest difference, except for ties; relative for values above 1."""
     ties: int = 0
-    """Number of batch elements in which another class was chosen at a tie."""
+    """Number of batch elements whose exported step chose another class at a tie."""
     steps: int = 0
 
     def add(self, error: float, ties: int) -> Comparison:
@@ -95,10 +95,9 @@ COMPARISONS = (aten.le.Tensor, aten.lt.Tensor, aten.ge.Tensor, aten.gt.Tensor)
 def compare_policy(
     player: Player, step: FlatStep, folder: Path, load: LoadStep
 ) -> Comparison:
-    """Compare the runner of an exported policy with `player.act`.
+    """Compare an exported policy with its step in PyTorch, and this with the agent.
 
-    The player, the step in PyTorch (whose state can be compared) and the runner get the
-    same random observations and the same noise.
+    All of them get the same random observations and noise.
     """
     policy, rng = Policy(folder, BATCH, load=load), np.random.default_rng(0)
     obs_space, info = agent_obs_space(player.obs_space), policy.info
@@ -107,16 +106,16 @@ def compare_policy(
     for seed in range(STEPS):
         obs = to_nested(obs_space, sample_values(obs_space, rng, BATCH))
         policy.reset(rng.random(BATCH) < RESET_RATE)
-        feed = {x["name"]: policy.observe(x, obs) for x in info["observations"]}
-        feed |= {"is_first": policy.is_first, **state}
+        inputs = {x["name"]: policy.observe(x, obs) for x in info["observations"]}
+        inputs |= {"is_first": policy.is_first, **state}
         noise = RecordedNoise(seed)
-        reference = run_step(step, feed, noise)
+        reference = run_step(step, inputs, noise)
         player.agent.seed_policy(seed)  # type: ignore[attr-defined]
         action = player.act(obs, info["greedy"], is_first=policy.is_first)
         _check_actions(_actions_by_name(info, action), reference)
         action = policy.act(obs, name_noise(step, noise) or None)
         exported = {**_actions_by_name(info, action), **_to_next_state(policy.state)}
-        error, tied = compare(step, feed, noise, reference, exported)
+        error, tied = compare(step, inputs, noise, reference, exported)
         state = {name: reference[f"{NEXT}{name}"] for name in state}
         for name, value in state.items():  # a class that differs changes the state
             policy.state[name][tied] = value[tied]
@@ -138,15 +137,15 @@ def compare_world(
     exported_state, results = state, {name: Comparison() for name in steps}
     for seed in range(STEPS):
         for name, step in steps.items():
-            inputs = {k: x.sample(rng, BATCH) for k, x in spaces[name].items()}
-            if "is_first" in inputs:
-                inputs["is_first"] = (rng.random(BATCH) < RESET_RATE) | (seed == 0)
+            values = {k: x.sample(rng, BATCH) for k, x in spaces[name].items()}
+            if "is_first" in values:
+                values["is_first"] = (rng.random(BATCH) < RESET_RATE) | (seed == 0)
             noise = RecordedNoise(seed)
-            feed = {**inputs, **state}
-            reference = run_step(step, feed, noise)
+            inputs = {**values, **state}
+            reference = run_step(step, inputs, noise)
             start = exported_state if name == "observe" else state
-            exported = run[name]({**inputs, **start, **name_noise(step, noise)})
-            error, tied = compare(step, feed, noise, reference, exported)
+            exported = run[name]({**values, **start, **name_noise(step, noise)})
+            error, tied = compare(step, inputs, noise, reference, exported)
             results[name] = results[name].add(error, int(tied.sum()))
             if name == "observe":
                 state = {key: reference[f"{NEXT}{key}"] for key in state}
@@ -162,7 +161,7 @@ def compare_world(
 
 def compare(
     step: FlatStep,
-    feed: Arrays,
+    inputs: Arrays,
     noise: RecordedNoise,
     reference: Arrays,
     exported: Arrays,
@@ -180,21 +179,22 @@ def compare(
     tied = errors > TOLERANCE
     if tied.any():
         with DecisionMargins(BATCH) as decisions:
-            run_step(step, feed, GivenNoise(noise.noise))
+            run_step(step, inputs, GivenNoise(noise.noise))
         tied &= decisions.margins < TIE
     return float(errors[~tied].max(initial=0)), tied
 
 
-def run_step(step: FlatStep, feed: Arrays, rng: GivenNoise) -> Arrays:
+def run_step(step: FlatStep, inputs: Arrays, rng: GivenNoise) -> Arrays:
     """Run a step in PyTorch, on arrays by name."""
     names = [x.name for x in (*step.inputs, *step.state)]
     with torch.no_grad():
-        outputs = step.run([torch.tensor(feed[name]) for name in names], rng)
+        outputs = step.run([torch.tensor(inputs[name]) for name in names], rng)
     arrays = [x.numpy() for x in outputs]
     return dict(zip(step.output_names, arrays, strict=True))
 
 
 def name_noise(step: FlatStep, noise: RecordedNoise) -> Arrays:
+    """Return recorded noise by the names of the noise inputs."""
     pairs = zip(step.noise, noise.noise, strict=True)
     return {info.name: tensor.contiguous().numpy() for info, tensor in pairs}
 
@@ -231,7 +231,7 @@ def _median_ms(run: Callable[[], Any]) -> float:
 
 
 def _check_actions(action: Arrays, reference: Arrays) -> None:
-    """Raise unless the step in PyTorch is the policy of the agent."""
+    """Raise unless the step in PyTorch has chosen the actions of the agent."""
     for name, value in action.items():
         if not np.allclose(value, reference[name], TOLERANCE, TOLERANCE):
             raise RuntimeError(

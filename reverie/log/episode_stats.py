@@ -17,12 +17,18 @@ REWARD_CHANGE = 0.01
 """`reward_rate` is the fraction of steps whose reward changes by at least this."""
 
 
+ACHIEVEMENT = "log/achievement_"
+"""Start of the names of achievements, which are positive if they were unlocked."""
+
+
 class EpisodeStats:
     """Scores, lengths and `log/*` values, and videos of the first environment.
 
     The score of an episode is the sum of its rewards, its length the number of actions
     (one less than the rows). Metrics have one entry per episode that has ended;
-    `episode/success` is 1 if the environment reported success in any of its steps.
+    `episode/success` is 1 if the environment reported success in any of its steps, and
+    NaN if it reported neither success nor failure. `episode/achievement_NAME` is 1 if
+    the achievement was unlocked.
     """
 
     def __init__(self, envs: int):
@@ -36,7 +42,7 @@ class EpisodeStats:
         self._sum: dict[str, np.ndarray] = {}
         self._max: dict[str, np.ndarray] = {}
         self._frames: dict[str, list[np.ndarray]] = {}
-        self._ended: list[tuple[float, float]] = []  # score, length since `summary`
+        self._ended: list[tuple[float, float]] = []  # score and length, for `summary`
 
     def add(self, obs: Obs) -> Metrics:
         """Add one row per environment; returns the metrics of episodes that end."""
@@ -59,7 +65,7 @@ class EpisodeStats:
         return self._episode_metrics(last) if last.any() else {}
 
     def summary(self) -> Metrics:
-        """Statistics of the episodes that have ended since the last call.
+        """Return statistics of the episodes that have ended since the last call.
 
         Includes the mean reward per step, to compare with imagined rewards.
         """
@@ -67,7 +73,7 @@ class EpisodeStats:
         return summarize_ended(ended)
 
     def state_dict(self) -> StateDict:
-        """State without the video, which restarts when a run is resumed."""
+        """Return the state without the video; a resumed run starts a new video."""
         return {
             "values": {name: array.copy() for name, array in self._values.items()},
             "sum": {name: array.copy() for name, array in self._sum.items()},
@@ -117,10 +123,13 @@ class EpisodeStats:
         for key, total in self._sum.items():
             if key == SUCCESS:
                 solved = self._max[key][last]
-                reported = solved >= 0
-                if reported.any():
-                    metrics["episode/success"] = (solved[reported] > 0).astype(float)
+                if (solved >= 0).any():
+                    rates = np.where(solved >= 0, solved > 0, np.nan)
+                    metrics["episode/success"] = rates
                 continue
+            if key.startswith(ACHIEVEMENT):
+                name = key.removeprefix("log/")
+                metrics[f"episode/{name}"] = (self._max[key][last] > 0).astype(float)
             metrics[f"epstats/{key}/avg"] = total[last] / rows
             metrics[f"epstats/{key}/max"] = self._max[key][last]
             metrics[f"epstats/{key}/sum"] = total[last]

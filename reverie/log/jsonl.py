@@ -1,7 +1,8 @@
 """Sink that writes metrics as JSON lines, for other programs to read.
 
 `metrics.jsonl` has one line per write, with the step and all scalars. `scores.jsonl`
-has one line per episode, with the step at which it ended, its score and its length.
+has one line per episode, with the step at which it ended, its score, its length, and
+other values such as its success.
 Lines of both have `seconds`, the wall-clock duration of the run so far, without the
 time between a stop and a resume. When a run resumes from a checkpoint, lines after its
 step are removed, so that the files are the same as those of an uninterrupted run. NaN
@@ -63,6 +64,7 @@ class JsonlSink(Sink):
             line[score.name] = _to_number(score.value)
             if score.length is not None:
                 line[length_of(score.name)] = _to_number(score.length)
+            line |= {key: _to_number(value) for key, value in score.others.items()}
             self._unwritten[SCORES].append(_to_line(line))
         self._flush()
 
@@ -72,7 +74,7 @@ class JsonlSink(Sink):
             remove_lines_after(file.path, step)
 
     def state_dict(self) -> StateDict:
-        """Sizes of the files, so that a resumed run can continue from there."""
+        """Return the sizes of the files and the lines that are not written yet."""
         sizes = {
             name: file.path.stat().st_size if file.path.exists() else 0
             for name, file in self._files.items()
@@ -96,7 +98,7 @@ class JsonlSink(Sink):
                 if final_step is not None:
                     lines = _final_lines(file.path, size, final_step)
                     pending = [line.encode() for line in unwritten]
-                    if lines[: len(pending)] == pending:  # written after the save
+                    if lines[: len(pending)] == pending:  # they were written later
                         size += sum(map(len, pending))
                         unwritten, lines = [], lines[len(pending) :]
                     lines = lines[:1] if name == METRICS else lines
@@ -123,8 +125,8 @@ class JsonlSink(Sink):
                 raise OSError(
                     code,
                     f"{path} cannot be written ({os.strerror(code)}); {len(lines)} "
-                    "lines are kept in memory, and written when this is possible "
-                    f"again. Fix: {fix_for(code, path)}",
+                    "lines are kept in memory until it can be written. "
+                    f"Fix: {fix_for(code, path)}",
                 ) from error
             lines.clear()
 

@@ -75,14 +75,14 @@ class Logger:
     """Averages metrics between writes and passes them to all sinks.
 
     If a sink fails (full disk, server not reachable), one warning is printed and the
-    run continues; the sink is tried again at every write. With `timed`, records have
-    the duration of the run, without the time between stopping and resuming it.
+    run continues; the sink is tried again at every write. With `log_seconds`, records
+    have the duration of the run, without the time between stopping and resuming it.
     """
 
-    def __init__(self, sinks: Sequence[Sink], timed: bool = False):
+    def __init__(self, sinks: Sequence[Sink], log_seconds: bool = False):
         self.sinks = list(sinks)
         self.timer = Timer(enabled=False)
-        self._start = time.monotonic() if timed else None
+        self._start = time.monotonic() if log_seconds else None
         self.step = -1  # step of the last write
         self.has_final_write = False
         self._device_sums: dict[tuple[str, ...], _DeviceSums] = {}
@@ -117,7 +117,7 @@ class Logger:
             elif isinstance(value, Tensor) and value.ndim == 0 and not _is_score(name):
                 on_device.setdefault(value.device, {})[name] = value.detach()
             elif _is_score(name):
-                self._add_scores(name, value, metrics.get(length_of(key)), step)
+                self._add_scores(name, metrics, key, step)
             else:
                 self._add_array(name, value)
         for device, scalars in on_device.items():
@@ -172,7 +172,7 @@ class Logger:
             self._call(sink, "truncate_after", step)
 
     def state_dict(self) -> StateDict:
-        """Metrics that are not written yet, and the state of the sinks."""
+        """Return the metrics that are not written yet, and the state of the sinks."""
         device_sums = []
         for (device, *names), sums in self._device_sums.items():
             total, count = sums.read()
@@ -193,6 +193,7 @@ class Logger:
             "score_values": np.array([s.value for s in self._scores], np.float64),
             "score_lengths": [score.length for score in self._scores],
             "score_seconds": [score.seconds for score in self._scores],
+            "score_others": [dict(score.others) for score in self._scores],
             "sinks": {
                 sink.name: sink.state_dict()
                 for sink in self.sinks
@@ -227,7 +228,8 @@ class Logger:
         self._texts = dict(state["texts"])
         steps, values = state["score_steps"].tolist(), state["score_values"].tolist()
         columns = (values, state["score_lengths"], state["score_seconds"])
-        self._scores = list(map(Score, steps, state["score_names"], *columns))
+        others = state.get("score_others") or [{}] * len(steps)
+        self._scores = list(map(Score, steps, state["score_names"], *columns, others))
         self.has_final_write = self._restore_sinks(state["sinks"], final)
 
     def _restore_sinks(
@@ -242,7 +244,7 @@ class Logger:
                 was_written &= sink.has_final_line
             else:
                 others.append(sink)
-        if final and was_written:  # not if the run was killed before its last write
+        if final and was_written:  # else the run was killed before its last write
             self.step = int(final["step"])
             self._scores.clear()
             if final["due"]:
@@ -255,12 +257,14 @@ class Logger:
         for sink in self.sinks:
             self._call(sink, "close")
 
-    def _add_scores(self, name: str, value: Any, length: Any, step: int) -> None:
-        """Add scores of episodes and, if given, their lengths."""
-        scores, seconds = _to_host(value), self.seconds
+    def _add_scores(self, name: str, metrics: Metrics, key: str, step: int) -> None:
+        """Add the scores of episodes, with their lengths and other values."""
+        scores, seconds = _to_host(metrics[key]), self.seconds
+        length = metrics.get(length_of(key))
         lengths = [None] * len(scores) if length is None else _to_host(length).tolist()
-        for score, count in zip(scores.tolist(), lengths, strict=True):
-            self._scores.append(Score(step, name, score, count, seconds))
+        others = _other_values(name.removesuffix(key), metrics, key, len(scores))
+        for score, count, values in zip(scores.tolist(), lengths, others, strict=True):
+            self._scores.append(Score(step, name, score, count, seconds, values))
         self._add_array(name, scores)
 
     def _add_array(self, name: str, value: Any) -> None:
@@ -313,7 +317,7 @@ class Logger:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             reason = (reason or "").partition("\n")[0]
             problem = f"Writing the {sink.name} log failed, the run continues"
-            print_message(f"warning: {problem}: {reason}")
+            print_message(f"warning: {problem}. Reason: {reason}")
 
 
 class _DeviceSums:
@@ -392,9 +396,9 @@ def make_logger(
             if isinstance(error, UserError) and output in config.outputs:
                 raise
             # For example a server that is not reachable, or missing permissions.
-            problem = f"The {output} log cannot start, the run continues without"
-            print_message(f"warning: {problem}: {error}")
-    return Logger(sinks, timed=config.timing_metrics)
+            problem = f"The {output} log cannot start, the run continues without it"
+            print_message(f"warning: {problem}. Reason: {error}")
+    return Logger(sinks, log_seconds=config.timing_metrics)
 
 
 def _pack_sums(names: list[str], total: list[float], count: list[int]) -> StateDict:
@@ -408,6 +412,25 @@ def _pack_sums(names: list[str], total: list[float], count: list[int]) -> StateD
 
 def _is_score(name: str) -> bool:
     return name == SCORE or name.endswith("/" + SCORE)
+
+
+def _other_values(
+    prefix: str, metrics: Metrics, score: str, count: int
+) -> list[dict[str, float]]:
+    """Return the other metrics of each episode, such as `episode/success`.
+
+    They have the group of the score (`episode/`), and no entry where they are NaN.
+    """
+    group, known = score.removesuffix("score"), (score, length_of(score))
+    rows: list[dict[str, float]] = [{} for _ in range(count)]
+    for name, value in metrics.items():
+        if not group or not name.startswith(group) or name in known:
+            continue
+        values = [] if isinstance(value, str) else _to_host(value).tolist()
+        for row, number in zip(rows, values, strict=False):
+            if len(values) == count and not math.isnan(number):
+                row[prefix + name] = number
+    return rows
 
 
 def _to_host(value: Any) -> np.ndarray:

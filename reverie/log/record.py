@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -18,6 +20,8 @@ class Score(NamedTuple):
     """Number of actions."""
     seconds: float | None = None
     """Duration of the run until the episode ended."""
+    others: Mapping[str, float] = MappingProxyType({})
+    """Other values of the episode, by name, such as `episode/success`."""
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,16 @@ T = TypeVar("T")
 
 FORMATS = ("png", "svg", "pdf")
 DPI = 300
-WIDTHS = {1: 3.4, 2: 5.4, 3: 7.2}
+WIDTHS = {1: 3.4, 2: 5.4, 3: 7.2, 4: 7.2, 5: 7.2}
 """Width of a figure in inches, by its number of columns."""
-PANEL_HEIGHT = 2.0
+PANEL_HEIGHTS = {1: 2.0, 2: 2.0, 3: 2.0, 4: 1.7, 5: 1.4}
+"""Height of a panel in inches, by the number of columns."""
 ROW_HEIGHT = 0.3
 """Height of a row in a panel of intervals."""
 LEGEND_HEIGHT, CAPTION_HEIGHT = 0.2, 0.15
 """Heights of a line of the legend and of the caption."""
+LINE_WIDTH, LETTER_WIDTH = 0.4, 0.063
+"""Widths of the line and of a letter of an entry of the legend."""
 STYLES = ("-", "--", ":", "-.")
 
 
@@ -89,12 +92,13 @@ def _styled(function: Callable[P, T]) -> Callable[P, T]:
 
 @_styled
 def draw_panels(panels: Sequence[Panel], caption: str = "") -> Any:
-    """Draw panels in rows of up to three, with one legend for all of them."""
+    """Draw panels in rows of up to five, with one legend for all of them."""
     names = [*dict.fromkeys(line.name for panel in panels for line in panel.lines)]
     references = [*dict.fromkeys(name for panel in panels for name in panel.references)]
-    columns = min(len(panels), 3)
+    columns = _panel_columns(len(panels))
+    height = PANEL_HEIGHTS[columns]
     figure, axes = _make_figure(
-        len(panels), columns, PANEL_HEIGHT, len(names) + len(references), caption
+        len(panels), columns, height, [*names, *references], caption
     )
     handles: dict[str, Any] = {}
     for i, (axis, panel) in enumerate(zip(axes, panels, strict=True)):
@@ -105,7 +109,8 @@ def draw_panels(panels: Sequence[Panel], caption: str = "") -> Any:
             handles[name] = axis.axhline(
                 value, color=_color(index), linestyle=(0, (4, 2)), linewidth=1
             )
-        _style_axis(axis, panel.title, panel.x_label)
+        is_lowest = i + columns >= len(panels) or columns < 4
+        _style_axis(axis, panel.title, panel.x_label if is_lowest else "")
         if i % columns == 0 or panel.y_label != panels[i - 1].y_label:
             axis.set_ylabel(panel.y_label)
         axis.set_xlim(left=min([0.0, *(float(line.x[0]) for line in panel.lines)]))
@@ -113,7 +118,8 @@ def draw_panels(panels: Sequence[Panel], caption: str = "") -> Any:
             low, high = panel.y_range
             margin = 0.03 * (high - low)
             axis.set_ylim(low - margin, high + margin)
-        axis.yaxis.set_major_formatter(lambda value, _: format_tick(value))
+        axis.yaxis.set_major_formatter(_format_tick)
+        axis.yaxis.set_major_locator(_ticks())
     _draw_legend(figure, {name: handles[name] for name in [*names, *references]})
     return figure
 
@@ -124,7 +130,7 @@ def draw_intervals(panels: Sequence[IntervalPanel], caption: str = "") -> Any:
     rows = max(len(panel.rows) for panel in panels)
     height = 0.65 + ROW_HEIGHT * rows
     columns = min(len(panels), 2)
-    figure, axes = _make_figure(len(panels), columns, height, 0, caption)
+    figure, axes = _make_figure(len(panels), columns, height, [], caption)
     for i, (axis, panel) in enumerate(zip(axes, panels, strict=True)):
         for row, (_, value, low, high) in enumerate(panel.rows):
             color = _color(row)
@@ -152,13 +158,14 @@ def encode_figure(figure: Any, format: str) -> bytes:
 
 
 def _make_figure(
-    count: int, columns: int, height: float, legend: int, caption: str
+    count: int, columns: int, height: float, legend: Sequence[str], caption: str
 ) -> tuple[Any, list[Any]]:
     from matplotlib.figure import Figure
 
     rows = math.ceil(count / columns)
     width = WIDTHS[columns]
-    legend_height = LEGEND_HEIGHT * math.ceil(legend / _legend_columns(width))
+    legend_rows = math.ceil(len(legend) / _legend_columns(width, legend))
+    legend_height = LEGEND_HEIGHT * legend_rows
     lines = _wrap(caption, width)
     caption_height = CAPTION_HEIGHT * len(lines)
     size = (width, rows * height + legend_height + caption_height)
@@ -202,7 +209,7 @@ def _draw_line(axis: Any, line: Line, index: int) -> Any:
 def _style_axis(axis: Any, title: str, x_label: str) -> None:
     axis.set_title(title)
     axis.set_xlabel(x_label)
-    axis.xaxis.set_major_formatter(lambda value, _: format_tick(value))
+    axis.xaxis.set_major_formatter(_format_tick)
     axis.xaxis.set_major_locator(_ticks())
 
 
@@ -212,8 +219,21 @@ def _ticks() -> Any:
     return MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10])
 
 
-def _legend_columns(width: float) -> int:
-    return max(1, int(width / 1.7))
+def _format_tick(value: float, position: int | None) -> str:
+    return format_tick(value).replace("-", "\N{MINUS SIGN}")
+
+
+def _panel_columns(count: int) -> int:
+    """Return a number of columns that leaves few places empty."""
+    if count > 12:
+        return 5
+    return {1: 1, 2: 2, 3: 3, 4: 2, 5: 3, 6: 3, 9: 3}.get(count, 4)
+
+
+def _legend_columns(width: float, names: Sequence[str]) -> int:
+    """Return how many entries of a legend fit into a row."""
+    longest = max(map(len, names), default=0)
+    return max(1, int(width / (LINE_WIDTH + LETTER_WIDTH * longest)))
 
 
 def _draw_legend(figure: Any, handles: dict[str, Any]) -> None:
@@ -224,7 +244,7 @@ def _draw_legend(figure: Any, handles: dict[str, Any]) -> None:
         loc="upper center",
         bbox_to_anchor=(0.5, 1),
         borderaxespad=0.1,
-        ncols=min(len(handles), _legend_columns(width)),
+        ncols=min(len(handles), _legend_columns(width, list(handles))),
         frameon=False,
         handlelength=1.6,
         columnspacing=1.2,

@@ -1,18 +1,36 @@
-"""Human-normalized scores, and published results of benchmarks."""
+"""Scores that are comparable between tasks, and published results of benchmarks."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from reverie.api import UserError
 from reverie.config import suggest
+from reverie.results.runs import CRAFTER_SCORE, SCORE, SUCCESS
 
 DATA = Path(__file__).parent / "data"
-NOT_BASELINES = ("atari_human",)
+NOT_BASELINES = ("atari_human", "procgen_ranges")
+RATES = (SUCCESS,)
+"""Metrics between 0 and 1."""
+MAX_DMC_RETURN = 1000.0
+"""Return of an episode of dm_control with the reward 1 in all of its 1,000 steps."""
+
+
+class Normalization(NamedTuple):
+    """Makes the values of different tasks comparable."""
+
+    name: str
+    """What a normalized value is, for labels and tables."""
+    function: Callable[[str, np.ndarray], np.ndarray]
+    """Normalizes values of a task."""
+    target: float = 1.0
+    """Value from which on a task counts as solved, for the optimality gap."""
 
 
 class Baseline(NamedTuple):
@@ -23,9 +41,37 @@ class Baseline(NamedTuple):
     scores: Mapping[str, float]
     """Mean over seeds, by task."""
     stds: Mapping[str, float]
+    """Standard deviation over seeds, by task."""
     seeds: Mapping[str, int]
+    """Number of seeds, by task."""
     budget: float
     """Length of the training in simulator frames."""
+    runs: Mapping[str, list[float]]
+    """Score of each run, by task; empty if only means are published."""
+
+
+def find_normalization(key: str, tasks: Collection[str]) -> Normalization | None:
+    """Return how a metric is compared between tasks in their benchmark.
+
+    Scores of Atari games are human-normalized and those of Procgen min-max normalized,
+    as in the papers of these benchmarks. Returns of dm_control, success rates and
+    Crafter scores have the same range in all tasks. None for other metrics and tasks.
+    """
+    if key in RATES:
+        return Normalization("success rate", _keep)
+    if key == CRAFTER_SCORE:
+        return Normalization("Crafter score (%)", _keep, target=100.0)
+    if key != SCORE or not tasks:
+        return None
+    for name, normalize in (
+        ("human-normalized score", human_normalized_score),
+        ("normalized score", procgen_normalized_score),
+    ):
+        if all(normalize(task, 0.0) is not None for task in tasks):
+            return Normalization(name, _on_arrays(normalize))
+    if all(task.startswith("dmc_") for task in tasks):
+        return Normalization("episode return", _keep, target=MAX_DMC_RETURN)
+    return None
 
 
 def human_normalized_score(task: str, score: float) -> float | None:
@@ -34,10 +80,46 @@ def human_normalized_score(task: str, score: float) -> float | None:
     0 is a uniformly random policy and 1 a human player.
     """
     suite, _, game = task.partition("_")
-    entry = _human_scores().get(game) if suite in ("atari", "atari100k") else None
+    if suite not in ("atari", "atari100k"):
+        return None
+    return _between(_read("atari_human")["scores"].get(game), "random", "human", score)
+
+
+def procgen_normalized_score(task: str, score: float) -> float | None:
+    """Return the normalized score of a Procgen game; None for other tasks.
+
+    0 is a trivial policy and 1 the largest score, in the distribution mode `hard`.
+    """
+    suite, _, game = task.partition("_")
+    if suite != "procgen":
+        return None
+    return _between(_read("procgen_ranges")["scores"].get(game), "min", "max", score)
+
+
+def _between(
+    entry: Mapping[str, float] | None, low: str, high: str, score: float
+) -> float | None:
     if entry is None:
         return None
-    return (score - entry["random"]) / (entry["human"] - entry["random"])
+    return (score - entry[low]) / (entry[high] - entry[low])
+
+
+def _keep(task: str, values: np.ndarray) -> np.ndarray:
+    return values
+
+
+def _on_arrays(
+    normalize: Callable[[str, float], float | None],
+) -> Callable[[str, np.ndarray], np.ndarray]:
+    """Apply a linear normalization of numbers to arrays."""
+
+    def function(task: str, values: np.ndarray) -> np.ndarray:
+        zero, one = normalize(task, 0.0), normalize(task, 1.0)
+        assert zero is not None
+        assert one is not None
+        return zero + (one - zero) * np.asarray(values, float)
+
+    return function
 
 
 def list_baselines() -> list[str]:
@@ -50,9 +132,9 @@ def list_baselines() -> list[str]:
 
 
 def find_baseline(name: str, tasks: Iterable[str]) -> Baseline:
-    """Return a published result: `dreamerv3` or, with its suite, `dreamerv3/atari100k`.
+    """Return the published results `method` or `method/suite`.
 
-    Without a suite, the one that contains some of the `tasks` is returned.
+    Without a suite, it is the one that contains some of the `tasks`.
     """
     method, _, suite = name.partition("/")
     available = list_baselines()
@@ -82,7 +164,7 @@ def find_baseline(name: str, tasks: Iterable[str]) -> Baseline:
             f"  Fix: --baseline {method}/{choices[0]}, or remove --baseline."
         )
     entry = data["suites"][found[0]]
-    rows = entry["tasks"]
+    rows = {task: _complete(row) for task, row in entry["tasks"].items()}
     return Baseline(
         data["name"],
         data["source"],
@@ -90,13 +172,19 @@ def find_baseline(name: str, tasks: Iterable[str]) -> Baseline:
         {task: row["std"] for task, row in rows.items()},
         {task: row["seeds"] for task, row in rows.items()},
         entry["budget"],
+        {task: row["runs"] for task, row in rows.items() if "runs" in row},
     )
+
+
+def _complete(row: dict[str, Any]) -> dict[str, Any]:
+    """Compute mean and standard deviation of a task whose single runs are published."""
+    if "runs" not in row:
+        return row
+    values = np.array(row["runs"], float)
+    mean, std = float(values.mean()), float(values.std(ddof=1))
+    return {"score": mean, "std": std, "seeds": len(values), **row}
 
 
 @cache
 def _read(name: str) -> dict[str, Any]:
     return json.loads((DATA / f"{name}.json").read_text())
-
-
-def _human_scores() -> dict[str, dict[str, float]]:
-    return _read("atari_human")["scores"]

@@ -1,4 +1,4 @@
-"""Learning curves on common bins of x, averaged over runs, with bootstrap bands.
+"""Learning curves on common bins of x, averaged over runs, with bootstrap intervals.
 
 The points of a run are an array `(n, 2)` of x (such as frames) and value.
 """
@@ -18,9 +18,9 @@ RESAMPLES = 500
 
 
 class Curve(NamedTuple):
-    """Mean over runs at the centers of bins, with its band (NaN for one run)."""
+    """Mean or IQM over runs, by bin, and its confidence interval (NaN for one run)."""
 
-    x: np.ndarray
+    x: np.ndarray  # centers of the bins
     mean: np.ndarray
     low: np.ndarray
     high: np.ndarray
@@ -28,15 +28,24 @@ class Curve(NamedTuple):
 
 
 def bin_edges(points: Sequence[np.ndarray], bins: int = BINS) -> np.ndarray:
-    """Return edges of equal bins from zero to the largest x of all runs.
+    """Return the edges of at most `bins` bins from zero to the largest x of all runs.
 
-    Bins are not narrower than the mean distance between the episodes of any run, so
-    that long episodes do not leave bins empty.
+    The width is a round number. If the mean distance between the episodes of a run is
+    larger, it is this distance, so that long episodes do not leave bins empty. The last
+    bin can be shorter or longer than the others by up to a half.
     """
     last = max(float(run[:, 0].max()) for run in points) or 1.0
     distance = max(float(run[:, 0].max()) / len(np.unique(run[:, 0])) for run in points)
-    max_bins = round(last / distance) if distance else 1
-    return np.linspace(0, last, max(1, min(bins, max_bins)) + 1)
+    width = distance if distance > last / bins else _round_up(last / bins)
+    count = max(1, round(last / width))
+    return np.append(width * np.arange(count), last)
+
+
+def _round_up(value: float) -> float:
+    """Return the next multiple of a power of ten by 1, 2, 2.5 or 5."""
+    power = 10.0 ** np.floor(np.log10(value) + 1e-9)
+    factors = (1, 2, 2.5, 5, 10)
+    return float(next(m * power for m in factors if m * power >= value * (1 - 1e-9)))
 
 
 def bin_centers(edges: np.ndarray) -> np.ndarray:
@@ -74,14 +83,14 @@ def make_curve(points: Sequence[np.ndarray], edges: np.ndarray) -> Curve:
 def aggregate_curve(
     points: Mapping[str, Sequence[np.ndarray]],
     edges: np.ndarray,
-    scale: Callable[[str, np.ndarray], np.ndarray],
+    normalize: Callable[[str, np.ndarray], np.ndarray],
 ) -> Curve:
-    """Interquartile mean over all runs of all tasks, in bins that all tasks reach.
+    """Interquartile mean over all runs of all tasks, in bins where each task has data.
 
-    `scale` makes the values of a task comparable with those of others.
+    `normalize` makes the values of a task comparable with those of other tasks.
     """
     curves = {
-        task: scale(task, np.stack([bin_run(run, edges) for run in runs]))
+        task: normalize(task, np.stack([bin_run(run, edges) for run in runs]))
         for task, runs in points.items()
     }
     known = {task: np.isfinite(values) for task, values in curves.items()}

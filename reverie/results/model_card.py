@@ -11,8 +11,8 @@ from reverie.results.report import format_number
 TYPE = "reinforcement-learning"
 
 
-def model_card(repository: str, results: dict[str, Any], has_video: bool) -> str:
-    """Return the README.md of a repository."""
+def model_card(repository: str, results: dict[str, Any], video: str = "") -> str:
+    """Return the README.md of a repository; `video` is the file name of its video."""
     task, agent = results["task"], results["agent"]
     metadata = {
         "library_name": "reverie",
@@ -39,8 +39,10 @@ def model_card(repository: str, results: dict[str, Any], has_video: bool) -> str
         f"{results['step']:,} steps ({results['updates']:,} updates, seed "
         f"{results['seed']}).",
     ]
-    if has_video:
-        parts.append("An episode of this agent is in `replay.mp4`.")
+    if video.endswith(".gif"):
+        parts.append(f"![An episode of this agent]({video})")
+    elif video:
+        parts.append(f"An episode of this agent is in `{video}`.")
     parts += ["## Results", _results_table(results)]
     if results.get("command"):
         parts += ["## Training", f"```\n{results['command']}\n```", _origin(results)]

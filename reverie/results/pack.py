@@ -42,8 +42,8 @@ def open_for_package(logdir: Path) -> SavedRun:
     return run
 
 
-def pack(run: SavedRun, path: Path) -> Path:
-    """Write a package as one file, and return its path with the suffix `.reverie`."""
+def write_package_file(run: SavedRun, path: Path) -> Path:
+    """Write a package as one file; return its path, with the suffix `.reverie`."""
     if path.suffix != SUFFIX:
         path = path.with_name(path.name + SUFFIX)
     with TemporaryDirectory() as name:

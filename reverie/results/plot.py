@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +16,12 @@ from reverie.render.panels import (
     draw_intervals,
     draw_panels,
 )
-from reverie.results.benchmarks import Baseline, human_normalized_score
+from reverie.results.benchmarks import (
+    RATES,
+    Baseline,
+    Normalization,
+    find_normalization,
+)
 from reverie.results.curves import (
     BINS,
     Curve,
@@ -24,46 +29,42 @@ from reverie.results.curves import (
     bin_edges,
     make_curve,
 )
-from reverie.results.report import Report, describe_windows
-from reverie.results.runs import Groups
+from reverie.results.report import (
+    Report,
+    describe_windows,
+    label_method,
+    normalize_scores,
+)
+from reverie.results.runs import CRAFTER_SCORE, SCORE, SUCCESS, Groups
 from reverie.results.statistics import (
     AGGREGATES,
-    aggregate,
     exceedance,
     interquartile_mean,
     mean_with_band,
 )
 
 NAMES = {
-    "episode/score": "score",
-    "episode/success": "success rate",
+    SCORE: "score",
+    SUCCESS: "success rate",
     "episode/length": "episode length",
+    CRAFTER_SCORE: "Crafter score (%)",
 }
 """Labels of metrics in figures."""
 UNITS = {"frames": "frames", "step": "agent steps", "hours": "hours"}
-RATES = ("episode/success",)
-"""Metrics between 0 and 1, which need no normalization across tasks."""
 BAND = "band: 95 % stratified bootstrap over seeds"
 
 Points = dict[str, dict[str, list[np.ndarray]]]
 """(x, value) of the episodes of each run, by method and task."""
 
 
-class ScoreNormalization(NamedTuple):
-    """Makes the values of different tasks comparable."""
-
-    name: str
-    function: Callable[[str, np.ndarray], np.ndarray]
-
-
 def read_points(groups: Groups, key: str, x: str) -> Points:
-    """Return the values of all runs that have values of this metric."""
+    """Return the values of a metric in all runs that have logged it."""
     points: Points = {}
     for method, by_task in groups.items():
         for task, runs in by_task.items():
-            known = [p for run in runs if len(p := run.points(key, x))]
-            if known:
-                points.setdefault(method, {})[task] = known
+            logged = [p for run in runs if len(p := run.points(key, x))]
+            if logged:
+                points.setdefault(method, {})[task] = logged
     return points
 
 
@@ -72,12 +73,12 @@ def draw_curves(
     key: str,
     x: str,
     bins: int = BINS,
-    baseline: Baseline | None = None,
+    baselines: Sequence[Baseline] = (),
 ) -> Any:
     """Draw learning curves: a panel per task, and one of the aggregate over tasks."""
     tasks = _tasks_of(points)
     label, y_range = NAMES.get(key, key), (0.0, 1.0) if key in RATES else None
-    labels = _method_labels(points)
+    labels, prefix = _method_labels(points), _common_suite(tasks)
     panels, widths = [], set()
     for task in tasks:
         runs = [r for by_task in points.values() for r in by_task.get(task, [])]
@@ -88,20 +89,38 @@ def draw_curves(
             for method, by_task in points.items()
             if task in by_task
         ]
-        references = {}
-        if baseline is not None and task in baseline.scores:
-            references[baseline.name] = baseline.scores[task]
-        panels.append(Panel(task, lines, references, UNITS[x], label, y_range))
+        references = {x.name: x.scores[task] for x in baselines if task in x.scores}
+        title = task.removeprefix(prefix)
+        panels.append(Panel(title, lines, references, UNITS[x], label, y_range))
     if len(tasks) > 1:
-        panel = _aggregate_panel(points, key, x, bins, baseline, y_range)
+        panel = _aggregate_panel(points, key, x, bins, baselines, y_range)
         panels += [panel] if panel.lines else []
+    return draw_panels(panels, _curve_caption(panels, widths, key, x, prefix))
+
+
+def _curve_caption(
+    panels: Sequence[Panel], widths: set[float], key: str, x: str, prefix: str
+) -> str:
+    """Return sentences about the lines and bands of learning curves."""
     width = _format_width(min(widths))
     if max(widths) > 1.01 * min(widths):
         width += f" to {_format_width(max(widths))}"
-    caption = f"Mean of episodes in bins of {width} {UNITS[x]}"
+    values = "episodes" if key.startswith("episode/") else "logged values"
+    if key == CRAFTER_SCORE:
+        values = "the scores of all episodes so far"
+    caption = f"Mean of {values} in bins of {width} {UNITS[x]}"
     has_band = any(np.isfinite(line.low).any() for p in panels for line in p.lines)
     caption += f"; {BAND}." if has_band else "; one seed, so there is no band."
-    return draw_panels(panels, caption)
+    if any(panel.references for panel in panels):
+        caption += " Dashed lines: published scores at the end of the training."
+    return caption + (f" Tasks: {prefix}*." if prefix else "")
+
+
+def _common_suite(tasks: Sequence[str]) -> str:
+    """Return the suite that all tasks have as a prefix, such as `atari100k_`."""
+    suites = {task.partition("_")[0] for task in tasks if "_" in task}
+    has_suite = len(tasks) > 1 and len(suites) == 1 and all("_" in t for t in tasks)
+    return f"{suites.pop()}_" if has_suite else ""
 
 
 def draw_profiles(report: Report) -> Any:
@@ -110,24 +129,15 @@ def draw_profiles(report: Report) -> Any:
     for row in report.rows:
         scores.setdefault(row.method, {})[row.task] = row.scores
     tasks = sorted({task for by_task in scores.values() for task in by_task})
-    scaled = {
-        method: {
-            task: [
-                x if (y := human_normalized_score(task, x)) is None else y
-                for x in values
-            ]
-            for task, values in by_task.items()
-        }
-        for method, by_task in scores.items()
-    }
-    if len(tasks) > 1 and any(
-        human_normalized_score(task, 0.0) is None for task in tasks
-    ):
+    name = NAMES.get(report.metric, report.metric)
+    scale = report.normalization or Normalization(name, lambda task, values: values)
+    if len(tasks) > 1 and report.normalization is None:
         raise UserError(
             f"The scores of {', '.join(tasks[:4])} have no common scale for a "
-            "performance profile.\n  Fix: give the runs of one task, or of Atari games "
-            "only, whose scores are normalized."
+            "performance profile.\n  Fix: give the runs of one task, or of one suite "
+            "with normalized scores: Atari, Procgen or DMC."
         )
+    scaled = {m: normalize_scores(by_task, scale) for m, by_task in scores.items()}
     values = [x for by_task in scaled.values() for t in by_task.values() for x in t]
     low, high = min(*values, 0.0), max(values)
     thresholds = np.linspace(low, high + 0.02 * (high - low), 401)
@@ -136,19 +146,14 @@ def draw_profiles(report: Report) -> Any:
     for method, by_task in scaled.items():
         curve = mean_with_band(exceedance(by_task, thresholds))
         lines.append(Line(labels[method], thresholds, *curve))
-    label = (
-        "human-normalized score"
-        if human_normalized_score(tasks[0], 0.0) is not None
-        else "score"
-    )
     title = tasks[0] if len(tasks) == 1 else f"{len(tasks)} tasks"
-    panel = Panel(title, lines, {}, label, "fraction of runs above", (0.0, 1.0))
+    panel = Panel(title, lines, {}, scale.name, "fraction of runs above", (0.0, 1.0))
     return draw_panels([panel], describe_windows(report))
 
 
 def draw_aggregates(report: Report) -> Any:
     """Draw mean, median, IQM and optimality gap of normalized scores, by method."""
-    if not report.aggregates:
+    if report.normalization is None:
         raise UserError(
             "The tasks of these runs have no normalized scores to aggregate.\n"
             "  Fix: --kind curves, whose last panel is an aggregate over tasks."
@@ -156,8 +161,11 @@ def draw_aggregates(report: Report) -> Any:
     panels = [
         IntervalPanel(
             name,
-            [Interval(method, *row[name]) for method, row in report.aggregates.items()],
-            "human-normalized score",
+            [
+                Interval(label_method(report, method), *row[name])
+                for method, row in report.aggregates.items()
+            ],
+            report.normalization.name,
         )
         for name in AGGREGATES
     ]
@@ -185,58 +193,54 @@ def _aggregate_panel(
     key: str,
     x: str,
     bins: int,
-    baseline: Baseline | None,
+    baselines: Sequence[Baseline],
     y_range: tuple[float, float] | None,
 ) -> Panel:
-    """Interquartile mean of the methods that have runs of all tasks."""
+    """Return a panel with the IQM of every method that has runs of all tasks."""
     tasks = _tasks_of(points)
     runs = [r for by_task in points.values() for rs in by_task.values() for r in rs]
     edges = bin_edges(runs, bins)
-    scale = _make_scale(points, key)
+    normalization = _choose_normalization(points, key)
     labels = _method_labels(points)
     lines = [
         _to_line(labels[method], curve)
         for method, by_task in points.items()
         if len(by_task) == len(tasks)
-        and len((curve := aggregate_curve(by_task, edges, scale.function)).x)
+        and len((curve := aggregate_curve(by_task, edges, normalization.function)).x)
     ]
-    references = {}
-    if baseline is not None and {*tasks} <= {*baseline.scores}:
-        published = {
-            task: scale.function(task, np.array([baseline.scores[task]])).tolist()
-            for task in tasks
-        }
-        estimate = aggregate(published, interquartile_mean)
-        references[baseline.name] = estimate.value
+    references = {
+        baseline.name: interquartile_mean(
+            [
+                normalization.function(task, np.array(_runs_of(baseline, task)))
+                for task in tasks
+            ]
+        )
+        for baseline in baselines
+        if {*tasks} <= {*baseline.scores}
+    }
     title = f"IQM of {len(tasks)} tasks"
-    return Panel(title, lines, references, UNITS[x], scale.name, y_range)
+    return Panel(title, lines, references, UNITS[x], normalization.name, y_range)
 
 
-def _make_scale(points: Points, key: str) -> ScoreNormalization:
-    """Return the human normalization, or a min-max normalization per task."""
+def _runs_of(baseline: Baseline, task: str) -> list[float]:
+    """Return the published scores of all runs, or their mean."""
+    return baseline.runs.get(task, [baseline.scores[task]])
+
+
+def _choose_normalization(points: Points, key: str) -> Normalization:
+    """Return the normalization of the benchmark, or a min-max one per task."""
     tasks = _tasks_of(points)
-    if key in RATES:
-        return ScoreNormalization(NAMES[key], lambda task, values: values)
-    if key == "episode/score" and all(
-        human_normalized_score(t, 0.0) is not None for t in tasks
-    ):
-        return ScoreNormalization("human-normalized score", _normalize_array)
+    if (found := find_normalization(key, tasks)) is not None:
+        return found
     ranges = {}
     for task in tasks:
         runs = [r for by_task in points.values() for r in by_task.get(task, [])]
         curves = np.concatenate([run[:, 1] for run in runs])
         ranges[task] = (float(curves.min()), float(np.ptp(curves)) or 1.0)
-    return ScoreNormalization(
+    return Normalization(
         f"{NAMES.get(key, key)}, min-max normalized per task",
         lambda task, values: (values - ranges[task][0]) / ranges[task][1],
     )
-
-
-def _normalize_array(task: str, values: np.ndarray) -> np.ndarray:
-    zero, one = human_normalized_score(task, 0.0), human_normalized_score(task, 1.0)
-    assert zero is not None
-    assert one is not None
-    return zero + (one - zero) * values
 
 
 def _format_width(value: float) -> str:

@@ -13,15 +13,19 @@ from reverie.api import UserError
 from reverie.evaluation.episodes import play_episodes
 from reverie.evaluation.recorders import VideoRecorder
 from reverie.log.messages import print_message
-from reverie.render.video import FPS, can_write_mp4
+from reverie.plugins import install_command
+from reverie.render.video import FPS, video_suffix
 from reverie.results.model_card import model_card
 from reverie.results.pack import open_for_package, write_package
 from reverie.run.config import for_evaluation
 from reverie.run.factory import FIRST_EVAL_ENV, make_envs
 from reverie.run.hub import endpoint, explain, import_hub, parse_name
 from reverie.run.load import SavedRun
+from reverie.spaces import Arrays
 
-CARD, VIDEO = "README.md", "replay.mp4"
+CARD, VIDEO = "README.md", "replay"
+MAX_FRAMES = 1000
+"""Maximum length of the video, from the start of the episode."""
 
 
 def push(logdir: Path, name: str, private: bool = False, video: bool = True) -> str:
@@ -60,25 +64,30 @@ def write_repository(
         )
     folder.mkdir(parents=True, exist_ok=True)
     results = write_package(run, folder)
-    has_video = video and _write_video(run, folder / VIDEO)
-    (folder / CARD).write_text(model_card(repository, results, has_video))
+    name = _write_video(run, folder) if video else ""
+    (folder / CARD).write_text(model_card(repository, results, name))
     return sorted(path.name for path in folder.iterdir())
 
 
-def _write_video(run: SavedRun, path: Path) -> bool:
-    """Record an episode; print the reason and return False if that is not possible."""
-    missing = f"There is no {path.name}"
-    if not can_write_mp4():
-        print_message(f"{missing}: the package imageio with ffmpeg is not installed.")
-        return False
+def _write_video(run: SavedRun, folder: Path) -> str:
+    """Record an episode as MP4, or as GIF without an encoder; return its file name.
+
+    If that is not possible, print the reason and return an empty string.
+    """
+    name = f"{VIDEO}.{video_suffix()}"
     try:
         with TemporaryDirectory() as temporary:
-            shutil.move(_record(run, Path(temporary)), path)
+            shutil.move(_record(run, Path(temporary)), folder / name)
     except UserError as error:
         reason = str(error).partition("\n")[0].rstrip(".")
-        print_message(f"{missing}: {reason}.")
-        return False
-    return True
+        print_message(f"There is no {name}: {reason}.")
+        return ""
+    if name.endswith(".gif"):
+        print_message(
+            f"The video is {name}: {VIDEO}.mp4 needs imageio with ffmpeg.\n"
+            f"  Fix: {install_command('video')}"
+        )
+    return name
 
 
 def _record(run: SavedRun, folder: Path) -> Path:
@@ -88,6 +97,14 @@ def _record(run: SavedRun, folder: Path) -> Path:
     envs: Any = make_envs(config, 1, FIRST_EVAL_ENV)
     with contextlib.closing(envs):
         fps = envs.render_fps or FPS
-        recorder = VideoRecorder(folder, envs.obs_space, 1, 1, fps)
+        recorder = StartRecorder(folder, envs.obs_space, 1, 1, fps)
         play_episodes(run.load_policy(envs), envs, 1, recorders=[recorder])
     return recorder.paths[0]
+
+
+class StartRecorder(VideoRecorder):
+    """Writes the first `MAX_FRAMES` of an episode."""
+
+    def write(self, episode: Arrays, number: int, failed: bool) -> Path:
+        start = {key: value[:MAX_FRAMES] for key, value in episode.items()}
+        return super().write(start, number, failed)

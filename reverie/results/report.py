@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from reverie.results.benchmarks import Baseline, human_normalized_score
-from reverie.results.runs import Groups, Run
+import numpy as np
+
+from reverie.results.benchmarks import Baseline, Normalization, find_normalization
+from reverie.results.runs import CRAFTER_SCORE, SCORE, Groups, Run
 from reverie.results.scores import ScoreWindow, final_score, final_window, has_episode
 from reverie.results.statistics import (
     AGGREGATES,
     Estimate,
+    Statistic,
     aggregate,
     mean,
+    optimality_gap,
     probability_of_improvement,
 )
 
@@ -44,15 +49,19 @@ class Report(NamedTuple):
 
     rows: list[Row]
     aggregates: dict[str, dict[str, Estimate]]
-    """Statistics over normalized scores, by method; empty if tasks have none."""
+    """Statistics over tasks, by method; empty if scores of the tasks are not
+    comparable."""
     improvements: dict[str, Estimate]
     """Probability of improvement, by `A over B`."""
     windows: dict[str, ScoreWindow]
-    """By task."""
+    """The window of the final scores, by task."""
     sources: list[str]
     """Where published results come from."""
     runs_without_final_episodes: int = 0
     """Number of runs without an episode in the window of their task."""
+    metric: str = SCORE
+    normalization: Normalization | None = None
+    """Makes the scores of these tasks comparable; None if that is not possible."""
 
 
 def make_report(
@@ -61,12 +70,12 @@ def make_report(
     x: str = "frames",
     budget: float = 0.0,
     fraction: float = 0.05,
-    baseline: Baseline | None = None,
+    baselines: Sequence[Baseline] = (),
 ) -> Report:
     """Compute the final scores of all runs and their aggregates.
 
-    The final score of a run is the mean of the episodes in the last `fraction` of
-    the budget; without a budget, of the longest run of the task.
+    The final score of a run is the mean of the episodes in the last `fraction` of the
+    budget. Without a budget, this is the length of the longest run of the task.
     """
     tasks = sorted({task for by_task in groups.values() for task in by_task})
     windows = {
@@ -85,28 +94,26 @@ def make_report(
         for method, by_task in groups.items()
         if (row := _make_row(task, method, by_task.get(task, []), key, windows[task]))
     ]
-    scores = {m: _scores_of(rows, m) for m in groups}
-    normalized = {m: _normalized(by_task) for m, by_task in scores.items()}
-    sources = []
-    if baseline is not None:
-        rows += _baseline_rows(baseline, tasks)
-        published = {
-            task: [baseline.scores[task]] for task in tasks if task in baseline.scores
+    sources = [f"{baseline.name}: {baseline.source}" for baseline in baselines]
+    rows += [row for baseline in baselines for row in _baseline_rows(baseline, tasks)]
+    scores: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        scores.setdefault(row.method, {})[row.task] = row.scores
+    normalization = find_normalization(key, {row.task for row in rows})
+    aggregates = {}
+    if normalization is not None:
+        statistics = _statistics(normalization)
+        aggregates = {
+            method: {name: aggregate(values, f) for name, f in statistics.items()}
+            for method, by_task in scores.items()
+            if (values := normalize_scores(by_task, normalization))
         }
-        scores[baseline.name] = published
-        normalized[baseline.name] = _normalized(published)
-        sources.append(f"{baseline.name}: {baseline.source}")
-    aggregates = {
-        method: {name: aggregate(values, f) for name, f in AGGREGATES.items()}
-        for method, values in normalized.items()
-        if values and len(values) == len(scores[method])
-    }
-    methods = list(groups)
+    methods = [*groups, *(x.name for x in baselines if {*x.runs} & {*tasks})]
     improvements = {
         f"{a} over {b}": probability_of_improvement(scores[a], scores[b])
         for i, a in enumerate(methods)
         for b in methods[i + 1 :]
-        if {*scores[a]} & {*scores[b]}
+        if {*scores.get(a, ())} & {*scores.get(b, ())}
     }
     without_episodes = sum(
         final_score(run, key, windows[task]) is not None
@@ -115,7 +122,32 @@ def make_report(
         for task, runs in by_task.items()
         for run in runs
     )
-    return Report(rows, aggregates, improvements, windows, sources, without_episodes)
+    return Report(
+        rows,
+        aggregates,
+        improvements,
+        windows,
+        sources,
+        without_episodes,
+        key,
+        normalization,
+    )
+
+
+def normalize_scores(
+    scores: Mapping[str, Sequence[float]], normalization: Normalization
+) -> dict[str, list[float]]:
+    """Return the normalized scores of all runs, by task."""
+    return {
+        task: normalization.function(task, np.array(values)).tolist()
+        for task, values in scores.items()
+    }
+
+
+def _statistics(normalization: Normalization) -> dict[str, Statistic]:
+    """Return the aggregates over tasks, with the target of the normalization."""
+    gap = functools.partial(optimality_gap, target=normalization.target)
+    return {k: gap if f is optimality_gap else f for k, f in AGGREGATES.items()}
 
 
 def _make_row(
@@ -135,47 +167,22 @@ def _make_row(
         aggregate({task: values}, mean),
         [run.seed for run, _ in scored],
         sum(known) / len(known) / 3600 if known else None,
-        _join(str(entry.get("gpu") or "CPU") for entry in about),
+        ", ".join(sorted({str(entry.get("gpu") or "CPU") for entry in about})),
         sorted({str(entry["commit"]) for entry in about if entry.get("commit")}),
         describe_command(about[0].get("command")),
     )
 
 
 def _baseline_rows(baseline: Baseline, tasks: Iterable[str]) -> list[Row]:
-    nan = float("nan")
-    return [
-        Row(
-            task,
-            baseline.name,
-            [baseline.scores[task]],
-            Estimate(baseline.scores[task], nan, nan),
-            list(range(baseline.seeds[task])),
-            None,
-            "",
-            [],
-            PUBLISHED,
-        )
-        for task in tasks
-        if task in baseline.scores
-    ]
-
-
-def _scores_of(rows: Iterable[Row], method: str) -> dict[str, list[float]]:
-    return {row.task: row.scores for row in rows if row.method == method}
-
-
-def _normalized(scores: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Return human-normalized scores of the tasks for which they are defined."""
-    result = {}
-    for task, values in scores.items():
-        normalized = [human_normalized_score(task, value) for value in values]
-        if all(value is not None for value in normalized):
-            result[task] = [float(value or 0.0) for value in normalized]
-    return result
-
-
-def _join(names: Iterable[str]) -> str:
-    return ", ".join(sorted({*names}))
+    rows = []
+    for task in tasks:
+        if task in baseline.scores:
+            scores = baseline.runs.get(task, [baseline.scores[task]])
+            estimate = aggregate({task: scores}, mean)
+            seeds = list(range(baseline.seeds[task]))
+            cells = (None, "", [], PUBLISHED)
+            rows.append(Row(task, baseline.name, scores, estimate, seeds, *cells))
+    return rows
 
 
 def describe_command(words: Any) -> str:
@@ -223,38 +230,56 @@ def _cells(report: Report) -> list[list[str]]:
 
 def _aggregate_cells(report: Report) -> list[list[str]]:
     return [
-        [method, *(format_estimate(values[name]) for name in AGGREGATES)]
+        [label_method(report, method), *(format_estimate(x) for x in values.values())]
         for method, values in report.aggregates.items()
     ]
 
 
+def label_method(report: Report, method: str) -> str:
+    """Return the name of a method, with its number of tasks if it lacks some."""
+    count = sum(row.method == method for row in report.rows)
+    total = len({row.task for row in report.rows})
+    return method if count == total else f"{method} ({count} of {total} tasks)"
+
+
 def describe_windows(report: Report) -> str:
-    """Return a sentence that states which episodes the final scores average."""
-    windows = {window for window in report.windows.values() if window.end}
+    """Return a sentence that states of which episodes the final scores are."""
+    metric, windows = report.metric, {w for w in report.windows.values() if w.end}
+    is_episodic = metric == CRAFTER_SCORE or metric.startswith("episode/")
+    value = "episode" if is_episodic else "logged value"
     shares = {round(100 * (1 - window.start / window.end), 3) for window in windows}
     if len(windows) > 1 and len(shares) == 1:  # each task has its own budget
         ends = sorted(window.end for window in windows)
         unit = next(iter(windows)).x
         text = (
-            f"episodes in the last {shares.pop():g} % of the training of each task, "
+            f"in the last {shares.pop():g} % of the training of each task, "
             f"which ends at {ends[0]:,.6g} to {ends[-1]:,.6g} {unit}"
         )
     else:
-        text = "; ".join(sorted(map(str, windows)))
-    text = f"Score: mean of {text}."
+        text = "; ".join(sorted(window.range for window in windows))
+    kind = "Crafter score" if metric == CRAFTER_SCORE else "mean"
+    label = "Score" if metric in (SCORE, CRAFTER_SCORE) else metric
+    text = f"{label}: {kind} of {value}s {text}."
     if count := report.runs_without_final_episodes:
         runs = "1 run has" if count == 1 else f"{count} runs have"
-        text += f" {runs} no episode there; the last earlier episode counts instead."
+        text += f" {runs} no {value} there; the last earlier {value} counts instead."
     estimates = [row.estimate for row in report.rows]
     if any(math.isfinite(estimate.low) for estimate in estimates):
         text += " Intervals: 95 % bootstrap over seeds."
     return text
 
 
+def _describe_aggregates(report: Report) -> str:
+    assert report.normalization is not None
+    count = len({row.task for row in report.rows})
+    name = report.normalization.name
+    return f"{name[0].upper()}{name[1:]} over {count} task{'s' * (count > 1)}"
+
+
 def to_markdown(report: Report) -> str:
     parts = [describe_windows(report), "", *_markdown(COLUMNS, _cells(report))]
     if report.aggregates:
-        parts += ["", "Human-normalized scores over tasks:", ""]
+        parts += ["", f"{_describe_aggregates(report)}:", ""]
         parts += _markdown(("method", *AGGREGATES), _aggregate_cells(report))
     for name, estimate in report.improvements.items():
         parts += [
@@ -279,7 +304,16 @@ def to_latex(report: Report) -> str:
         *_latex(COLUMNS[:-1], [row[:-1] for row in _cells(report)]),
     ]
     if report.aggregates:
-        parts += ["", *_latex(("method", *AGGREGATES), _aggregate_cells(report))]
+        parts += ["", f"% {_describe_aggregates(report)}"]
+        parts += _latex(("method", *AGGREGATES), _aggregate_cells(report))
+    for name, estimate in report.improvements.items():
+        value = format_estimate(estimate)
+        parts.append(f"% Probability of improvement, {name}: {value}")
+    parts += [
+        f"% {row.method} on {row.task}: {row.command}"
+        for row in report.rows
+        if row.command != PUBLISHED
+    ]
     parts += [f"% {source}" for source in report.sources]
     return "\n".join(parts) + "\n"
 
@@ -333,7 +367,10 @@ def to_json(report: Report) -> str:
         pairs = value._asdict().items()
         return {key: None if math.isnan(x) else x for key, x in pairs}
 
+    normalization = report.normalization
     data = {
+        "metric": report.metric,
+        "normalization": normalization.name if normalization else None,
         "windows": {task: w._asdict() for task, w in report.windows.items()},
         "rows": [
             row._asdict() | {"estimate": estimate(row.estimate)} for row in report.rows

@@ -18,8 +18,14 @@ import numpy as np
 from reverie import config as configs
 from reverie.api import UserError
 from reverie.envs import EnvConfig, action_repeat
+from reverie.envs.suites.crafter import crafter_score
+from reverie.log.messages import print_message
 
-SCORE = "episode/score"
+SCORE, SUCCESS = "episode/score", "episode/success"
+CRAFTER_SCORE = "crafter_score"
+"""Score of the benchmark Crafter, computed from the achievements of all episodes."""
+ACHIEVEMENT = "episode/achievement_"
+"""Start of the names of the achievements of an episode: 1 if unlocked, otherwise 0."""
 INDEX = "runs.json"
 """File that maps names of score files to their settings, command and commit."""
 CONFIG, SCORES, METRICS, ABOUT = (
@@ -64,37 +70,43 @@ class Run:
     def points(self, key: str, x: str) -> np.ndarray:
         """Return `(x, value)` of each line that has the key, as an array `(n, 2)`.
 
-        `x` is `frames` (of the simulator), `step` (of the agent) or `hours`.
+        `x` is `frames` (of the simulator), `step` (of the agent) or `hours`. In the
+        files, `step` counts frames. The lines are those of `scores.jsonl` if they have
+        the key, otherwise those of `metrics.jsonl`.
         """
-        name = SCORES if key.startswith("episode/") else METRICS
-        path = self.path / name if self.path.is_dir() else self.path
-        rows = []
-        for entry in _read_lines(path):
-            value = entry.get(key)
-            position = entry.get("seconds" if x == "hours" else "step")
-            if _is_number(value) and _is_number(position):
-                rows.append((float(position), float(value)))
+        rows: list[tuple[float, float]] = []
+        for name in (SCORES, METRICS):
+            entries = _read_lines(self.path / name if self.path.is_dir() else self.path)
+            if key == CRAFTER_SCORE:
+                entries = _with_crafter_scores(entries)
+            for entry in entries:
+                value = entry.get(key)
+                position = entry.get("seconds" if x == "hours" else "step")
+                if _is_number(value) and _is_number(position):
+                    rows.append((float(position), float(value)))
+            if rows or key == CRAFTER_SCORE:
+                break
         scale = {"frames": 1.0, "step": 1 / self.repeat, "hours": 1 / 3600}[x]
         points = np.array(rows, float).reshape(-1, 2) * (scale, 1.0)
         return points[np.isfinite(points).all(1)]
 
-    def metrics(self) -> set[str]:
-        """Return the names of the logged metrics, which are the keys of `points`."""
+    def metric_names(self) -> set[str]:
+        """Return the names of the logged metrics."""
         entries = _read_lines(self.path / METRICS if self.path.is_dir() else self.path)
+        entries += _read_lines(self.path / SCORES) if self.path.is_dir() else []
         names = {key for entry in entries for key in entry}
-        scores = _read_lines(self.path / SCORES) if self.path.is_dir() else entries
-        names = {key for key in names if not key.startswith("episode/")}
-        names |= {key for entry in scores for key in entry}
+        if any(name.startswith(ACHIEVEMENT) for name in names):
+            names.add(CRAFTER_SCORE)
         return names - {"step", "seconds"}
 
     @property
     def seconds(self) -> float | None:
         """Duration of the training: the largest time in the logs."""
-        folder = self.path if self.path.is_dir() else self.path.parent
+        is_folder = self.path.is_dir()
         times = [
             entry["seconds"]
             for name in (METRICS, SCORES)
-            for entry in _read_lines(folder / name if self.path.is_dir() else self.path)
+            for entry in _read_lines(self.path / name if is_folder else self.path)
             if _is_number(entry.get("seconds"))
         ]
         return float(max(times)) if times else self.about.get("seconds")
@@ -103,9 +115,11 @@ class Run:
 def find_runs(paths: Iterable[Path | str]) -> list[Run]:
     """Return the runs at these paths: run folders, folders with runs, or both.
 
-    Folders are searched at all depths.
+    Folders are searched at all depths. Paths without runs are reported, so that
+    `logdir/*` can be given if there are other files in this folder.
     """
     runs: dict[Path, Run] = {}
+    empty: list[Path] = []
     for path in map(Path, paths):
         path = path.expanduser()
         if not path.exists():
@@ -114,12 +128,17 @@ def find_runs(paths: Iterable[Path | str]) -> list[Run]:
                 "  Fix: give run folders, or folders with runs."
             )
         found = _find(path)
-        if not found:
-            raise UserError(
-                f"{path} contains no run: no {CONFIG} and no {INDEX}.\n"
-                "  Fix: give the --logdir of one or several runs."
-            )
         runs |= {run.path.resolve(): run for run in found}
+        empty += [] if found else [path]
+    names = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
+    problem = f"{names} contain{'s' * (len(empty) == 1)} no run"
+    if not runs:
+        raise UserError(
+            f"{problem}: no {CONFIG} and no {INDEX}.\n"
+            "  Fix: give the --logdir of one or several runs."
+        )
+    if empty:
+        print_message(f"warning: {problem}.")
     return list(runs.values())
 
 
@@ -233,6 +252,19 @@ def _varied_settings(runs: Sequence[Run]) -> list[str]:
                     keys[key] = None
     # a size preset sets many network settings, so its name is used instead of them
     return ["size"] if "size" in keys and len(keys) > 3 else [*keys]
+
+
+def _with_crafter_scores(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add the Crafter score of all episodes up to each one."""
+    known = [x for x in entries if any(k.startswith(ACHIEVEMENT) for k in x)]
+    names = sorted({k for x in known for k in x if k.startswith(ACHIEVEMENT)})
+    unlocked = np.array([[bool(x.get(name)) for name in names] for x in known], float)
+    count = np.arange(1, len(known) + 1)[:, None]
+    rates = np.cumsum(unlocked, 0) / count if known else ()
+    return [
+        {**entry, CRAFTER_SCORE: crafter_score(rate)}
+        for entry, rate in zip(known, rates, strict=True)
+    ]
 
 
 def _plain(value: Any) -> Any:

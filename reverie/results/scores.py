@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from reverie.results.runs import Run
+from reverie.results.runs import CRAFTER_SCORE, Run
 
 
 class ScoreWindow(NamedTuple):
@@ -19,32 +19,41 @@ class ScoreWindow(NamedTuple):
     """Unit of start and end: `frames`, `step` or `hours`."""
 
     def __str__(self) -> str:
-        return f"episodes at {self.start:,.6g} to {self.end:,.6g} {self.x}"
+        return f"episodes {self.range}"
+
+    @property
+    def range(self) -> str:
+        return f"at {self.start:,.6g} to {self.end:,.6g} {self.x}"
 
 
 def final_window(
     runs: Sequence[Run], x: str, budget: float, fraction: float, key: str
 ) -> ScoreWindow:
-    """Return the last `fraction` of the budget.
+    """Return the window with the last `fraction` of the budget.
 
-    A budget of 0 means the length of the longest run.
+    For the Crafter score, it is the whole budget. A budget of 0 means the length of the
+    longest run.
     """
     if not budget:
         ends = [float(p[:, 0].max()) for r in runs if len(p := r.points(key, x))]
         budget = max(ends, default=0.0)
-    return ScoreWindow(budget * (1 - fraction), budget, x)
+    start = 0.0 if key == CRAFTER_SCORE else budget * (1 - fraction)
+    return ScoreWindow(start, budget, x)
 
 
 def final_score(run: Run, key: str, window: ScoreWindow) -> float | None:
     """Return the mean in the window, or the last value if the window is empty.
 
-    None if the run has no value up to the end of the window.
+    The Crafter score is a value of all episodes up to a point, so its last value is
+    returned. None if the run has no value up to the end of the window.
     """
     points = run.points(key, window.x)
     points = points[points[:, 0] <= window.end]
     if not len(points):
         return None
     inside = points[points[:, 0] > window.start]
+    if key == CRAFTER_SCORE:
+        return float(points[-1, 1])
     return float(inside[:, 1].mean() if len(inside) else points[-1, 1])
 
 

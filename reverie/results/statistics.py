@@ -95,9 +95,8 @@ def mean_with_band(
     """Mean over tasks of the mean over runs, with its stratified bootstrap interval.
 
     `curves` has an array of shape (runs, points) per task. Points may be NaN in runs
-    without data, and are NaN in the result if a task has no run with data. A bootstrap
-    mean is a mean of observed values, so the band never leaves their range. The band is
-    NaN at points where every task has a single run.
+    without data, and are NaN in the result if a task has no run with data. The interval
+    is NaN at points where every task has a single run.
     """
     rng = np.random.default_rng(seed)
     means = np.mean([_weighted_mean(x, np.ones((1, len(x))))[0] for x in curves], 0)

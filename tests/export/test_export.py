@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from reverie.api import UserError
 from reverie.capabilities import ExportStep
 from reverie.cli.main import main
 from reverie.envs.wrappers import resize as resize_array
-from reverie.export import export, verify
+from reverie.export import export, runner, verify
 from reverie.export.env_step import resize
 from reverie.export.export import export_policy, format_report
 from reverie.export.load_torch import load_torch
@@ -159,8 +160,15 @@ def test_runner_resets_episodes_and_samples_its_own_noise(tmp_path, monkeypatch)
     np.testing.assert_array_equal(*states)
     policy.reset()
     again, new = policy, Policy(tmp_path / "out", batch=2)
-    noise = {x["name"]: policy.sample(x) for x in policy.info["noise"]}
+    noise = policy.arrays("noise", lambda x: getattr(policy.rng, x["sampler"]))
     np.testing.assert_array_equal(again.act(obs, noise), new.act(obs, noise))
+
+
+def test_runner_has_40_lines_and_needs_only_numpy_and_onnxruntime():
+    source = Path(runner.__file__).read_text()
+    assert len([line for line in source.splitlines() if line.strip()]) <= 40
+    imports = re.findall(r"^ *(?:import|from) (\w+)", source, re.M)
+    assert set(imports) == {"json", "pathlib", "numpy", "onnxruntime"}
 
 
 def test_wrong_weights_are_found(tmp_path, monkeypatch):
@@ -235,6 +243,18 @@ def test_images_are_resized_as_in_training(method, size):
     image = np.random.default_rng(0).integers(0, 256, (2, 40, 30, 3), np.uint8)
     expected = np.stack([resize_array(x, size, method) for x in image])
     np.testing.assert_array_equal(resize(torch.tensor(image), size, method), expected)
+
+
+def test_default_folders(tmp_path, monkeypatch):
+    folders: list[Path] = []
+    monkeypatch.setattr("reverie.run.python.load", lambda *args, **settings: None)
+    monkeypatch.setattr(
+        export, "export_policy", lambda _, out, *more: folders.append(out)
+    )
+    monkeypatch.setattr(export, "format_report", str)
+    for name in (str(tmp_path), "some/agent.reverie", "hf://user/name@v1"):
+        assert main(["export", name]) == 0
+    assert folders == [tmp_path / "export", Path("some/export"), Path("export")]
 
 
 def test_command_exports_a_run(tmp_path, monkeypatch, capsys):

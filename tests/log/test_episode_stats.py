@@ -110,6 +110,15 @@ def test_a_restored_state_continues_exactly():
             np.testing.assert_array_equal(actual[key], reference[key])
 
 
+def test_achievements_are_unlocked_if_they_were_ever_positive():
+    stats, key = EpisodeStats(2), "log/achievement_wood"
+    stats.add(row([True] * 2, [False] * 2, [0.0] * 2, **{key: [0, 0]}))
+    stats.add(row([False] * 2, [False] * 2, [0.0] * 2, **{key: [3, 0]}))
+    metrics = stats.add(row([False] * 2, [True] * 2, [0.0] * 2, **{key: [0, 0]}))
+    assert metrics["episode/achievement_wood"].tolist() == [1, 0]
+    assert metrics["epstats/log/achievement_wood/max"].tolist() == [3, 0]
+
+
 def test_success_counts_episodes_that_report_it():
     stats = EpisodeStats(3)
     stats.add(row([True] * 3, [False] * 3, [0.0] * 3, **{"log/success": [-1, -1, -1]}))
@@ -117,7 +126,7 @@ def test_success_counts_episodes_that_report_it():
     metrics = stats.add(
         row([False] * 3, [True] * 3, [0.0] * 3, **{"log/success": [0, 0, -1]})
     )
-    assert metrics["episode/success"].tolist() == [1, 0]
+    np.testing.assert_array_equal(metrics["episode/success"], [1, 0, np.nan])
     stats.add(row([True] * 3, [False] * 3, [0.0] * 3, **{"log/success": [-1, -1, -1]}))
     metrics = stats.add(
         row([False] * 3, [True] * 3, [0.0] * 3, **{"log/success": [-1, -1, -1]})

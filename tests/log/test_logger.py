@@ -226,6 +226,28 @@ def test_scores_have_the_length_of_their_episode(tmp_path):
     assert line["seconds"] == pytest.approx(record.seconds, abs=1e-3)
 
 
+def test_scores_have_other_values_of_their_episode(tmp_path):
+    logger = make_logger(LoggerConfig(outputs=("jsonl",)), tmp_path)
+    score, success = np.array([1.0, 2.0]), np.array([math.nan, 1.0])
+    metrics = {"episode/score": score, "episode/success": success, "episode/x": "text"}
+    logger.add(metrics, step=3)
+    logger.add({"episode/score": 5.0, "episode/success": 0.0}, prefix="eval", step=4)
+    state = logger.state_dict()
+    for saved, expected in (
+        # of a version that did not save them
+        ({k: v for k, v in state.items() if k != "score_others"}, [{}] * 3),
+        (state, [{}, {"episode/success": 1}, {"eval/episode/success": 0}]),
+    ):
+        resumed = make_logger(LoggerConfig(outputs=("jsonl",)), tmp_path)
+        resumed.load_state_dict(saved)
+        record = resumed.write(5)
+        assert [score.others for score in record.scores] == expected
+        assert record.scalars["episode/success"] == 1  # the mean without NaN
+        resumed.close()
+    lines = read_lines(tmp_path / "scores.jsonl")
+    assert [line.get("episode/success") for line in lines] == [None, 1, None]
+
+
 @pytest.mark.parametrize("due", [True, False])
 def test_the_final_write_of_a_finished_run_is_kept(tmp_path, due):
     logger = Logger([JsonlSink(tmp_path)])

@@ -59,6 +59,30 @@ def test_repeated_colors_have_another_line_style():
     assert first.get_linestyle() != last.get_linestyle()
 
 
+def test_long_names_have_their_own_row_in_the_legend():
+    sizes = []
+    for names in (("one", "two"), ("one " * 12, "two " * 12)):
+        lines = [line(name) for name in names]
+        figure = panels.draw_panels([panels.Panel("a", lines, {}, "x", "y")])
+        figure.canvas.draw()
+        legend = figure.legends[0].get_window_extent()
+        assert figure.bbox.x0 <= legend.x0 < legend.x1 <= figure.bbox.x1
+        sizes.append(figure.get_figheight())
+    assert sizes[1] - sizes[0] == pytest.approx(panels.LEGEND_HEIGHT)
+
+
+@pytest.mark.parametrize(
+    ("count", "columns"), [(1, 1), (3, 3), (4, 2), (6, 3), (7, 4), (9, 3), (27, 5)]
+)
+def test_panels_fit_on_a_page(count, columns):
+    figure = panels.draw_panels(
+        [panels.Panel(str(i), [line("one")], {}, "x", "y") for i in range(count)]
+    )
+    assert len({axis.get_position().x0 for axis in figure.axes}) == columns
+    assert figure.get_figwidth() <= 7.2
+    assert figure.get_figheight() < 9
+
+
 def test_intervals():
     rows = [
         panels.Interval("a", 0.4, 0.3, 0.5),

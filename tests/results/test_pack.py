@@ -19,14 +19,14 @@ from score_files import PACKAGE_FILES
 import reverie
 from reverie.api import UserError
 from reverie.cli.main import main
-from reverie.results.pack import _without_arrays, open_for_package, pack
+from reverie.results.pack import _without_arrays, open_for_package, write_package_file
 from reverie.run import package
 from reverie.run.checkpoint import find_checkpoint, read_part
 
 
 @pytest.fixture
 def packed(trained, tmp_path) -> Path:
-    return pack(open_for_package(trained), tmp_path / "agent.reverie")
+    return write_package_file(open_for_package(trained), tmp_path / "agent.reverie")
 
 
 def cached(tmp_path: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -37,15 +38,21 @@ def write_runs(folder: Path, tasks, seeds=3, offset=0.0, **more) -> Path:
 
 def make_figure(folder: Path, baseline: str = "", key: str = "episode/score", x="step"):
     runs = find_runs([folder])
-    found = find_baseline(baseline, {run.task for run in runs}) if baseline else None
+    tasks = {run.task for run in runs}
+    found = [find_baseline(name, tasks) for name in baseline.split()]
     points = read_points(group_runs(runs), key, x)
-    return draw_curves(points, key, x, baseline=found)
+    return draw_curves(points, key, x, baselines=found)
 
 
 def test_curves_on_common_bins():
     assert len(bin_edges([EVERY, FEW])) == 3  # as wide as the episodes of each run
     assert len(bin_edges([EVERY, FEW[:1]])) == 5  # a run that has just started
-    assert len(bin_edges([EVERY], bins=3)) == 4
+    assert list(bin_edges([EVERY], bins=3)) == [0, 20, 40]
+    long = np.array([[x, 0.0] for x in range(1, 434)])
+    assert list(bin_edges([long], bins=5)) == [0, 100, 200, 300, 433]
+    assert list(bin_edges([long * 0.01], bins=5)) == pytest.approx([0, 1, 2, 3, 4.33])
+    long[-1] = 460
+    assert list(bin_edges([long], bins=5)) == [0, 100, 200, 300, 400, 460]
     edges = np.linspace(0, 40, 5)
     np.testing.assert_array_equal(bin_run(EVERY, edges), [1, 2, 3, 4])
     np.testing.assert_array_equal(bin_run(FEW, edges), [3, 2, 1, 0])
@@ -99,7 +106,9 @@ def test_panels_of_tasks_and_aggregate(tmp_path):
     write_runs(tmp_path, tasks)
     figure = make_figure(tmp_path, "dreamerv3")
     titles = [axis.get_title() for axis in figure.axes]
-    assert titles == [*tasks, "IQM of 2 tasks"]
+    assert titles == ["boxing", "pong", "IQM of 2 tasks"]
+    caption = " ".join(text.get_text() for text in reversed(figure.texts))
+    assert caption.endswith("Tasks: atari100k_*.")
     assert figure.axes[2].get_ylabel() == "human-normalized score"
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names == ["dreamer (3 seeds)", "DreamerV3 (published)"]
@@ -110,7 +119,23 @@ def test_panels_of_tasks_and_aggregate(tmp_path):
     normalized = [human_normalized_score(task, published[task]) for task in tasks]
     line = figure.axes[2].lines[1].get_ydata()
     assert line[0] == pytest.approx(np.mean(normalized))
-    assert "bins of 10 agent steps; band: 95 %" in figure.texts[0].get_text()
+    assert "bins of 10 agent steps; band: 95 %" in caption
+
+
+def test_several_published_results(tmp_path):
+    tasks = ("atari100k_boxing", "atari100k_pong")
+    write_runs(tmp_path, tasks, seeds=1)
+    axes = make_figure(tmp_path, "dreamerv3 simple").axes
+    assert axes[0].lines[2].get_ydata()[0] == pytest.approx(7.75)  # mean of five runs
+    scores = [
+        human_normalized_score(task, score)
+        for task, runs in find_baseline("simple", tasks).runs.items()
+        for score in runs
+        if task in tasks
+    ]
+    # of ten runs, two are left out at each end
+    expected = np.mean(sorted(scores)[2:-2])
+    assert axes[2].lines[2].get_ydata()[0] == pytest.approx(expected)
 
 
 def test_tasks_without_a_normalization_are_scaled_to_their_range(tmp_path):
@@ -157,6 +182,21 @@ def test_success_rates_and_metrics(tmp_path):
     assert {*axis.lines[0].get_ydata()} == {2.0}
 
 
+def test_success_rates_of_a_run_are_in_its_metrics(tmp_path):
+    for task, rate in (("catch", 0.25), ("reach", 0.75)):
+        run = write_run(tmp_path / task, task=task)
+        line = {"step": 10, "episode/success": rate}
+        (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    axes = make_figure(tmp_path, key="episode/success").axes
+    assert [axis.lines[0].get_ydata()[0] for axis in axes] == [0.25, 0.75, 0.5]
+    assert axes[0].get_ylabel() == "success rate"
+
+
+def strings_of(path: Path) -> str:
+    """Return the texts of an SVG file, which are comments of the drawn letters."""
+    return "\n".join(re.findall("<!-- (.*?) -->", path.read_text()))
+
+
 def test_files(tmp_path, capsys):
     runs = write_runs(tmp_path / "runs", ("catch",))
     write_runs(runs, ("catch",), offset=7.0, agent="iris")
@@ -174,9 +214,14 @@ def test_profiles_and_aggregates_of_atari(tmp_path, capsys):
     runs = write_runs(tmp_path / "runs", ("atari100k_boxing", "atari100k_pong"), 2)
     for kind in ("profile", "aggregates"):
         out = str(tmp_path / f"{kind}.svg")
-        assert main(["plot", str(runs), "--kind", kind, "--out", out]) == 0
+        words = ["plot", str(runs), "--kind", kind, "--out", out]
+        assert main([*words, "--baseline", "iris"]) == 0
+        assert "IRIS (published)" in strings_of(Path(out))
     assert main(["plot", str(runs), "--kind", "improvement"]) == 2
     assert "needs two methods" in capsys.readouterr().err
+    words = ["plot", str(runs), "--kind", "profile", "--baseline", "dreamerv3"]
+    assert main(words) == 2
+    assert "only means are published of dreamerv3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -185,9 +230,9 @@ def test_profiles_and_aggregates_of_atari(tmp_path, capsys):
         ([], "needs at least one run folder"),
         (["nowhere"], "does not exist"),
         (["."], "contains no run"),
-        (["RUNS", "--out", "plot.jpg"], "ends with .png, .svg, .pdf"),
+        (["RUNS", "--out", "plot.jpg"], "written as .png, .svg, .pdf"),
         (["RUNS", "--kind", "curve"], "Did you mean 'curves'"),
-        (["RUNS", "--kind", "profile", "--baseline", "dreamerv3"], "needs single runs"),
+        (["RUNS", "--y", "x", "--baseline", "dreamerv3"], "Fix: remove --y"),
         (["RUNS", "--kind", "profile"], "have no common scale"),
         (["RUNS", "--kind", "aggregates"], "no normalized scores"),
         (["RUNS", "--x", "updates"], "choose from frames, step, hours"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import yaml
 from hub_server import TOKEN, run_hub
+from PIL import Image
 from score_files import PACKAGE_FILES
 
 import reverie
@@ -56,18 +58,37 @@ def test_dry_run_writes_all_files(trained, tmp_path, capsys):
     assert "is not empty" in capsys.readouterr().err
 
 
-def test_a_video_is_written_if_mp4_can_be(trained, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(pushing, "can_write_mp4", lambda: False)
+@pytest.mark.parametrize("suffix", ["gif", "mp4"])
+def test_a_video_is_written(trained, tmp_path, monkeypatch, capsys, suffix):
+    if suffix == "mp4" and not can_write_mp4():
+        pytest.skip("needs the extra video")
+    monkeypatch.setattr(pushing, "video_suffix", lambda: suffix)
+    monkeypatch.setattr("reverie.evaluation.recorders.video_suffix", lambda: suffix)
+    monkeypatch.setattr(pushing, "MAX_FRAMES", 5)
     files = pushing.write_repository(trained, "user/name", tmp_path / "a")
-    assert "replay.mp4" not in files
-    assert "There is no replay.mp4" in capsys.readouterr().err
-    # without an encoder in the tests, the recorder writes a GIF
-    monkeypatch.setattr(pushing, "can_write_mp4", lambda: True)
-    files = pushing.write_repository(trained, "user/name", tmp_path / "b")
-    assert "replay.mp4" in files
-    assert "`replay.mp4`" in (tmp_path / "b" / "README.md").read_text()
-    content = (tmp_path / "b" / "replay.mp4").read_bytes()
-    assert content[4:8] == b"ftyp" if can_write_mp4() else content[:3] == b"GIF"
+    assert f"replay.{suffix}" in files
+    content = (tmp_path / "a" / f"replay.{suffix}").read_bytes()
+    card, error = (tmp_path / "a" / "README.md").read_text(), capsys.readouterr().err
+    if suffix == "mp4":
+        assert content[4:8] == b"ftyp"
+        assert "`replay.mp4`" in card
+        assert not error
+    else:
+        assert Image.open(io.BytesIO(content)).n_frames <= 5
+        assert "](replay.gif)" in card
+        assert "replay.mp4 needs imageio with ffmpeg.\n  Fix: pip install" in error
+
+
+def test_an_environment_without_images_has_no_video(
+    trained, tmp_path, monkeypatch, capsys
+):
+    def record(run, folder):
+        raise UserError("This environment has no images.\n  Fix: remove --videos.")
+
+    monkeypatch.setattr(pushing, "_record", record)
+    files = pushing.write_repository(trained, "user/name", tmp_path / "a")
+    assert files == FILES
+    assert "There is no replay." in capsys.readouterr().err
 
 
 def test_model_card_of_an_evaluated_agent():
@@ -78,7 +99,6 @@ def test_model_card_of_an_evaluated_agent():
     card = model_card(
         "user/name",
         {**results, **origin, "evaluation": evaluation, "training": training},
-        has_video=False,
     )
     metrics = metadata_of(card)["model-index"][0]["results"][0]["metrics"]
     assert [(m["type"], m["value"]) for m in metrics] == [
@@ -88,7 +108,7 @@ def test_model_card_of_an_evaluated_agent():
     assert "| evaluation, 20 episodes, success | 0.8 |" in card
     assert "| training, mean of episodes at 1 to 2 frames | 0.5 |" in card
     assert "commit abc of Reverie, torch 2.9" in card
-    empty = model_card("user/name", results, has_video=True)
+    empty = model_card("user/name", results, "replay.mp4")
     assert "model-index" not in metadata_of(empty)
     assert "No episode had ended" in empty
 

@@ -13,6 +13,7 @@ from score_files import write_run
 
 from reverie.api import UserError
 from reverie.cli.main import main
+from reverie.results.report import format_number
 from reverie.results.runs import find_runs, group_runs
 
 
@@ -37,6 +38,17 @@ def test_runs_are_grouped_by_the_settings_that_differ(logdir):
     assert [*group_runs(runs, ["agent"])] == ["agent dreamer"]
     with pytest.raises(UserError, match="Fix: give names of settings"):
         group_runs(runs, ["size"])
+
+
+def test_other_files_next_to_runs_are_skipped(logdir, tmp_path, capsys):
+    (logdir / "notes.txt").write_text("text")
+    (logdir / "queue").mkdir()
+    assert len(find_runs(sorted(logdir.iterdir()))) == 6
+    error = capsys.readouterr().err
+    assert "warning: " in error
+    assert "queue contain no run" in error
+    with pytest.raises(UserError, match=r"notes\.txt contains no run"):
+        find_runs([logdir / "notes.txt"])
 
 
 def test_tables_state_the_window_and_the_scores(logdir, capsys):
@@ -82,6 +94,72 @@ def test_tasks_without_a_normalization_have_no_aggregates(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "Human-normalized" not in text
     assert "| catch | dreamer | 9 | 1 |" in text
+
+
+def test_success_rates_are_aggregated_over_tasks(tmp_path, capsys):
+    for task, rates in (("catch", [1, 0]), ("reach", [1, 1]), ("memory", [0.5, 0.5])):
+        for seed, rate in enumerate(rates):
+            run = write_run(tmp_path / f"{task}{seed}", task=task, seed=seed)
+            lines = [{"step": 400, "episode/success": rate}]
+            (run / "scores.jsonl").write_text(json.dumps(lines[0]))
+    assert main(["report", str(tmp_path), "--y", "episode/success"]) == 0
+    text = capsys.readouterr().out
+    assert "episode/success: mean of episodes at 380 to 400 frames." in text
+    assert "Success rate over 3 tasks:" in text
+    # means of the tasks: 0.5, 0.5, 1; runs without the lowest and the highest: 0.75;
+    # distance to 1 of the tasks: 0.5, 0.5, 0
+    expected = ["0.667 [", "0.5 [", "0.75 [", "0.333 ["]
+    row = [line for line in text.splitlines() if line.startswith("| dreamer | 0.667")]
+    cells = [cell.strip() for cell in row[0].split("|")[2:6]]
+    assert all(map(str.startswith, cells, expected))
+
+
+def test_crafter_score_counts_all_episodes(tmp_path, capsys):
+    run = write_run(tmp_path / "run", task="crafter_reward")
+    names = ("collect_wood", "place_table")
+    unlocked = [(1, 0), (1, 1), (0, 0), (1, 1)]
+    lines = [
+        {"step": 10 * (i + 1)}
+        | {f"episode/achievement_{n}": x for n, x in zip(names, row, strict=True)}
+        for i, row in enumerate(unlocked)
+    ]
+    (run / "scores.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    words = ["report", str(tmp_path), "--y", "crafter_score"]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert "Score: Crafter score of episodes at 0 to 40 frames." in text
+    # three and two of four episodes: exp((log(1 + 75) + log(1 + 50)) / 2) - 1
+    assert f"| {format_number(np.sqrt(76 * 51) - 1)} | 1 |" in text
+    assert main([*words, "--budget", "20"]) == 0
+    assert f"| {format_number(np.sqrt(101 * 51) - 1)} | 1 |" in capsys.readouterr().out
+
+
+def test_published_runs_are_compared(tmp_path, capsys):
+    write_run(tmp_path / "a", offset=10)
+    pong = [str(tmp_path / "a"), "--baseline", "iris", "dreamerv3"]
+    assert main(["report", *pong]) == 0
+    text = capsys.readouterr().out
+    assert "| atari100k_pong | IRIS (published) | 14.6 [" in text
+    assert "| atari100k_pong | DreamerV3 (published) | -4.9 | 5 |" in text
+    # four of five runs of IRIS are below 19, the score here
+    assert "improvement, dreamer over IRIS (published): 0.8 [" in text
+    assert "over DreamerV3" not in text
+    assert "IRIS (published): Micheli" in text
+    assert main(["report", *pong, "--format", "latex"]) == 0
+    text = capsys.readouterr().out
+    assert "% dreamer on atari100k_pong: reverie train --seed 0" in text
+    assert "% Probability of improvement, dreamer over IRIS (published): 0.8" in text
+
+
+def test_methods_without_all_tasks_say_so(tmp_path, capsys):
+    for task in ("atari100k_boxing", "atari100k_pong"):
+        write_run(tmp_path / task, task=task)
+    write_run(tmp_path / "iris", task="atari100k_pong", agent="iris")
+    assert main(["report", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "Human-normalized score over 2 tasks:" in text
+    assert "| iris (1 of 2 tasks) |" in text
+    assert "| dreamer (" not in text
 
 
 def test_task_without_an_episode_is_left_out(tmp_path, capsys):
@@ -141,6 +219,7 @@ def test_score_files_with_an_index(tmp_path, capsys):
         (["RUNS", "--window", "0"], "--window must be above 0"),
         (["RUNS", "--budget", "-1"], "must not be negative"),
         (["RUNS", "--baseline", "dreamer"], "Did you mean 'dreamerv3'"),
+        (["RUNS", "--y", "x", "--baseline", "iris"], "Fix: remove --y or --baseline"),
         (["RUNS", "--baseline", "dreamerv3/procgen"], "do not contain"),
         (["RUNS", "--y", "episode/nothing"], "has values of 'episode/nothing'"),
         (["RUNS", "--styel", "x"], "has no option --styel"),

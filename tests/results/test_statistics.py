@@ -5,7 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reverie.results.benchmarks import find_baseline, human_normalized_score
+from reverie.results.benchmarks import (
+    find_baseline,
+    find_normalization,
+    human_normalized_score,
+)
+from reverie.results.report import normalize_scores
 from reverie.results.statistics import (
     AGGREGATES,
     aggregate,
@@ -50,6 +55,43 @@ def test_published_aggregates_of_atari100k():
     assert values["mean"] == pytest.approx(1.205, abs=5e-4)
     assert values["median"] == pytest.approx(0.455, abs=5e-4)
     assert values["IQM"] == pytest.approx(0.516, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("method", "published"),
+    [("iris", [1.046, 0.289, 0.501, 0.512]), ("simple", [0.332, 0.134, 0.130, 0.729])],
+)
+def test_published_aggregates_of_single_runs(method, published):
+    """Values of Micheli et al. (2023), computed with rliable from the same runs."""
+    baseline = find_baseline(method, ["atari100k_pong"])
+    normalization = find_normalization("episode/score", baseline.runs)
+    scores = normalize_scores(baseline.runs, normalization)
+    assert {len(values) for values in scores.values()} == {5}
+    values = [function(arrays(scores)) for function in AGGREGATES.values()]
+    assert values == pytest.approx(published, abs=5e-4)
+
+
+def test_published_aggregates_of_procgen():
+    scores = find_baseline("dreamerv3", ["procgen_maze"]).scores
+    normalization = find_normalization("episode/score", scores)
+    means = {task: [score] for task, score in scores.items()}
+    values = arrays(normalize_scores(means, normalization))
+    assert AGGREGATES["mean"](values) == pytest.approx(0.654, abs=5e-4)
+    assert AGGREGATES["median"](values) == pytest.approx(0.711, abs=5e-4)
+
+
+def test_scores_that_are_comparable_between_tasks():
+    dmc = find_normalization("episode/score", ["dmc_walker_walk", "dmc_hopper_hop"])
+    assert (dmc.name, dmc.target) == ("episode return", 1000)
+    assert find_normalization("episode/success", ["catch", "reach"]).target == 1
+    assert find_normalization("crafter_score", ["crafter_reward"]).target == 100
+    for key, tasks in (
+        ("episode/score", ["dmc_walker_walk", "atari_pong"]),
+        ("episode/score", ["atari_no_such_game"]),
+        ("episode/length", ["atari_pong"]),
+        ("episode/score", []),
+    ):
+        assert find_normalization(key, tasks) is None
 
 
 def test_intervals_contain_the_value_and_shrink_with_more_runs():
