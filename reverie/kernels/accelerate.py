@@ -33,7 +33,7 @@ from reverie.nets.tree import tree_map
 Policy = Callable[[Carry, dict[str, Any]], PolicyOutput]
 
 
-def available(device: torch.device) -> bool:
+def kernels_available(device: torch.device) -> bool:
     """True if Triton kernels can run on the device."""
     return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
@@ -59,7 +59,7 @@ class Accelerator:
 
     def __init__(self, compile: str, device: torch.device, overlap: bool = False):
         self.device = device
-        self.has_kernels = compile != "none" and available(device)
+        self.has_kernels = compile != "none" and kernels_available(device)
         self.has_graphs = compile == "graph" and self.has_kernels
         self.overlap = overlap and self.has_graphs
         self._uses_cpu_versions = compile != "none" and device.type == "cpu"
@@ -102,8 +102,8 @@ class Accelerator:
         """Return an optimizer, fused if possible.
 
         `decayed` and `scaling` are those of `Optimizer`: the names of parameters with
-        weight decay, and dynamic loss scaling. `accumulates`: gradients of several
-        backward passes are added up.
+        weight decay, and dynamic loss scaling. Set `accumulates` if the caller adds up
+        the gradients of several backward passes.
         """
         if not self.has_kernels:
             return Optimizer(parameters, config, decayed, scaling)
@@ -126,7 +126,7 @@ class Accelerator:
 
         With several ranks it runs without a graph, because it contains collectives. The
         function must meet the conditions of `kernels/graphs/runner.py`, and sample only
-        from `rng`. `static_inputs` is that of `CudaGraphRunner`.
+        from `rng`. `CudaGraphRunner` explains `static_inputs`.
         """
         if not self.has_graphs or world_size() > 1:
             return function
@@ -150,7 +150,7 @@ class Accelerator:
             return partial(_act_eager, partial(act, *modules))
         copies = WeightCopies() if self.overlap and trains else None
         if copies:
-            modules = [copies.of(module) for module in modules]
+            modules = [copies.copy_module(module) for module in modules]
         policy = GraphedPolicy(
             partial(act, *modules), self.device, [rng.generator], copies
         )
@@ -158,23 +158,23 @@ class Accelerator:
         return policy
 
     def before_update(self) -> None:
-        """Call before an update that changes the weights of the policy."""
+        """Copy the weights for the policies; call it before every update."""
         for policy in self._policies:
             policy.before_update()
 
     def weights_changed(self) -> None:
-        """Call after parameters were changed by anything but the optimizer.
+        """Update all copies of the weights: in low precision and for the policies.
 
-        Refreshes all copies of the weights: in low precision and for the policy.
+        Call it after anything but the optimizer has changed parameters.
         """
         if self._low_precision:
             self._low_precision.refresh()
         self.before_update()
 
     def refresh_slow_copies(self) -> None:
-        """Call in an update after changing weights that get no gradients.
+        """Update the low-precision copies of weights without gradients (slow critic).
 
-        Refreshes the low-precision copies of these weights, such as the slow critic.
+        Call it in an update that changes these weights.
         """
         if self._low_precision:
             self._low_precision.refresh(frozen=True)

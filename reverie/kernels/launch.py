@@ -53,7 +53,7 @@ def supports_large_tiles(device: torch.device) -> bool:
 
 
 def padded_linear(layer: Linear, x: Tensor) -> Tensor:
-    """Apply a linear layer whose outputs are zero-padded to a multiple of eight.
+    """Apply a linear layer; pad its outputs with zeros to a multiple of eight.
 
     A matrix product whose number of columns is not a multiple of eight is several times
     slower, because its rows begin at unaligned addresses.
@@ -109,9 +109,9 @@ def tile_shape(width: int, elements: int = 1024) -> tuple[int, int]:
 
 
 def num_programs(device: torch.device, tiles: int, per_sm: int = 4) -> int:
-    """Return the number of programs for `tiles` of work; each writes a partial sum.
+    """Return the number of programs among which `tiles` are divided.
 
-    The number depends only on the device and `tiles`, so results are reproducible.
+    It depends only on the device and `tiles`, so sums over tiles are reproducible.
     """
     return max(1, min(tiles, per_sm * _num_sms(device)))
 

@@ -45,7 +45,7 @@ class Fallback:
 
 
 class Kernel:
-    """A compiled function.
+    """A compiled CUDA kernel and its launch configuration.
 
     All blocks of a `cooperative` kernel run at the same time.
     """
@@ -65,11 +65,11 @@ class Kernel:
     def __call__(
         self, arguments: ctypes.Structure, blocks: int = 0, overlap: bool = False
     ) -> None:
-        """Launch on PyTorch's current stream.
+        """Launch the kernel on PyTorch's current stream.
 
         With `overlap` (programmatic dependent launch), blocks may start before the
-        previous kernel of the stream ends, as soon as that kernel allows it; this
-        kernel must itself wait for the end of the previous one.
+        previous kernel of the stream ends, as soon as that kernel allows it; the code
+        of this kernel must then wait for the end of the previous one.
         """
         _ensure_context()
         stream = torch.cuda.current_stream().cuda_stream

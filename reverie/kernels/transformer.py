@@ -21,7 +21,7 @@ from reverie.nets.transformer import Cache, Transformer, TransformerLayer
 MAX_TOKENS = 4
 """Maximum number of new tokens for which the attention kernel is faster."""
 MIN_BLOCK = 64
-"""Minimum block of cached tokens; every smaller block size would compile a variant."""
+"""Minimum block of cached tokens; each block size compiles a variant of the kernel."""
 MAX_WIDTH = 4096
 """Maximum width of the norm kernel."""
 
@@ -34,6 +34,7 @@ class FastTransformer(Transformer):
             return super().forward(x, cache)
         size, new = cache.size, x.shape[1]
         assert size + new <= self.length, f"{size} + {new} tokens > {self.length}"
+        # `delta` is what is added to `x`: position embeddings or a residual branch
         delta = self.positions.weight[size : size + new].to(x.dtype)
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, TransformerLayer)

@@ -21,7 +21,7 @@ from reverie.spaces import Space
 pytest.importorskip("triton")
 
 from reverie.kernels import accelerate
-from reverie.kernels.accelerate import Accelerator, available, use_fast_versions
+from reverie.kernels.accelerate import Accelerator, kernels_available, use_fast_versions
 
 CPU = torch.device("cpu")
 
@@ -96,7 +96,7 @@ def test_using_fast_versions_twice_changes_nothing():
 
 
 def test_kernels_are_not_available_on_a_cpu():
-    assert not available(CPU)
+    assert not kernels_available(CPU)
 
 
 # The accelerator
@@ -143,7 +143,7 @@ def test_a_policy_returns_arrays_and_keeps_the_carry_on_the_device():
 def test_with_kernels_optimizer_and_weights_are_fast(monkeypatch):
     from reverie.kernels.optim.optimizer import FusedOptimizer
 
-    monkeypatch.setattr(accelerate, "available", lambda device: True)
+    monkeypatch.setattr(accelerate, "kernels_available", lambda device: True)
     fast, net = Accelerator("step", CPU), make_modules()
     fast.use_fast_modules(net)
     assert type(net["rew"]) is pkgutil.resolve_name(Head.fast_version)
@@ -160,7 +160,7 @@ def test_with_kernels_optimizer_and_weights_are_fast(monkeypatch):
 
 
 def test_a_gpu_without_triton_gets_a_warning(monkeypatch):
-    monkeypatch.setattr(accelerate, "available", lambda device: False)
+    monkeypatch.setattr(accelerate, "kernels_available", lambda device: False)
     with pytest.warns(UserWarning, match="Triton is not installed"):
         fast = Accelerator("graph", torch.device("cuda"), overlap=True)
     assert not any((fast.has_kernels, fast.has_graphs, fast.overlap))

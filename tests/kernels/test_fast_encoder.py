@@ -21,7 +21,7 @@ pytest.importorskip("triton")
 import image_nets
 
 from reverie.kernels.conv import encoder
-from reverie.kernels.conv.encoder import FastEncoder, images_to_depth
+from reverie.kernels.conv.encoder import FastEncoder, space_to_depth_images
 from reverie.kernels.conv.first_layer import first_layer
 from reverie.kernels.conv.max_pool import max_pool_rms_norm_silu
 from reverie.kernels.conv.space_to_depth import space_to_depth_kernel
@@ -92,7 +92,7 @@ def test_images_are_scaled_padded_and_concatenated():
         for c in (3, 1)
     ]
     x = torch.cat([F.pad(i / 255 - 0.5, (0, 0, 0, 1, 0, 3)) for i in images], -1)
-    actual = images_to_depth(images, 8, 8, torch.float32)
+    actual = space_to_depth_images(images, 8, 8, torch.float32)
     torch.testing.assert_close(actual[..., :16], space_to_depth(x))
 
 
@@ -134,7 +134,7 @@ def test_the_fused_first_layer_equals_convolution_and_pool(colors, units, to_dep
     scale, bias = torch.randn(2, units, device=image_nets.DEVICE)
 
     def separate(weight, scale, bias):
-        x = images_to_depth([pixels], 16, 20, half).float()
+        x = space_to_depth_images([pixels], 16, 20, half).float()
         kernel = space_to_depth_kernel(weight.float(), 4 * units, x.shape[-1])
         y = F.conv2d(x.permute(0, 3, 1, 2), kernel, padding=1).permute(0, 2, 3, 1)
         flags = {"from_depth": True, "to_depth": to_depth}
@@ -142,7 +142,7 @@ def test_the_fused_first_layer_equals_convolution_and_pool(colors, units, to_dep
 
     def fused(weight, scale, bias):
         kernel = space_to_depth_kernel(weight, 4 * units, 16)
-        x = images_to_depth([pixels], 16, 20, half)
+        x = space_to_depth_images([pixels], 16, 20, half)
         return first_layer(x, kernel, scale, 1e-3, bias, to_depth=to_depth).float()
 
     inputs = (weight, scale, bias)

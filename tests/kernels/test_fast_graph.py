@@ -42,7 +42,7 @@ def test_a_copied_module_keeps_the_weights_until_refreshed(half):
     if half:
         LowPrecisionWeights([mlp], dtype)
     copies = WeightCopies()
-    copied = copies.of(mlp)
+    copied = copies.copy_module(mlp)
     x = torch.randn(3, 4, dtype=dtype)
     before = mlp(x)
     assert torch.equal(copied(x), before)
@@ -60,7 +60,7 @@ def test_a_copied_module_keeps_the_weights_until_refreshed(half):
 def test_parameters_of_any_other_module_are_copied_too():
     lstm = torch.nn.LSTMCell(4, 3)
     copies, x = WeightCopies(), torch.randn(2, 4)
-    copied, before = copies.of(lstm), lstm(x)[0]
+    copied, before = copies.copy_module(lstm), lstm(x)[0]
     with torch.no_grad():
         lstm.weight_ih.mul_(2)
     assert torch.equal(copied(x)[0], before)
@@ -70,7 +70,7 @@ def test_parameters_of_any_other_module_are_copied_too():
 
 def test_a_copied_module_shares_weights_that_it_does_not_compute_with():
     mlp = make_mlp()
-    copied = WeightCopies().of(mlp)
+    copied = WeightCopies().copy_module(mlp)
     assert copied is not mlp
     assert copied.linear0.weight is mlp.linear0.weight
 
@@ -127,7 +127,7 @@ def test_the_policy_is_one_update_behind_and_returns_arrays():
     for parameter in net.parameters():
         torch.nn.init.ones_(parameter)
     copies = WeightCopies()
-    copied = copies.of(net)
+    copied = copies.copy_module(net)
 
     def act(carry, obs):
         y = copied(obs["x"].to(device))

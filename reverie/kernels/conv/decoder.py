@@ -28,8 +28,8 @@ from reverie.kernels.launch import apply_autograd, jit, num_programs, tile_shape
 from reverie.kernels.norm.rms_norm import (
     linear_norm_act,
     load_columns,
-    norm_rows,
-    norm_rows_backward,
+    norm_silu,
+    norm_silu_backward,
     rms_norm_silu,
     rms_norm_silu_depth_to_space,
 )
@@ -269,7 +269,7 @@ def _add_norm_silu(
         x0, x1, bias0, bias1, row, col, mask, batch, pixels, channels, block_width
     )
     gain = load_columns(scale, col, channels)
-    tl.store(y + offset, norm_rows(v, gain, channels, eps), mask)
+    tl.store(y + offset, norm_silu(v, gain, channels, eps), mask)
 
 
 @jit
@@ -289,7 +289,7 @@ def _add_norm_silu_backward(
             x0, x1, bias0, bias1, row, col, mask, batch, pixels, channels, block_width
         )
         dv = tl.load(dy + offset1, mask, 0.0).to(tl.float32)
-        dv, dgain = norm_rows_backward(v, dv, gain, channels, eps)
+        dv, dgain = norm_silu_backward(v, dv, gain, channels, eps)
         dscale += dgain
         tl.store(dx0 + offset0, dv, mask)
         tl.store(dx1 + offset1, dv, mask)
@@ -316,7 +316,7 @@ def _image_loss(
         dx += row * pixels * channels
         twice_grad = 2 * tl.load(grad + row)
     col = tl.arange(0, C)[None, :]
-    shift = tl.load(bias + col % total, col < 4 * total, 0.0).to(tl.float32)
+    biases = tl.load(bias + col % total, col < 4 * total, 0.0).to(tl.float32)
     sums = tl.zeros((R, C), tl.float32)
     for step in range(STEPS):
         pixel = step * R + tl.arange(0, R)[:, None]
@@ -326,7 +326,7 @@ def _image_loss(
         x_offset = pixel * channels + col
         v = tl.load(x + x_offset, mask, 0.0).to(tl.float32)
         true = tl.load(target + offset, mask, 0).to(tl.float32) / 255
-        pred = tl.sigmoid(v + shift)
+        pred = tl.sigmoid(v + biases)
         if grad is None:
             error = tl.where(mask, pred - true, 0.0)
             sums += error * error

@@ -1,7 +1,7 @@
 """Fast version of the image encoder, computed on space-to-depth feature maps.
 
 A layer is one convolution (`space_to_depth.py`) and one kernel for pooling, norm and
-activation (`max_pool.py`); a first layer with few channels is one kernel in total
+activation (`max_pool.py`); a first layer with few channels is a single kernel
 (`first_layer.py`). "Depth" in names means space-to-depth.
 """
 
@@ -71,7 +71,7 @@ class FastEncoder(Encoder):
         conv: SameConv = getattr(self, "cnn0")  # noqa: B009
         norm: Norm = getattr(self, "cnn0norm")  # noqa: B009
         weight, bias = conv.cast(dtype)
-        x = images_to_depth(images, *self.padded_size, dtype)
+        x = space_to_depth_images(images, *self.padded_size, dtype)
         kernel = space_to_depth_kernel(weight, 4 * len(bias), x.shape[-1])
         if first_layer.is_supported(weight.shape[1], len(bias), x):
             return first_layer.first_layer(
@@ -122,7 +122,7 @@ def is_supported(config: Any, norm: Norm, act: object, dtype: torch.dtype) -> bo
     )
 
 
-def images_to_depth(
+def space_to_depth_images(
     images: list[UInt8[Tensor, "*b _h _w _c"]],
     height: int,
     width: int,
@@ -140,7 +140,7 @@ def images_to_depth(
     out = torch.empty(shape, dtype=dtype, device=images[0].device)
     offset, size = 0, width // 2 * channels
     for image in images if rows else ():
-        _images_to_depth[(rows, height // 2)](
+        _space_to_depth_image[(rows, height // 2)](
             *(image.contiguous(), out, size, *image.shape[-3:-1]),
             *(channels, image.shape[-1], total, offset, offset == 0),
             triton.next_power_of_2(size),
@@ -170,7 +170,7 @@ class _Convolve(torch.autograd.Function):
 
 
 @jit
-def _images_to_depth(
+def _space_to_depth_image(
     image, out, size, height, width,
     CHANNELS: tl.constexpr, COLORS: tl.constexpr, TOTAL: tl.constexpr,
     OFFSET: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr,

@@ -1,8 +1,8 @@
 """3x3 convolutions with few input or output channels: first and last layers.
 
 cuDNN reaches only a fifth of the memory bandwidth with them. Here such a convolution is
-a matrix product on the tensor cores. Taps are the 9 positions of the kernel, times the
-number of few channels:
+a matrix product on the tensor cores. `FEW` and `MANY` are the numbers of channels on
+both sides. A tap is one of the 9 kernel positions of one of the few channels:
 
 - from few to many channels, the kernel gathers the neighborhood of each pixel as a
   matrix row with one column per tap (im2col), and multiplies it with the weights;
@@ -147,15 +147,15 @@ class _NormConvToFew(torch.autograd.Function):
         sums, stats = sum_pixels(x, tiling)
         # float32, as nine contributions are summed
         taps = _padded_taps(few)
-        parts = x.new_empty(rows, height, width, taps, dtype=torch.float32)
+        contributions = x.new_empty(rows, height, width, taps, dtype=torch.float32)
         _to_few[tiling.grid](
-            *(x, scale, shift, sums, stats, weight, parts, EPS, *tiling.sizes),
-            *(*weight.stride(), few, taps),
+            *(x, scale, shift, sums, stats, weight, contributions, EPS),
+            *(*tiling.sizes, *weight.stride(), few, taps),
             num_warps=WARPS,
         )
         out = x.new_empty(rows, height, width, few)
         _sum_contributions[(triton.cdiv(out.numel(), 1024),)](
-            *(parts, bias, out, out.numel(), height, width, few, taps, 1024)
+            *(contributions, bias, out, out.numel(), height, width, few, taps, 1024)
         )
         ctx.save_for_backward(x, scale, shift, stats, weight, bias)
         return out
@@ -240,13 +240,13 @@ def _from_few(
     kernel = _load_weights(
         weight, few_stride, many_stride, y_stride, x_stride, k, col, FEW
     )
-    shift = tl.load(bias + col).to(tl.float32)
+    biases = tl.load(bias + col).to(tl.float32)
     for step in range(STEPS):
         tile = tl.program_id(0) * STEPS + step
         index = tile * R + tl.arange(0, R)
         mask = index < total
         columns = _load_neighborhoods(x, index, mask, height, width, 1, FEW, TAPS)
-        y = tl.dot(columns, kernel, input_precision="ieee") + shift
+        y = tl.dot(columns, kernel, input_precision="ieee") + biases
         ptr = out + tile.to(tl.int64) * R * MANY
         offset = tl.arange(0, R)[:, None] * MANY + col
         tl.store(ptr + offset, y, mask[:, None])
@@ -278,13 +278,13 @@ def _from_few_backward(
 
 @jit
 def _to_few(
-    x, scale, shift, sums, stats, weight, parts, eps, pixels,
+    x, scale, shift, sums, stats, weight, contributions, eps, pixels,
     STEPS: tl.constexpr, PARTS: tl.constexpr, CHANNELS: tl.constexpr,
     PER_GROUP: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
     few_stride, many_stride, y_stride, x_stride,
     FEW: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
-    """Apply norm and SiLU; compute the contribution of each pixel by each tap."""
+    """Apply norm and SiLU; compute the contribution of each pixel through each tap."""
     row, part = tl.program_id(0), tl.program_id(1)
     col, k = tl.arange(0, C), tl.arange(0, TAPS)
     x += row.to(tl.int64) * pixels * C
@@ -308,12 +308,12 @@ def _to_few(
         active = (z * tl.sigmoid(z)).to(v.dtype)
         y = tl.dot(active, kernel, input_precision="ieee")
         offset = (row.to(tl.int64) * pixels + pixel)[:, None] * TAPS + k[None, :]
-        tl.store(parts + offset, y, mask)
+        tl.store(contributions + offset, y, mask)
 
 
 @jit
 def _sum_contributions(
-    parts, bias, out, size, height, width,
+    contributions, bias, out, size, height, width,
     FEW: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sum the contributions of all neighbors to each pixel."""
@@ -327,7 +327,7 @@ def _sum_contributions(
         inside = mask & (y + down >= 0) & (y + down < height)
         inside = inside & (x + right >= 0) & (x + right < width)
         source = (pixel + down * width + right) * TAPS + tap * FEW + channel
-        total += tl.load(parts + source, inside, 0.0)
+        total += tl.load(contributions + source, inside, 0.0)
     tl.store(out + index, total, mask)
 
 

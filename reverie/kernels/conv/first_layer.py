@@ -27,7 +27,7 @@ from reverie.kernels.launch import (
     num_programs,
     supports_large_tiles,
 )
-from reverie.kernels.norm.rms_norm import load_affine, norm_rows, norm_rows_backward
+from reverie.kernels.norm.rms_norm import load_affine, norm_silu, norm_silu_backward
 from reverie.kernels.sums import sum_partials
 
 INPUTS = 16
@@ -181,7 +181,7 @@ def _forward(
     TO_DEPTH: tl.constexpr, STEPS: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr, J: tl.constexpr, INT64: tl.constexpr,
 ):  # fmt: skip
-    col, gain, shift = load_affine(scale, bias, C, channels)
+    col, gain, biases = load_affine(scale, bias, C, channels)
     # one product for all sub-pixels, because tensor cores are faster on wide matrices
     matrix_eight, matrix_ninth = _load_matrix(matrix, channels, C, J)
     for step in range(STEPS):
@@ -200,7 +200,7 @@ def _forward(
             offset = row.to(tl.int64) * channels + col
             tl.store(pooled + offset, best, mask)
             tl.store(argmax + offset, index.to(tl.uint8), mask)
-        y = norm_rows(best.to(tl.float32) + shift, gain, channels, eps)
+        y = norm_silu(best.to(tl.float32) + biases, gain, channels, eps)
         tl.store(out + output_offset(row, w, channels, TO_DEPTH) + col, y, mask)
 
 
@@ -223,7 +223,7 @@ def _backward(
     TO_DEPTH: tl.constexpr, STEPS: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr, J: tl.constexpr, INT64: tl.constexpr,
 ):  # fmt: skip
-    col, gain, shift = load_affine(scale, bias, C, channels)
+    col, gain, biases = load_affine(scale, bias, C, channels)
     dscale = tl.zeros((1, C), tl.float32)
     dbias = tl.zeros((1, C), tl.float32)
     eight0, ninth0 = tl.zeros((8 * J, C), tl.float32), tl.zeros((J, C), tl.float32)
@@ -234,11 +234,11 @@ def _backward(
         tile = step * tl.num_programs(0) + tl.program_id(0)
         row = tile * R + tl.arange(0, R)[:, None]
         v, index, dv, _ = load_pooled(
-            pooled, argmax, dy, shift, row, col, rows, w, channels, TO_DEPTH
+            pooled, argmax, dy, biases, row, col, rows, w, channels, TO_DEPTH
         )
         eight, ninth = _neighborhood(x, row, rows, h, w, J, INT64)
         eight, ninth = tl.trans(eight), tl.trans(ninth)
-        dv, dgain = norm_rows_backward(v, dv, gain, channels, eps)
+        dv, dgain = norm_silu_backward(v, dv, gain, channels, eps)
         dscale += tl.sum(dgain, 0)[None, :]
         dbias += tl.sum(dv, 0)[None, :]
         dv = dv.to(pooled.dtype.element_ty)

@@ -7,7 +7,7 @@ convolution gathers patches and multiplies; the transposed convolution multiplie
 adds up overlapping patches (col2im). Each is the backward pass of the other.
 
 The matrix product is a Triton kernel, because cuBLAS leaves some rows of such tall
-matrices unwritten on a part of a GPU (28 multiprocessors of an H200, under MPS).
+matrices unwritten if MPS limits the process to a part of the GPU (28 SMs of an H200).
 
 Letters: `K` elements of a patch, sixteen per color, in the order y, x, color.
 """
@@ -28,7 +28,7 @@ GEOMETRY = KERNEL, STRIDE, PADDING = 4, 2, 1
 """Kernel size, stride and padding of the supported layers."""
 MAX_COLORS = 4
 CHUNKS = 256
-"""For the gradient of the weights, the rows are split into so many partial products."""
+"""Number of partial products, over parts of the rows, in the weight gradient."""
 ELEMENTS, WARPS = 1024, 4
 """Elements and warps per program of the im2col and col2im kernels."""
 ROWS, DEPTH, MAX_COLUMNS = 128, 64, 128

@@ -19,8 +19,8 @@ from reverie.kernels.conv.space_to_depth import space_to_depth_index
 from reverie.kernels.launch import apply_autograd, jit, num_programs, tile_shape
 from reverie.kernels.norm.rms_norm import (
     load_affine,
-    norm_rows,
-    norm_rows_backward,
+    norm_silu,
+    norm_silu_backward,
     store_column_sums,
 )
 from reverie.kernels.sums import sum_partials
@@ -106,7 +106,7 @@ def _tile(channels: int) -> tuple[int, int, int]:
 
 @jit
 def _block_offsets(row, col, width, channels, FROM_DEPTH: tl.constexpr):
-    """Return the offset of a 2 x 2 block, and the distance to its lower row."""
+    """Return the offset of a 2 x 2 block, and the stride between its two rows."""
     if FROM_DEPTH:
         return row.to(tl.int64) * (4 * channels) + col, 2 * channels
     else:
@@ -129,7 +129,7 @@ def _forward(
     R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * R + tl.arange(0, R)[:, None]
-    col, gain, shift = load_affine(scale, bias, C, channels)
+    col, gain, biases = load_affine(scale, bias, C, channels)
     mask = (row < rows) & (col < channels)
     offset = row.to(tl.int64) * channels + col
     source, below = _block_offsets(row, col, width, channels, FROM_DEPTH)
@@ -146,19 +146,19 @@ def _forward(
         index = tl.where(best == second, 1, index)
         index = tl.where(best == first, 0, index)
         tl.store(argmax + offset, index.to(tl.uint8), mask)
-    out = norm_rows(best.to(tl.float32) + shift, gain, channels, eps)
+    out = norm_silu(best.to(tl.float32) + biases, gain, channels, eps)
     target = output_offset(row, width, channels, TO_DEPTH) + col
     tl.store(y + target, out, mask)
 
 
 @jit
 def load_pooled(
-    pooled, argmax, dy, shift, row, col, rows, width, channels, TO_DEPTH: tl.constexpr
+    pooled, argmax, dy, biases, row, col, rows, width, channels, TO_DEPTH: tl.constexpr
 ):
     """Load pooled values plus bias, their argmax, and the gradient of the output."""
     mask = (row < rows) & (col < channels)
     offset = row.to(tl.int64) * channels + col
-    v = tl.load(pooled + offset, mask, 0.0).to(tl.float32) + shift
+    v = tl.load(pooled + offset, mask, 0.0).to(tl.float32) + biases
     index = tl.load(argmax + offset, mask, 0)
     source = output_offset(row, width, channels, TO_DEPTH) + col
     return v, index, tl.load(dy + source, mask, 0.0).to(tl.float32), mask
@@ -170,16 +170,16 @@ def _backward(
     STEPS: tl.constexpr, FROM_DEPTH: tl.constexpr, TO_DEPTH: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    col, gain, shift = load_affine(scale, bias, C, channels)
+    col, gain, biases = load_affine(scale, bias, C, channels)
     dscale = tl.zeros((R, C), tl.float32)
     dbias = tl.zeros((R, C), tl.float32)
     for step in range(STEPS):
         tile = step * tl.num_programs(0) + tl.program_id(0)
         row = tile * R + tl.arange(0, R)[:, None]
         v, index, dv, mask = load_pooled(
-            pooled, argmax, dy, shift, row, col, rows, width, channels, TO_DEPTH
+            pooled, argmax, dy, biases, row, col, rows, width, channels, TO_DEPTH
         )
-        dv, dgain = norm_rows_backward(v, dv, gain, channels, eps)
+        dv, dgain = norm_silu_backward(v, dv, gain, channels, eps)
         dscale += dgain
         dv = tl.where(row < rows, dv, 0.0)
         dbias += dv

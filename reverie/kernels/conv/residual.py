@@ -4,8 +4,8 @@ Bias, norm and activation are one pass over a feature map. A residual block is o
 autograd function that saves its input and the output of its first convolution; the
 backward pass recomputes everything else (`group_norm.py`). Biases of convolutions,
 inside a block or before it, are never added separately: the next norm or the sum at the
-end of the block adds them, and the backward kernels sum their gradients. The first and
-last convolution of a network have separate kernels (`few_channels.py`), and so have
+end of the block adds them, and the backward kernels sum their gradients. Separate
+kernels compute the first and last convolution of a network (`few_channels.py`), and
 blocks with few channels, whose norms and sums take longer than their convolutions
 (`fused_residual/`).
 
@@ -260,20 +260,20 @@ class _Block(torch.autograd.Function):
         *saved, input_bias, output_bias, skip = ctx.saved_tensors
         x, scale0, shift0, stats0, weight0, middle, bias0, *norm_conv1 = saved
         grad = grad.contiguous()
-        back1 = norm_conv_backward(grad, middle, bias0, *norm_conv1)
+        grads1 = norm_conv_backward(grad, middle, bias0, *norm_conv1)
         dskip, residual_grad = None, grad
         if skip is not None:
             dskip = conv2d_weight_grad(grad, x, skip)
             residual_grad = conv2d_input_grad(grad, x, skip).contiguous()
         norm0 = (input_bias, scale0, shift0, stats0)
-        back0 = norm_conv_backward(back1.x, x, *norm0, weight0, residual_grad)
-        dinput_bias = None if input_bias is None else back0.bias.to(input_bias.dtype)
+        grads0 = norm_conv_backward(grads1.x, x, *norm0, weight0, residual_grad)
+        dinput_bias = None if input_bias is None else grads0.bias.to(input_bias.dtype)
         # `grad` summed over all pixels; without `skip`, the kernel has summed it
-        dbias = back0.residual if skip is None else sum_rows(grad.flatten(0, 2))
+        dbias = grads0.residual if skip is None else sum_rows(grad.flatten(0, 2))
         return (
-            *(back0.x, dinput_bias),
-            *(back0.scale, back0.shift, back1.scale, back1.shift),
-            *(back0.weight, back1.bias.to(bias0.dtype), back1.weight),
+            *(grads0.x, dinput_bias),
+            *(grads0.scale, grads0.shift, grads1.scale, grads1.shift),
+            *(grads0.weight, grads1.bias.to(bias0.dtype), grads1.weight),
             *(dbias.to(output_bias.dtype), dskip),
         )
 

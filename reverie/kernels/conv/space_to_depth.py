@@ -39,7 +39,7 @@ def space_to_depth_kernel(
 
     `units` and `inputs` are its channel counts, which may include zero padding.
     """
-    return apply_autograd(_HalfResolution, weight, units, inputs, False)
+    return apply_autograd(_HalfResolutionKernel, weight, units, inputs, False)
 
 
 def upsample_kernel(
@@ -49,10 +49,10 @@ def upsample_kernel(
 
     `units` is its number of output channels, which may include zero padding.
     """
-    return apply_autograd(_HalfResolution, weight, units, weight.shape[1], True)
+    return apply_autograd(_HalfResolutionKernel, weight, units, weight.shape[1], True)
 
 
-class _HalfResolution(torch.autograd.Function):
+class _HalfResolutionKernel(torch.autograd.Function):
     """Compute the 3x3 kernel from the 5x5 kernel, for one of the two kinds of input."""
 
     @staticmethod
@@ -94,7 +94,7 @@ def _forward(
     taps, kernel, size, units, channels, inputs,
     UPSAMPLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute every weight of the 3x3 kernel: tap y = 2 a + q - p, and x likewise."""
+    """Compute every weight of the 3x3 kernel: tap y = 2 a + q - p; x is analogous."""
     index, unit, a, b, channel = _weight_index(inputs, 3, BLOCK)
     sub = unit // units  # sub-pixel of the output
     y, x = 2 * a - sub // 2, 2 * b - sub % 2

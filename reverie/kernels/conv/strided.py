@@ -59,10 +59,8 @@ def _has_image_side(conv: nn.Conv2d | nn.ConvTranspose2d) -> bool:
 
 def _conv_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype of a convolution of `x`, which autocast may change."""
-    kind = x.device.type
-    return (
-        torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-    )
+    device, enabled = x.device.type, torch.is_autocast_enabled(x.device.type)
+    return torch.get_autocast_dtype(device) if enabled else x.dtype
 
 
 def _is_supported(net: nn.Module) -> bool:

@@ -95,7 +95,7 @@ class GraphedPolicy:
         return new_carry, self._pinned[key]
 
     def before_update(self) -> None:
-        """Copy the weights that the next update will change."""
+        """Copy the weights before an update changes them."""
         if self.copies is not None:
             self.copies.refresh()
             current = torch.cuda.current_stream(self.stream.device)
@@ -123,7 +123,7 @@ class WeightCopies:
         """Copies and their sources by dtype: `_foreach_copy_` copies many tensors per
         kernel only if they have the same dtype."""
 
-    def of(self, module: Module) -> Module:
+    def copy_module(self, module: Module) -> Module:
         """Return a copy of the module with its own weights; the rest is shared."""
         shared: list[Tensor] = [*module.parameters(), *module.buffers()]
         for layer in module.modules():

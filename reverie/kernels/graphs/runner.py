@@ -46,7 +46,7 @@ class CudaGraphRunner:
         self.function, self.name, self.device = function, name, device
         self.generators = list(generators)
         self.priority, self.static_inputs = priority, static_inputs
-        self.graphs: dict[Any, CapturedGraph | int] = {}  # or number of warm-up calls
+        self.graphs: dict[Any, CapturedGraph | int] = {}  # int: number of warm-up calls
         self.can_capture = device.type == "cuda"
 
     def __call__(self, *inputs: Any) -> Any:
@@ -96,8 +96,8 @@ class CapturedGraph:
         static_inputs: bool = False,
     ):
         self.inputs = inputs if static_inputs else tree_map(_make_buffer, inputs)
-        # The graph reads inputs of the host from pinned memory. They may be overwritten
-        # only after the last replay has read them.
+        # The graph reads host inputs from pinned memory, which may be overwritten only
+        # after the last replay has read it.
         self.inputs_read: Any = None
         if any(not x.is_cuda for x in tree_leaves(inputs)):
             self.inputs_read = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from reverie.kernels.launch import can_launch, jit, padded_linear, tile_shape
 from reverie.nets.blocks import Linear
-from reverie.nets.distributions import ActionDistribution, Categorical
+from reverie.nets.distributions import ActionDistribution, Categorical, sum_events
 from reverie.nets.heads import PolicyHead
 from reverie.nets.rng import Rng
 from reverie.spaces import Space
@@ -39,7 +39,7 @@ class FastPolicyHead(PolicyHead):
 class FastCategorical(Categorical):
     """`Categorical` with fused kernels; `logp` also computes the entropy.
 
-    `raw` are logits that may be followed by columns of padding.
+    `padded_logits` may have columns of padding after the last class.
     """
 
     def __init__(
@@ -49,43 +49,38 @@ class FastCategorical(Categorical):
         unimix: float = 0.0,
         classes: int | None = None,
     ):
-        self.raw, self.dims, self.unimix = logits, dims, unimix
+        self.padded_logits, self.dims, self.unimix = logits, dims, unimix
         self.classes = classes = classes or logits.shape[-1]
         self.maxent = None if dims else math.log(classes) if classes > 1 else None
         self._entropy: Tensor | None = None
 
     @cached_property
     def logits(self) -> Tensor:  # type: ignore[override]
-        raw = self.raw[..., : self.classes]
-        return Categorical(raw, self.dims, self.unimix).logits
+        logits = self.padded_logits[..., : self.classes]
+        return Categorical(logits, self.dims, self.unimix).logits
 
     def sample(self, rng: Rng) -> Int[Tensor, "*any"]:
-        rows, tile = _rows(self.raw.detach())
+        rows, tile = _rows_and_tile(self.padded_logits.detach())
         index = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
         if len(rows):
             noise = rng.exponential(rows[:, : self.classes])
             _sample[(triton.cdiv(len(rows), tile[0]),)](
                 rows, noise, index, self.unimix, *rows.shape, self.classes, *tile
             )
-        return index.reshape(self.raw.shape[:-1])
+        return index.reshape(self.padded_logits.shape[:-1])
 
     def logp(self, event: Int[Tensor, "*any"]) -> Tensor:
         function: Any = _LogpEntropy
+        *batch, width = self.padded_logits.shape
         logp, entropy = function.apply(
-            self.raw.reshape(-1, self.raw.shape[-1]),
-            event.reshape(-1),
-            self.unimix,
-            self.classes,
+            *(self.padded_logits.reshape(-1, width), event.reshape(-1)),
+            *(self.unimix, self.classes),
         )
-        self._entropy = self._sum(entropy)
-        return self._sum(logp)
+        self._entropy = sum_events(entropy.reshape(batch), self.dims)
+        return sum_events(logp.reshape(batch), self.dims)
 
     def entropy(self) -> Tensor:
         return super().entropy() if self._entropy is None else self._entropy
-
-    def _sum(self, x: Tensor) -> Tensor:
-        x = x.reshape(self.raw.shape[:-1])
-        return x.flatten(-self.dims).sum(-1) if self.dims else x
 
 
 class _LogpEntropy(torch.autograd.Function):
@@ -93,7 +88,7 @@ class _LogpEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, event: Tensor, unimix: float, classes: int
     ) -> tuple[Tensor, Tensor]:
-        (logits, tile), event = _rows(logits), event.long().contiguous()
+        (logits, tile), event = _rows_and_tile(logits), event.long().contiguous()
         logp, entropy = torch.empty(2, len(logits), device=logits.device)
         if len(logits):
             _logp_entropy[(triton.cdiv(len(logits), tile[0]),)](
@@ -109,7 +104,7 @@ class _LogpEntropy(torch.autograd.Function):
         ctx: Any, dlogp: Tensor, dentropy: Tensor
     ) -> tuple[Tensor | None, ...]:
         logits, event = ctx.saved_tensors
-        dlogits, (_, tile) = torch.empty_like(logits), _rows(logits)
+        dlogits, (_, tile) = torch.empty_like(logits), _rows_and_tile(logits)
         if len(logits):
             _logp_entropy[(triton.cdiv(len(logits), tile[0]),)](
                 *(logits, event, dlogp.contiguous(), dentropy.contiguous(), dlogits),
@@ -118,7 +113,7 @@ class _LogpEntropy(torch.autograd.Function):
         return dlogits, None, None, None
 
 
-def _rows(logits: Tensor) -> tuple[Tensor, tuple[int, int]]:
+def _rows_and_tile(logits: Tensor) -> tuple[Tensor, tuple[int, int]]:
     """Return logits as a matrix, and the tile (rows, columns) of one program."""
     width = logits.shape[-1]
     return logits.reshape(-1, width).contiguous(), tile_shape(width)
@@ -127,19 +122,19 @@ def _rows(logits: Tensor) -> tuple[Tensor, tuple[int, int]]:
 @jit
 def _softmax(logits, row, col, rows, stride, classes, unimix, MIXED: tl.constexpr):
     """Return the softmax, the probabilities after mixing, and their logarithms."""
-    inside = (row < rows) & (col < classes)
-    v = tl.load(logits + row * stride + col, inside, float("-inf")).to(tl.float32)
+    mask = (row < rows) & (col < classes)
+    v = tl.load(logits + row * stride + col, mask, float("-inf")).to(tl.float32)
     v = tl.where(row < rows, v, 0.0)
     v -= tl.max(v, 1)[:, None]
     total = tl.sum(tl.exp(v), 1)[:, None]
-    s = tl.exp(v) / total
+    softmax = tl.exp(v) / total
     if MIXED:
-        p = (1 - unimix) * s + tl.where(col < classes, unimix / classes, 0.0)
-        log = tl.log(tl.where(col < classes, p, 1.0))
+        p = (1 - unimix) * softmax + tl.where(col < classes, unimix / classes, 0.0)
+        log_p = tl.log(tl.where(col < classes, p, 1.0))
     else:
-        p = s
-        log = tl.where(col < classes, v - tl.log(total), 0.0)
-    return s, p, log
+        p = softmax
+        log_p = tl.where(col < classes, v - tl.log(total), 0.0)
+    return softmax, p, log_p
 
 
 @jit
@@ -147,12 +142,13 @@ def _sample(
     logits, noise, index, unimix, rows, stride, classes,
     R: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
+    """Store the index of the sampled class, `argmax(probs / noise)`, of each row."""
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, K)[None, :]
     _, p, _ = _softmax(logits, row, col, rows, stride, classes, unimix, True)
-    inside = (row < rows) & (col < classes)
-    score = p / tl.load(noise + row * classes + col, inside, 1.0)
-    sample = tl.argmax(tl.where(inside, score, -1.0), 1)
+    mask = (row < rows) & (col < classes)
+    score = p / tl.load(noise + row * classes + col, mask, 1.0)
+    sample = tl.argmax(tl.where(mask, score, -1.0), 1)
     row = tl.program_id(0) * R + tl.arange(0, R)
     tl.store(index + row, sample.to(tl.int64), row < rows)
 
@@ -162,28 +158,29 @@ def _logp_entropy(
     logits, event, logp, entropy, dlogits, unimix, rows, stride, classes,
     MIXED: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """Without `dlogits`, store `logp` and `entropy`.
+    """Without `dlogits`, write `logp` and `entropy`.
 
-    With `dlogits`, `logp` and `entropy` are gradients; store that of the logits.
+    With `dlogits`, read gradients from `logp` and `entropy`, and write the gradient of
+    the logits to `dlogits`.
     """
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, K)[None, :]
-    s, p, log = _softmax(logits, row, col, rows, stride, classes, unimix, MIXED)
+    softmax, p, log_p = _softmax(logits, row, col, rows, stride, classes, unimix, MIXED)
     chosen = col == tl.load(event + row, row < rows, 0)
     if dlogits is None:
         row = tl.program_id(0) * R + tl.arange(0, R)
-        tl.store(logp + row, tl.sum(tl.where(chosen, log, 0.0), 1), row < rows)
-        tl.store(entropy + row, -tl.sum(tl.where(p > 0, p * log, 0.0), 1), row < rows)
+        tl.store(logp + row, tl.sum(tl.where(chosen, log_p, 0.0), 1), row < rows)
+        tl.store(entropy + row, -tl.sum(tl.where(p > 0, p * log_p, 0.0), 1), row < rows)
     else:
-        # s * dlog(p)/ds, without a division by p where it may be zero
+        # softmax * dlog_p/dsoftmax, without a division by p where it may be zero
         if MIXED:
-            ratio = (1 - unimix) * s / tl.where(col < classes, p, 1.0)
+            ratio = (1 - unimix) * softmax / tl.where(col < classes, p, 1.0)
         else:
             ratio = tl.where(col < classes, 1.0, 0.0)
         logp_grad = tl.where(chosen, ratio, 0.0)
-        logp_grad -= s * tl.sum(logp_grad, 1)[:, None]
-        entropy_grad = -(1 - unimix) * s * log if MIXED else -s * log
-        entropy_grad -= s * tl.sum(entropy_grad, 1)[:, None]
+        logp_grad -= softmax * tl.sum(logp_grad, 1)[:, None]
+        entropy_grad = -(1 - unimix) * softmax * log_p if MIXED else -softmax * log_p
+        entropy_grad -= softmax * tl.sum(entropy_grad, 1)[:, None]
         grad = tl.load(logp + row, row < rows, 0.0) * logp_grad
         grad += tl.load(entropy + row, row < rows, 0.0) * entropy_grad
         grad = tl.where(col < classes, grad, 0.0)

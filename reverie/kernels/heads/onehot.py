@@ -94,6 +94,7 @@ class _KL(torch.autograd.Function):
 
 
 def _sizes(logits: Tensor) -> tuple[int, ...]:
+    """Return the size arguments of `_kl`: groups, classes, and both padded."""
     _, groups, classes = logits.shape
     powers = [triton.next_power_of_2(size) for size in (groups, classes)]
     return groups, classes, *powers
@@ -103,14 +104,14 @@ def _sizes(logits: Tensor) -> tuple[int, ...]:
 def _tile(row, groups, classes, S: tl.constexpr, K: tl.constexpr):
     """Return offsets of all groups and classes of a row, and a mask of valid ones."""
     group, col = tl.arange(0, S)[:, None], tl.arange(0, K)[None, :]
-    inside = (group < groups) & (col < classes)
-    return (row.to(tl.int64) * groups + group) * classes + col, inside
+    mask = (group < groups) & (col < classes)
+    return (row.to(tl.int64) * groups + group) * classes + col, mask
 
 
 @jit
-def _softmax(logits, at, inside, unimix, classes):
+def _softmax(logits, offsets, mask, unimix, classes):
     """Return the softmax, and its mixture with a uniform distribution."""
-    v = tl.load(logits + at, inside, float("-inf")).to(tl.float32)
+    v = tl.load(logits + offsets, mask, float("-inf")).to(tl.float32)
     # at least -1e30, because all values of a row of padding are -inf
     max_logit = tl.maximum(tl.max(v, 1)[:, None], -1e30)
     v = tl.exp(v - max_logit)
@@ -125,11 +126,11 @@ def _kl(
 ):  # fmt: skip
     """Compute KL and entropies of one row; without `results`, the gradients."""
     row = tl.program_id(0)
-    at, inside = _tile(row, groups, classes, S, K)
-    post_softmax, p = _softmax(post, at, inside, unimix, classes)
-    prior_softmax, q = _softmax(prior, at, inside, unimix, classes)
-    logp = tl.log(tl.where(inside, p, 1.0))
-    logq = tl.log(tl.where(inside, q, 1.0))
+    offsets, mask = _tile(row, groups, classes, S, K)
+    post_softmax, p = _softmax(post, offsets, mask, unimix, classes)
+    prior_softmax, q = _softmax(prior, offsets, mask, unimix, classes)
+    logp = tl.log(tl.where(mask, p, 1.0))
+    logq = tl.log(tl.where(mask, q, 1.0))
     if results is not None:
         kl = tl.sum(p * (logp - logq))
         tl.store(results + row, kl)
@@ -139,10 +140,10 @@ def _kl(
     else:
         grad = logp - logq
         grad = post_softmax * (grad - tl.sum(post_softmax * grad, 1)[:, None])
-        tl.store(dpost + at, tl.load(rep + row) * (1 - unimix) * grad, inside)
-        grad = -tl.where(inside, p, 1.0) / tl.where(inside, q, 1.0)
+        tl.store(dpost + offsets, tl.load(rep + row) * (1 - unimix) * grad, mask)
+        grad = -tl.where(mask, p, 1.0) / tl.where(mask, q, 1.0)
         grad = prior_softmax * (grad - tl.sum(prior_softmax * grad, 1)[:, None])
-        tl.store(dprior + at, tl.load(dyn + row) * (1 - unimix) * grad, inside)
+        tl.store(dprior + offsets, tl.load(dyn + row) * (1 - unimix) * grad, mask)
 
 
 @jit
@@ -150,12 +151,13 @@ def _sample(
     logits, noise, onehot, unimix, rows, groups, classes, stride,
     R: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
+    """Store one-hot samples; a row is one categorical variable."""
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, K)[None, :]
-    inside = (row < rows) & (col < classes)
-    at = row * classes + col
-    _, p = _softmax(logits, at, inside, unimix, classes)
-    score = tl.where(inside, p / tl.load(noise + at, inside, 1.0), -1.0)
+    mask = (row < rows) & (col < classes)
+    offsets = row * classes + col
+    _, p = _softmax(logits, offsets, mask, unimix, classes)
+    score = tl.where(mask, p / tl.load(noise + offsets, mask, 1.0), -1.0)
     index = tl.argmax(score, 1)[:, None]
-    at = row // groups * stride + row % groups * classes + col
-    tl.store(onehot + at, (col == index).to(tl.float32), inside)
+    offsets = row // groups * stride + row % groups * classes + col
+    tl.store(onehot + offsets, (col == index).to(tl.float32), mask)

@@ -43,13 +43,13 @@ def _lambda_return(
     STEPS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    inside = row < rows
+    mask = row < rows
     last = row * STEPS + STEPS - 1
-    value = tl.load(bootstrap + last, inside, 0.0)
+    value = tl.load(bootstrap + last, mask, 0.0)
     for back in range(STEPS - 1):
-        live = (1 - tl.load(is_terminal + last - back, inside, 0.0)) * discount
-        trace = (1 - tl.load(is_last + last - back, inside, 0.0)) * lam
-        boot = tl.load(bootstrap + last - back, inside, 0.0)
-        interm = tl.load(reward + last - back, inside, 0.0) + (1 - trace) * live * boot
-        value = interm + live * trace * value
-        tl.store(returns + row * (STEPS - 1) + STEPS - 2 - back, value, inside)
+        live = (1 - tl.load(is_terminal + last - back, mask, 0.0)) * discount
+        trace = (1 - tl.load(is_last + last - back, mask, 0.0)) * lam
+        boot = tl.load(bootstrap + last - back, mask, 0.0)
+        one_step = tl.load(reward + last - back, mask, 0.0) + (1 - trace) * live * boot
+        value = one_step + live * trace * value
+        tl.store(returns + row * (STEPS - 1) + STEPS - 2 - back, value, mask)

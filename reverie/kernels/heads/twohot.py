@@ -40,30 +40,32 @@ class FastHead(Head):
 
 
 class FastTwoHot(TwoHot):
-    """`TwoHot` whose logits may be followed by columns of padding."""
+    """`TwoHot` whose logits may have columns of padding after the last bin."""
 
     def __init__(self, logits: Float[Tensor, "*b _"], bins: Float[Tensor, " N"]):
-        self.raw, self.bins = logits, bins
+        self.padded_logits, self.bins = logits, bins
 
     @cached_property
     def logits(self) -> Tensor:  # type: ignore[override]
-        return self.raw[..., : len(self.bins)].float()
+        return self.padded_logits[..., : len(self.bins)].float()
 
     def pred(self) -> Float[Tensor, "*b"]:
-        if self.raw.requires_grad and torch.is_grad_enabled():
+        if self.padded_logits.requires_grad and torch.is_grad_enabled():
             return super().pred()
-        rows = self.raw.detach().reshape(-1, self.raw.shape[-1]).contiguous()
+        *batch, width = self.padded_logits.shape
+        rows = self.padded_logits.detach().reshape(-1, width).contiguous()
         mean = torch.empty(len(rows), device=rows.device)
         if len(rows):
-            tile = tile_shape(rows.shape[1])
+            tile = tile_shape(width)
             _mean[(triton.cdiv(len(rows), tile[0]),)](
                 rows, self.bins, mean, *rows.shape, len(self.bins), *tile
             )
-        return mean.reshape(self.raw.shape[:-1])
+        return mean.reshape(batch)
 
     def loss(self, target: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        rows = self.raw.reshape(-1, self.raw.shape[-1])
-        flat = target.detach().float().expand(self.raw.shape[:-1]).reshape(-1)
+        *batch, width = self.padded_logits.shape
+        rows = self.padded_logits.reshape(-1, width)
+        flat = target.detach().float().expand(batch).reshape(-1)
         return apply_autograd(_Loss, rows, self.bins, flat).reshape(target.shape)
 
 
@@ -97,16 +99,16 @@ def _mean(logits, bins, mean, rows, stride, count, R: tl.constexpr, C: tl.conste
     """Compute the mean; symmetric bins are added in pairs, as in `TwoHot.pred`."""
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, C)[None, :]
-    inside = (row < rows) & (col < count)
+    mask = (row < rows) & (col < count)
     inf = float("inf")
-    right = tl.load(logits + row * stride + col, inside, -inf).to(tl.float32)
-    max_logit = tl.max(right, 1)[:, None]
-    right = tl.exp(right - max_logit)
-    is_positive = inside & (col >= count - count // 2)
+    v = tl.load(logits + row * stride + col, mask, -inf).to(tl.float32)
+    max_logit = tl.max(v, 1)[:, None]
+    v = tl.exp(v - max_logit)
+    is_positive = mask & (col >= count - count // 2)
     mirrored = logits + row * stride + count - 1 - col
-    left = tl.load(mirrored, is_positive, -inf).to(tl.float32)
-    left = tl.exp(left - max_logit)
-    difference = (right - left) / tl.sum(right, 1)[:, None]
+    mirrored_v = tl.load(mirrored, is_positive, -inf).to(tl.float32)
+    mirrored_v = tl.exp(mirrored_v - max_logit)
+    difference = (v - mirrored_v) / tl.sum(v, 1)[:, None]
     difference = tl.where(is_positive, difference, 0.0)
     value = tl.load(bins + col, is_positive, 0.0) * difference
     row = tl.program_id(0) * R + tl.arange(0, R)
@@ -141,9 +143,9 @@ def _loss(
     """
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, C)[None, :]
-    inside = (row < rows) & (col < count)
+    mask = (row < rows) & (col < count)
     below, above, lower_weight = _two_hot(bins, target, row, rows, col, count)
-    v = tl.load(logits + row * stride + col, inside, float("-inf")).to(tl.float32)
+    v = tl.load(logits + row * stride + col, mask, float("-inf")).to(tl.float32)
     v -= tl.max(v, 1)[:, None]
     weight = tl.where(col == below, lower_weight, 0.0)
     weight += tl.where(col == above, 1 - lower_weight, 0.0)
@@ -156,5 +158,5 @@ def _loss(
         v = tl.exp(v)
         v /= tl.sum(v, 1)[:, None]
         scale = tl.load(loss + row, row < rows, 0.0)
-        value = tl.where(inside, scale * (v - weight), 0.0)
+        value = tl.where(mask, scale * (v - weight), 0.0)
         tl.store(dlogits + row * stride + col, value, (row < rows) & (col < stride))

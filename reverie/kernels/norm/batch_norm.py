@@ -105,7 +105,7 @@ def _load_norm(stats, scale, shift, col, C: tl.constexpr):
 
 
 @jit
-def _norm_grad(x, dy, offset, mask, mean, rstd, factor, intercept):
+def _load_normed(x, dy, offset, mask, mean, rstd, factor, intercept):
     """Return the normalized input, and the gradient of the norm's output."""
     v = tl.load(x + offset, mask, 0.0).to(tl.float32)
     y = v * factor[None, :] + intercept[None, :]
@@ -173,7 +173,7 @@ def _sum_backward(
     dscale = tl.zeros((R, C), tl.float32)
     for i in range(steps):
         offset, mask = _tile(i, pixels, steps, col, C, R)
-        v, d = _norm_grad(x, dy, offset, mask, mean, rstd, factor, intercept)
+        v, d = _load_normed(x, dy, offset, mask, mean, rstd, factor, intercept)
         dshift += d
         dscale += d * v
     store_column_sums(sums, dshift, dscale, C, C)
@@ -189,6 +189,6 @@ def _apply_backward(
     mean_d, mean_dv = tl.load(sums + col) / pixels, tl.load(sums + C + col) / pixels
     for i in range(steps):
         offset, mask = _tile(i, pixels, steps, col, C, R)
-        v, d = _norm_grad(x, dy, offset, mask, mean, rstd, factor, intercept)
+        v, d = _load_normed(x, dy, offset, mask, mean, rstd, factor, intercept)
         d = factor[None, :] * (d - mean_d[None, :] - v * mean_dv[None, :])
         tl.store(dx + offset, d.to(dx.dtype.element_ty), mask)

@@ -4,9 +4,9 @@ There are two ways to divide the work among programs, chosen by size:
 
 - by pixels: one kernel sums, a second one applies the norm, both with several programs
   per feature map, so that even a small batch uses the whole GPU;
-- by groups: one kernel does everything, and a program handles some groups of one
-  feature map. This saves launches when there is little work: small maps are read once,
-  and the second read of a few large ones is served by the cache.
+- by groups: one kernel does both, and a program handles some groups of one feature map.
+  This saves launches for small work: small maps are read once, and the second read of a
+  few large maps hits the cache.
 
 On Hopper GPUs, `cluster_group_norm` replaces both where it supports the size. Only the
 norm's input is saved for the backward pass, which recomputes the activation.
@@ -76,20 +76,20 @@ class Tiling(NamedTuple):
 
 
 def tile_by_groups(x: Tensor) -> Tiling | None:
-    """Return how to divide the work by groups; None if it is faster by pixels."""
+    """Return the tiling by groups; None if tiling by pixels is faster."""
     batch, height, width, channels = x.shape
     pixels = height * width
-    smallest = max(SECTOR_BYTES // x.element_size(), channels // GROUPS)
-    block_channels = min(channels, smallest)
+    min_channels = max(SECTOR_BYTES // x.element_size(), channels // GROUPS)
+    block_channels = min(channels, min_channels)
     block_pixels = triton.next_power_of_2(pixels)
     if block_channels * block_pixels > GROUP_TILE:
         if batch > MAX_BATCH_BY_GROUPS:
             return None
         block_pixels = GROUP_TILE // block_channels
-    enough = num_programs(x.device, batch * channels, 2)
+    min_programs = num_programs(x.device, batch * channels, 2)
     while (
         2 * block_channels * block_pixels <= GROUP_TILE
-        and batch * channels // (2 * block_channels) >= enough
+        and batch * channels // (2 * block_channels) >= min_programs
     ):
         block_channels *= 2
     block_channels = min(block_channels, channels)
@@ -105,14 +105,14 @@ def tile_by_pixels(
     block_pixels: int | None = None,
     programs_per_sm: int = PROGRAMS_PER_SM,
 ) -> Tiling:
-    """Divide the work by pixels: several programs per map, each with all channels."""
+    """Return the tiling by pixels: several programs per map, each with all channels."""
     batch, height, width, channels = x.shape
     pixels = height * width
     block_pixels = block_pixels or max(1, TILE // channels)
     tiles = triton.cdiv(pixels, block_pixels)
-    wanted = num_programs(x.device, batch * tiles, programs_per_sm)
+    programs = num_programs(x.device, batch * tiles, programs_per_sm)
     # a power of two, so that few variants of the kernels are compiled
-    parts = triton.next_power_of_2(triton.cdiv(wanted, batch))
+    parts = triton.next_power_of_2(triton.cdiv(programs, batch))
     parts = min(tiles, parts, MAX_PARTS)
     steps = triton.cdiv(tiles, parts)
     return Tiling(batch, parts, pixels, channels, channels, block_pixels, steps, WARPS)
@@ -192,13 +192,13 @@ def norm_conv_backward(
         else:
             dweight = conv2d_weight_grad(grad, active, weight)
             return _sum_grads(dy, dweight, sums)
-    groups, active = tile_by_groups(x), torch.empty_like(x)
-    if groups is not None and groups.steps == 1:
+    by_groups, active = tile_by_groups(x), torch.empty_like(x)
+    if by_groups is not None and by_groups.steps == 1:
         dx = torch.empty_like(x)
-        sums = x.new_empty(groups.batch, 4, groups.channels, dtype=torch.float32)
-        groups_backward_kernel[groups.grid](
-            *(*saved, residual_grad, active, dx, sums, *groups.sizes),
-            num_warps=groups.warps,
+        sums = x.new_empty(by_groups.batch, 4, by_groups.channels, dtype=torch.float32)
+        groups_backward_kernel[by_groups.grid](
+            *(*saved, residual_grad, active, dx, sums, *by_groups.sizes),
+            num_warps=by_groups.warps,
         )
         return _sum_grads(dx, conv2d_weight_grad(grad, active, weight), sums)
     tiling = tile_by_pixels(x)

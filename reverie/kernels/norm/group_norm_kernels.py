@@ -2,10 +2,10 @@
 
 The grid is (feature maps, parts). If the work is divided by pixels, a part has all
 channels of some pixels (C is CHANNELS); if by groups, all pixels of some channels. A
-tile has R pixels and C channels. `rstd` is one over the standard deviation. Statistics
-and sums are stored per channel, even if they are the same for all channels of a group.
-In variable names, `v` is the input (normalized by `normalize_tile`), `z` the output of
-the norm, and `dz` its gradient.
+tile has R pixels and C channels; `row` is a feature map. Statistics and sums are stored
+per channel, even if they are the same for all channels of a group. In variable names,
+`v` is the input (normalized by `normalize_tile`), `z` the output of the norm, and `dz`
+its gradient.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def backward_kernel(
                 second += extra
                 dv += extra
             tl.store(dx + offset, dv, mask)
-    index = 0 if dx is None else 2  # of the two sums
+    index = 0 if dx is None else 2  # of the first of these two sums
     ptr = sums + ((row * PARTS + part) * 4 + index) * C + col
     store_pair(ptr, tl.sum(first, 0), tl.sum(second, 0), C)
 

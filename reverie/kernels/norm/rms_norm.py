@@ -184,7 +184,7 @@ def load_affine(scale, bias, C: tl.constexpr, width):
 
 
 @jit
-def norm_rows(v, gain, width, eps):
+def norm_silu(v, gain, width, eps):
     """Return `silu(rms_norm(v) * gain)` of every row."""
     rstd = tl.rsqrt(tl.sum(v * v, 1)[:, None] / width + eps)
     z = v * rstd * gain
@@ -192,7 +192,7 @@ def norm_rows(v, gain, width, eps):
 
 
 @jit
-def norm_rows_backward(v, dy, gain, width, eps):
+def norm_silu_backward(v, dy, gain, width, eps):
     """Return the gradients of `v` and `gain`; `dgain` is not yet summed over rows."""
     rstd = tl.rsqrt(tl.sum(v * v, 1)[:, None] / width + eps)
     v *= rstd
@@ -221,7 +221,7 @@ def _depth_to_space(row, map_width):
 
 
 @jit
-def _in_blocks(row, col, rows, block_width):
+def _block_offset(row, col, rows, block_width):
     """Return the offset of an element in the layout (block, row, column)."""
     block = col // block_width
     return (block * rows + row).to(tl.int64) * block_width + col % block_width
@@ -237,11 +237,11 @@ def _forward(
     col = tl.arange(0, C)[None, :]
     offset = row.to(tl.int64) * width + col
     mask = (row < rows) & (col < width)
-    source = _in_blocks(row, col, rows, block_width) if BLOCKS else offset
+    source = _block_offset(row, col, rows, block_width) if BLOCKS else offset
     v = tl.load(x + source, mask, 0.0).to(tl.float32)
     if bias is not None:
         v += load_columns(bias, col, width)
-    out = norm_rows(v, load_columns(scale, col, width), width, eps)
+    out = norm_silu(v, load_columns(scale, col, width), width, eps)
     if DEPTH_TO_SPACE:
         offset = _depth_to_space(row, map_width) * width + col
     tl.store(y + offset, out, mask)
@@ -263,14 +263,14 @@ def _backward(
         row = tile * R + tl.arange(0, R)[:, None]
         y_offset = row.to(tl.int64) * width + col
         mask = (row < rows) & (col < width)
-        x_offset = _in_blocks(row, col, rows, block_width) if BLOCKS else y_offset
+        x_offset = _block_offset(row, col, rows, block_width) if BLOCKS else y_offset
         v = tl.load(x + x_offset, mask, 0.0).to(tl.float32)
         if DEPTH_TO_SPACE:
             y_offset = _depth_to_space(row, map_width) * width + col
         dv = tl.load(dy + y_offset, mask, 0.0).to(tl.float32)
         if bias is not None:
             v += load_columns(bias, col, width)
-        dv, dgain = norm_rows_backward(v, dv, gain, width, eps)
+        dv, dgain = norm_silu_backward(v, dv, gain, width, eps)
         dscale += dgain
         dbias += dv
         tl.store(dx + x_offset, dv, mask)

@@ -4,7 +4,7 @@ The plain optimizer (`nets/optim`) reads and writes every tensor about fifteen t
 Here one kernel computes the norms of all gradients and parameters, and another one
 clips, updates moments and parameters, and writes the low-precision weights. Each
 program of a kernel handles one chunk of one tensor. It reads the addresses of its
-parameters, moments, low-precision weights and gradients from tables (`Tables`).
+parameters, moments, low-precision weights and gradients from `AddressTables`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 @jit
 def load_as_float32(address, dtype, offsets, mask):
-    """Load values of any of the `DTYPES`."""
+    """Load values whose dtype is one of the `DTYPES`."""
     if dtype == 0:
         x = tl.load(address.to(tl.pointer_type(tl.float32)) + offsets, mask, 0.0)
     elif dtype == 1:
@@ -93,11 +93,11 @@ def _norms_from_sums(
     tl.store(norms + tensors + tensor, tl.sqrt(tl.sum(sum1)))
 
 
-class Tables:
+class AddressTables:
     """Addresses of parameters, their moments, low-precision weights and gradients.
 
-    `leaves` are the tensors that get gradients: the parameters themselves or their
-    low-precision copies. Gradients have their dtype, unless `float32_grads` is set.
+    `leaves` are the tensors that get gradients: the parameters or their low-precision
+    copies. Gradients have the dtype of the leaves, unless `float32_grads` is set.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class Tables:
         float32_grads: bool = False,
     ):
         self.tensors, device = tensors, tensors[0].device
-        chunks = []  # of each chunk: number of its tensor, first element
-        firsts = [0]  # of each tensor: number of its first chunk
+        chunks = []  # per chunk: index of its tensor, and its first element
+        firsts = [0]  # per tensor: index of its first chunk
         for i, tensor in enumerate(tensors):
             chunks += [(i, start) for start in range(0, tensor.numel(), CHUNK)]
             firsts.append(len(chunks))
@@ -286,8 +286,9 @@ class FusedOptimizer(Optimizer):
         if low_precision:
             self.leaves = [low_precision.leaf(tensor) for tensor in self.tensors]
         self.float32_grads = self.scaling or float32_grads
-        moments = list(self.moments.values())
-        self._tables = Tables(self.tensors, self.leaves, moments, self.float32_grads)
+        self._tables = AddressTables(
+            self.tensors, self.leaves, list(self.moments.values()), self.float32_grads
+        )
         decay = self.rule.weight_decay()
         decays = [decay * (name in self.decayed) for name in self.names]
         self._decays = torch.tensor(decays, device=self.tensors[0].device)

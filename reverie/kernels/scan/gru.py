@@ -2,12 +2,12 @@
 
 A program computes some rows of one of the `G` GRUs for all steps, and keeps the
 recurrent weights of this GRU in registers. The backward kernel stores the gradients of
-all gates and, as `drecurrent`, those of the products with the recurrent weights; the
+the gates (`dgates`) and of the products with the recurrent weights (`drecurrent`). The
 weight gradients are then one matrix product over all steps. See
 `nets.gru.StateUpdate` for `input_scale`, `output_scale`, `state_scale` and `offset`.
 
 Shapes: `D` width, `W` = 3 D gates. States are float32; products are computed in the
-GRU's dtype. A variable `dx` is the gradient of `x`.
+GRU's dtype. In the kernels, `kept` is the state times `input_scale`.
 """
 
 from __future__ import annotations
@@ -178,9 +178,9 @@ def _load_three(pointers, stride):
 
 
 @jit
-def _load_per_row(values, at, row_mask):
+def _load_per_row(values, index, row_mask):
     """Load one number for each row, as a column."""
-    return tl.load(values + at, row_mask, 0.0)[:, None]
+    return tl.load(values + index, row_mask, 0.0)[:, None]
 
 
 @jit
@@ -209,11 +209,11 @@ def _scan_forward(
 
     for i in range(steps):
         t = tl.where(is_reversed == 1, steps - 1 - i, i)
-        at = gates + gru * gru_stride + row[:, None] * row_stride
-        at += t * step_stride + col[None, :]
-        reset = tl.load(at, mask, 0.0).to(tl.float32)
-        update = tl.load(at + D, mask, 0.0).to(tl.float32)
-        candidate = tl.load(at + 2 * D, mask, 0.0).to(tl.float32)
+        pointers = gates + gru * gru_stride + row[:, None] * row_stride
+        pointers += t * step_stride + col[None, :]
+        reset = tl.load(pointers, mask, 0.0).to(tl.float32)
+        update = tl.load(pointers + D, mask, 0.0).to(tl.float32)
+        candidate = tl.load(pointers + 2 * D, mask, 0.0).to(tl.float32)
         step = (gru * rows + row) * steps + t
         offsets = step[:, None] * D + col[None, :]
 
@@ -238,9 +238,9 @@ def _scan_forward(
 
         tl.store(out + offsets, state, mask)
         tl.store(previous + offsets, rounded, mask)
-        at = saved_gates + step[:, None] * (4 * D) + col[None, :]
-        _store_three(at, D, mask, reset, update, candidate)
-        tl.store(at + 3 * D, hidden, mask)
+        pointers = saved_gates + step[:, None] * (4 * D) + col[None, :]
+        _store_three(pointers, D, mask, reset, update, candidate)
+        tl.store(pointers + 3 * D, hidden, mask)
 
 
 @triton.jit(do_not_specialize=["steps", "reversed_grus"])
@@ -265,11 +265,11 @@ def _scan_backward(
         prev_t = tl.where(is_reversed == 1, t + 1, t - 1)
         step = (gru * rows + row) * steps + t
         offsets = step[:, None] * D + col[None, :]
-        at = saved_gates + step[:, None] * (4 * D) + col[None, :]
-        reset = tl.load(at, mask, 0.0)
-        update = tl.load(at + D, mask, 0.0)
-        candidate = tl.load(at + 2 * D, mask, 0.0)
-        hidden = tl.load(at + 3 * D, mask, 0.0)
+        pointers = saved_gates + step[:, None] * (4 * D) + col[None, :]
+        reset = tl.load(pointers, mask, 0.0)
+        update = tl.load(pointers + D, mask, 0.0)
+        candidate = tl.load(pointers + 2 * D, mask, 0.0)
+        hidden = tl.load(pointers + 3 * D, mask, 0.0)
         # mask (R, 1): false in the last iteration, the first step of the forward pass
         has_prev = (tl.full((R, 1), steps - 1, tl.int32) - i) > 0
         prev = tl.load(out + offsets + (prev_t - t) * D, mask & has_prev, 0.0)
@@ -293,12 +293,12 @@ def _scan_backward(
         dcandidate = dvalue * (1 - update) * (1 - candidate * candidate)
         dproduct = (dcandidate * reset).to(dtype)
         dreset = dcandidate * hidden * reset * (1 - reset)
-        at = dgates + gru * gru_stride + row[:, None] * row_stride
-        at += t * step_stride + col[None, :]
-        _store_three(at, D, mask, dreset, dupdate, dcandidate)
-        at = drecurrent + step[:, None] * (3 * D) + col[None, :]
+        pointers = dgates + gru * gru_stride + row[:, None] * row_stride
+        pointers += t * step_stride + col[None, :]
+        _store_three(pointers, D, mask, dreset, dupdate, dcandidate)
+        pointers = drecurrent + step[:, None] * (3 * D) + col[None, :]
         dreset, dupdate = dreset.to(dtype), dupdate.to(dtype)
-        _store_three(at, D, mask, dreset, dupdate, dproduct)
+        _store_three(pointers, D, mask, dreset, dupdate, dproduct)
         dkept = _dot(dreset, reset_weight, dkept)
         dkept = _dot(dupdate, update_weight, dkept)
         dkept = _dot(dproduct, candidate_weight, dkept)

@@ -24,7 +24,7 @@ DEVICE bf16 to_bf16(float a) {
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(x) : "f"(a));
   return x;
 }
-// Rounds to bfloat16.
+// Returns the nearest bfloat16 number.
 DEVICE float rounded(float a) { return to_float(to_bf16(a)); }
 // Loads two consecutive weights of one column; rows are `stride` apart.
 DEVICE u32 load_column_pair(const bf16* p, int stride) {
@@ -77,8 +77,8 @@ struct Fragment {
   u32 w[8];  // four words of the upper row, four of the lower
 };
 
-// Adds the product of one half (16 of 32 inputs per quad) with weights `b` to `c`.
-
+// Adds the product with weights `b` to `c`, for one half of the fragment: 16 of the 32
+// inputs of four lanes (a quad).
 DEVICE void multiply(float* c, const Fragment& a, int half, const u32* b) {
   int s = 2 * half;
   asm volatile(

@@ -114,12 +114,8 @@ class _PosteriorScan(torch.autograd.Function):
             rows = (x.reshape(-1, *x.shape[-3:]).transpose(0, 1) for x in saved)
             saved = SavedActivations(*(x.flatten(1, 2) for x in rows))
             result = triton.run_backward(scan._replace(saved=saved))
-        weight_grads = [
-            grad.to(weight.dtype)
-            for grad, weight in zip(
-                weight_gradients(weights, saved, result), weights, strict=True
-            )
-        ]
+        pairs = zip(weight_gradients(weights, saved, result), weights, strict=True)
+        weight_grads = [grad.to(weight.dtype) for grad, weight in pairs]
         dtype = saved.deter.dtype
         state = [x if x is None else x.to(dtype) for x in (result.deter, result.stoch)]
         actions = _batch_first(result.hid_pre @ action_rows(weights).T, batch)

@@ -24,10 +24,10 @@ class StepGrads(NamedTuple):
     """
 
     logits: Float[Tensor, "T B L"]
-    gates: Float[Tensor, "T B J"]
+    gates: Float[Tensor, "T B 3*D"]
     obs_norm: Float[Tensor, "T B U"]
     hid_norm: Float[Tensor, "T B D"]
-    in_norm: Float[Tensor, "T B X"]
+    in_norm: Float[Tensor, "T B 2*U"]
     """Those of in0 and in1, concatenated."""
     deter: Float[Tensor, "B D"]
     """Gradient of the previous deter, passed from step to step."""

@@ -15,6 +15,7 @@
 
 constexpr int PIXELS = HEIGHT * WIDTH, PARTS = HEIGHT / ROWS;
 constexpr int PER_GROUP = CHANNELS / GROUPS;
+// HALVES is the number of groups of 32 channels, which different warps compute
 constexpr int CHUNKS = CHANNELS / 8, HALVES = CHANNELS / 32, WARPS = THREADS / 32;
 constexpr int ACROSS = WIDTH / 16;  // warps along a pixel row
 constexpr int PITCH = WIDTH + 8;    // row stride of the tile in pixels; pixel 0 is zero
@@ -33,7 +34,7 @@ struct Scratch {
   float warps[WARPS][2][32];
 };
 
-// Output pixels and channels of a thread; a lane has 8 pixels and 8 channels.
+// Output of a thread: 8 channels of 8 pixels; `at` is the offset of one of the pixels.
 struct Position {
   u32 image, part, lane, warp, half, row, column, channel;
   size_t map;
@@ -157,8 +158,8 @@ DEVICE void activate(uint4& v, const float (&factor)[8], const float (&offset)[8
   v = pack8(x);
 }
 
-// `inside` is true if a row to load is in the map. `load_rows` loads the block's pixel
-// rows and one above and below.
+// `load_rows` loads the block's pixel rows and one row above and below. `inside` is true
+// if the row of a load is in the map.
 DEVICE bool inside(const Position& position, int load) {
   const int y =
       position.part * ROWS - 1 + (load * THREADS + threadIdx.x) / CHUNKS / WIDTH;

@@ -85,7 +85,8 @@ KERNEL norm_backward(Arguments a) {
     }
   }
   sync_block();
-  // dx = dy * factor - x * slope - constant
+  // dx = dz * factor - (x - mean) * slope - constant; `gradients` has dz, the gradient of
+  // the norm's output, and the constant includes the mean
   float constant[8], slope[8], residual[1][8] = {};
   load8(constants + position.column, constant);
   load8(slopes + position.column, slope);

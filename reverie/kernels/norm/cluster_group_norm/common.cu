@@ -1,22 +1,22 @@
 // Group norm and SiLU for bfloat16 feature maps (batch, pixels, channels).
 //
 // A cluster of CLUSTER_SIZE thread blocks handles one feature map. Each block keeps its
-// share of the map in shared memory between summing and normalizing, so device memory is
-// read once and written once. A thread has eight adjacent channels of LOADS pixels. Sums
-// are reduced within a warp, within a block, and then exchanged between all blocks of the
-// cluster. KINDS is the number of different sums per channel.
+// share of the map (SHARE numbers) in shared memory between summing and normalizing, so
+// device memory is read once and written once. A thread has eight adjacent channels of
+// LOADS pixels. Sums are reduced within a warp, within a block, and exchanged between
+// the blocks of the cluster. KINDS is the number of different sums per channel.
 //
 // The host defines PIXELS, CHANNELS, GROUPS, CLUSTER_SIZE, THREADS, and BLOCKS_PER_SM.
 
-constexpr int COLUMNS = CHANNELS / 8, WARPS = THREADS / 32;
+constexpr int COLUMNS = CHANNELS / 8, WARPS = THREADS / 32;  // COLUMNS threads per pixel
 constexpr int PER_GROUP = CHANNELS / GROUPS;
-constexpr int SHARE = PIXELS / CLUSTER_SIZE * CHANNELS;  // values of a block
+constexpr int SHARE = PIXELS / CLUSTER_SIZE * CHANNELS;
 constexpr int LOADS = SHARE / 8 / THREADS;
-constexpr int STAGES = LOADS < 4 ? LOADS : 4;  // copies, each with its own barrier
+constexpr int STAGES = LOADS < 4 ? LOADS : 4;  // asynchronous copies, with a barrier each
 static_assert(LOADS * 8 * THREADS == SHARE && LOADS % STAGES == 0, "");
 static_assert(SHARE * CLUSTER_SIZE == PIXELS * CHANNELS && 32 % COLUMNS == 0, "");
 
-// Static shared memory: sums of the warps, sums of all blocks of the cluster, and others.
+// Static shared memory: sums of each warp, sums of each block, values per channel.
 template <int KINDS>
 struct Scratch {
   float warps[WARPS][KINDS * CHANNELS];
@@ -25,6 +25,7 @@ struct Scratch {
   Barrier barriers[STAGES];
 };
 
+// Indices of this thread: block in the cluster, feature map, first channel.
 struct Position {
   u32 rank, image, column;
   size_t map, share;  // offsets of the map and of this block's share
@@ -38,7 +39,7 @@ struct Position {
   DEVICE size_t at(int load) const { return share + (load * THREADS + threadIdx.x) * 8; }
 };
 
-// Starts copying maps to shared memory, one map after the other, in STAGES.
+// Starts to copy this block's share of all maps to shared memory, in STAGES copies.
 template <int MAPS>
 DEVICE void start_copies(const bf16* const (&maps)[MAPS], uint4* data, Barrier* barriers,
                          const Position& position) {
@@ -59,8 +60,8 @@ DEVICE void start_copies(const bf16* const (&maps)[MAPS], uint4* data, Barrier* 
 
 // Sums over the threads of each block. The sums of all blocks, for each kind and channel,
 // are stored in `scratch.blocks` of every block, or only of the first block if not
-// `everywhere`. All blocks must have called `cluster_arrive` before, when they no longer
-// need the previous sums.
+// `everywhere`. Before this call, a block must call `cluster_arrive` as soon as it no
+// longer needs the previous sums.
 template <int KINDS, int MAX_KINDS>
 DEVICE void sum_blocks(float (&values)[KINDS][8], Scratch<MAX_KINDS>& scratch,
                        const Position& position, bool everywhere) {

@@ -35,6 +35,7 @@ DEVICE float add_lane_xor(float x, int mask) {
   return x + __shfl_xor_sync(~0u, x, mask);
 }
 
+// Load and store eight numbers: four words of 32 bits.
 DEVICE uint4 load4(const bf16* p) { return *(const uint4*)p; }
 DEVICE void store4(bf16* p, uint4 v) { *(uint4*)p = v; }
 

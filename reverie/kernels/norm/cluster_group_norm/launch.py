@@ -174,7 +174,7 @@ def all_sources() -> Iterator[str]:
             yield source(pixels, channels, direction, plan)
 
 
-def is_hopper(device: torch.device) -> bool:
+def supports_clusters(device: torch.device) -> bool:
     """True for GPUs with thread block clusters and enough shared memory."""
     if device.type != "cuda":
         return False
@@ -185,7 +185,7 @@ def is_hopper(device: torch.device) -> bool:
 @functools.cache
 def _is_available(device: torch.device) -> bool:
     """True if the GPU is supported and the kernels compile."""
-    if not is_hopper(device):
+    if not supports_clusters(device):
         return False
     try:
         load(device, 1024, 128, FORWARD, PLANS["forward"][1024, 128])

@@ -16,7 +16,7 @@ struct BackwardArguments : ScanWeights, SavedActivations {
   // incoming gradients, (row, time, width)
   const bf16 *grad_deter, *grad_stoch, *grad_logits;
   // results that blocks also exchange, (time, row, width); dhid_norm is the gradient of
-  // the normalized input of hid's norm
+  // the normalized values of hid, before the scale
   bf16 *dobs, *din0, *dgates, *dhid_norm;
   // only for exchange between blocks, (time, ...)
   float *obs_partials, *input_partials;

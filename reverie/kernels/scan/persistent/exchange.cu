@@ -22,9 +22,10 @@ constexpr int TWO_UNITS = 2 * UNITS;
 static_assert(THREADS == UNITS && WIDTH == UNITS, "");
 static_assert(COLUMNS == 16 && OWN_LOGITS == 64, "");
 
-// The indices of a thread in both kernels: `input_column` is the first of its 8 inputs,
-// `row` and `column` are its output, `upper` and `lower` the rows of its fragments;
-// `hid_row` is the first row of hid_weight of its block.
+// Indices of a thread in both kernels. `input_column` is the first of its 8 inputs of a
+// layer, `block_input` the same in deter. `row` and `column` are its output: column
+// `block_column` of the GRU block, `out_column` of deter. `upper` and `lower` are the
+// rows of its fragments. `hid_row` is the first row of its GRU block in hid_weight.
 #define THREAD_INDICES                                                                 \
   const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, block = blockIdx.x;   \
   const int gru_block = block / SLICES, slice = block % SLICES;                        \
@@ -68,7 +69,8 @@ struct PollLimit {  // aborts the kernel after too many polls, so that it cannot
 
 // ---- fragments and numbers written by other thread blocks
 
-// Polls until 8 inputs of both rows are set; `lower` is the offset of the lower row.
+// Polls until the 8 inputs of upper and lower row are set; `lower` is the offset between
+// the rows.
 DEVICE Fragment wait_fragment(const bf16* p, int lower) {
   uint4 a = load4(p), b = load4(p + lower);
   PollLimit limit;
@@ -82,7 +84,7 @@ DEVICE Fragment wait_fragment(const bf16* p, int lower) {
   __syncwarp();
   return fragment(a, b);
 }
-// Polls until 8 numbers, `stride` apart, are set; `v` has those loaded by `load8`.
+// Polls until 8 numbers, `stride` apart, are set; `v` contains the result of `load8`.
 DEVICE void wait8(u32* v, const float* p, int stride) {
   PollLimit limit;
   while (true) {

@@ -33,15 +33,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   __shared__ float gate_sums[WARPS * ROWS * GATES];
   extern __shared__ __align__(16) float dynamic[];
   float* input_sums = dynamic;  // WARPS * ROWS * INPUTS
-  bf16* in1_columns = (bf16*)(input_sums + WARPS * ROWS * INPUTS);  // LOGITS x 34
+  // LOGITS x 32, with a row stride of 34 to avoid bank conflicts
+  bf16* in1_columns = (bf16*)(input_sums + WARPS * ROWS * INPUTS);
   __shared__ float in1_squares[WARPS * ROWS], hid_inv_rms[ROWS], warp_squares[16];
   __shared__ float logit_sums[OWN_LOGITS];
   __shared__ __align__(16) bf16 obs_act_row[UNITS];
 
   THREAD_INDICES;
 
-  // ---- load this thread's weights, indexed by part of the matrix (if several), half of a
-  // fragment, group of 8 columns (if several), and pair of inputs
+  // ---- load this thread's weights; indices: part of the matrix (if several), half of a
+  // fragment, group of 8 columns (if several), pair of inputs
   u32 w_hid[3][2][2][2], w_gru[2][6][2], w_input[2][4][2], w_logit[8][2][2];
   UNROLL for (int half = 0; half < 2; half++)
     UNROLL for (int e = 0; e < 2; e++) {

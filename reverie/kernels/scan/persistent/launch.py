@@ -68,11 +68,10 @@ def load_kernels(device: torch.device) -> dict[str, nvrtc.Kernel] | None:
         return None
     try:
         handles = nvrtc.load(read_source(), list(SHARED_BYTES), device)
+        pairs = zip(handles, SHARED_BYTES.items(), strict=True)
         return {
             name: nvrtc.Kernel(handle, THREAD_BLOCKS, THREADS, shared, cooperative=True)
-            for handle, (name, shared) in zip(
-                handles, SHARED_BYTES.items(), strict=True
-            )
+            for handle, (name, shared) in pairs
         }
     except nvrtc.Unavailable as error:
         fallback.enable(error)
@@ -177,12 +176,8 @@ def _allocate_unset(
     per_word = 4 // dtype.itemsize
     counts = [prod(shape) // per_word for shape in shapes.values()]
     words = torch.full((sum(counts),), UNSET, dtype=torch.int32, device=device)
-    return {
-        name: piece.view(dtype).view(shape)
-        for piece, (name, shape) in zip(
-            torch.split(words, counts), shapes.items(), strict=True
-        )
-    }
+    pieces = zip(torch.split(words, counts), shapes.items(), strict=True)
+    return {name: x.view(dtype).view(shape) for x, (name, shape) in pieces}
 
 
 def _launch(
@@ -198,11 +193,8 @@ def _launch(
     """
     stride, inner = weights.obs_weight.stride()  # may be part of a wider matrix
     is_aligned = inner == 1 and stride % 2 == 0
-    weights = tensors.ScanWeights(
-        *(
-            x if is_aligned and x is weights.obs_weight else x.contiguous()
-            for x in weights
-        )
+    weights = tensors.ScanWeights._make(
+        x if is_aligned and x is weights.obs_weight else x.contiguous() for x in weights
     )
     numbers = {
         "length": buffers["deter"].shape[1],

@@ -1,5 +1,7 @@
 // The five backward kernels of one step. Names that begin with `d` are gradients; those
-// that end with `norm` are gradients of the output of an RMS norm.
+// that end with `norm` are gradients of the output of an RMS norm. `own` is a row of the
+// batch, `base` and `after` are the first rows of this and the next step in activations,
+// and `given` is an index of incoming gradients.
 
 struct BackwardArguments : ScanWeights, SavedActivations {
   // copies of weights in which the weights of one output of the backward pass are
@@ -65,7 +67,7 @@ struct NormOutputGrad {
 
 // Computes the gradient of a norm's output for N of its F columns. `inputs` are the
 // gradients of the K outputs of the next layer, with a row stride of STRIDE; `which` is
-// the column of inv_rms.
+// the column of this norm in inv_rms.
 template <int N, int K, int F, int STRIDE>
 DEVICE void store_norm_output_grad(const BackwardArguments& p, float* sums,
                                    const bf16* weights, const bf16* inputs,

@@ -33,19 +33,18 @@ BACKWARD = (
     *("backward_hidden", "backward_inputs"),
 )
 
-fallback = nvrtc.Fallback("the posterior scan")
-
-
 BLOCK_COLUMNS, WEIGHT_LOADS, BLOCKS_PER_SM = 32, 28, 1
 """Columns of a tile of the block-diagonal layers `hid` and `gru`, weight loads that a
 thread has in flight, and thread blocks per multiprocessor. These values are the fastest
 at every size on an H200: 64 steps of 16 rows, forward and backward, take 4.4 ms at
-size50m, 8.0 at size100m and 11.9 at size200m; with 16, 12 and 2 they take 5.0, 9.8 and
-15.1 ms."""
+size50m, 8.0 ms at size100m and 11.9 ms at size200m. With the values 16, 12 and 2 they
+take 5.0, 9.8 and 15.1 ms."""
 MAX_BLOCK_WIDTH = 1024
 """Largest width of a GRU block for which the streamed kernels are faster than the
 Triton kernels at a batch size of 16 (Triton takes 7.2, 12.1 and 15.5 ms for the sizes
 above). For larger batches, the streamed kernels are faster at every width."""
+
+fallback = nvrtc.Fallback("the posterior scan")
 
 
 class LayerSizes(NamedTuple):
@@ -110,11 +109,10 @@ def load_kernels(
     }
     try:
         handles = nvrtc.load(read_source(sizes), list(launches), device)
+        pairs = zip(handles, launches.items(), strict=True)
         return {
             name: nvrtc.Kernel(handle, blocks, THREADS, _shared_bytes(width))
-            for handle, (name, (blocks, width)) in zip(
-                handles, launches.items(), strict=True
-            )
+            for handle, (name, (blocks, width)) in pairs
         }
     except nvrtc.Unavailable as error:
         fallback.enable(error)

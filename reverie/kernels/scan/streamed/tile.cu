@@ -22,6 +22,7 @@ constexpr int IN1_TILES = UNITS / IN1_COLUMNS;
 constexpr float FLOAT_MAX = 3.4e38f;
 
 #define KERNEL extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+// A loop over groups of 16 rows; `first` is the first row of the group.
 #define EACH_16_ROWS for (int first = 0; first < p.batch; first += 16)
 
 // ---- loads and stores
@@ -64,8 +65,8 @@ DEVICE float2 rounded(float2 v) {
 
 // ---- products
 
-// The two adjacent outputs, of a tile with N columns, for which a thread adds up the warps'
-// sums.
+// Position of a thread's two adjacent outputs in a tile with N columns. The thread adds up
+// the sums of all warps for them.
 template <int N>
 struct Output {
   static constexpr int LANES = N / 2;  // threads per row
@@ -189,7 +190,7 @@ DEVICE float2 of_row_pair(const float* values) {
 
 // ---- norms
 
-// The sums of 16 rows, from COUNT partial sums per row; each warp handles two rows.
+// Sums of 16 rows, each from COUNT partial sums; a warp handles two rows.
 template <int COUNT>
 struct RowSums {
   float part[2] = {};

@@ -2,8 +2,7 @@
 
 Names that begin with `d` are gradients; those that end with `norm` are gradients of the
 output of an RMS norm. `din_norm` has 2 U columns: those of in0, then those of in1.
-Names that begin with `grad` are incoming gradients. `at` and `input_at` are indices of
-rows, `after` is `at` of the next step.
+Names that begin with `grad` are incoming gradients. `after` is `at` of the next step.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def logits_backward(
     PADDED: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, PADDED_K: tl.constexpr,
     BK: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """Gradient of the logits, from in1 of the next step and the incoming gradients."""
+    """Compute dlogits from in1 of the next step and the incoming gradients."""
     BN: tl.constexpr = BS * PADDED_K
     L: tl.constexpr = S * K
     rows, mask, at, input_at = row_tile(t, length, batch, BM)
@@ -85,7 +84,7 @@ def norm_output_backward(
     ROW: tl.constexpr, INPUT_STRIDE: tl.constexpr, OUTPUT_STRIDE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """Gradient of the output of a norm of width F, for obs and hid.
+    """Compute the gradient of the output of a norm of width F, for obs and hid.
 
     `inputs` are the gradients of the next layer's outputs, with a row stride of `ROW`;
     each block of W columns depends on K of them. `NORM` is the column of `inv_rms`.
@@ -116,11 +115,11 @@ def gates_backward(
     PADDED: tl.constexpr, TILES0: tl.constexpr, PADDED0: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """Gradient of deter, from all layers that read it, and gradients of the gates.
+    """Add up the gradient of deter from all layers that read it; compute dgates.
 
-    `weight` has the rows of in0_weight, then those of obs_weight. `ddeter` contains a
-    part of the gradient of deter, from `inputs_backward` of the next step; it is
-    replaced by the part of the gradient of the previous deter through the update gate.
+    `weight` has the rows of in0_weight, then those of obs_weight. `ddeter` contains the
+    contribution of the next step's `inputs_backward` to the gradient of deter. It is
+    overwritten with the gradient of the previous deter through the update gate.
     """
     tile = tl.program_id(0)
     rows, mask, at, input_at = row_tile(t, length, batch, BM)
@@ -183,7 +182,7 @@ def inputs_backward(
     PADDED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Gradients of the inputs of `hid`: norm outputs of in0 and in1, and deter."""
+    """Compute gradients of the inputs of `hid`: norm outputs of in0, in1, and deter."""
     tile = tl.program_id(0)
     rows, mask, at, _ = row_tile(t, length, batch, BM)
     inv_rms2 = tl.load(inv_rms + at * 4 + 2, mask=rows < batch, other=0.0)
@@ -208,9 +207,9 @@ def inputs_backward(
                 inv_rms + at * 4, dnorm, in0_partials, tile, rows, batch,
             )
         else:
-            inside = units - U
+            in1_unit = units - U
             store_norm_output_grad(
-                acc, in1_pre, at[:, None] * U + inside[None, :], in1_scale, inside,
+                acc, in1_pre, at[:, None] * U + in1_unit[None, :], in1_scale, in1_unit,
                 inv_rms + at * 4 + 1, dnorm, in1_partials, tile - U // BN, rows, batch,
             )
     else:

@@ -40,14 +40,14 @@ def hidden_forward(
     rows, mask, at, input_at = row_tile(t, length, batch, BM)
     block = tile * BN // W
     columns = tile * BN + tl.arange(0, BN)
-    inside = columns - block * W
+    block_column = columns - block * W
     weight += block * (W + 3 * U) * W
     squares0 = sum_partials(in0_partials, rows, batch, TILES0, PADDED0)
     squares1 = sum_partials(in1_partials, rows, batch, TILES1, PADDED1)
     inv_rms0, inv_rms1 = tl.rsqrt(squares0 / U + eps), tl.rsqrt(squares1 / U + eps)
     acc = tl.zeros((BM, BN), tl.float32)
     block_deter = prev_deter + at[:, None] * D + block * W
-    acc = dot_rows(acc, block_deter, weight, inside, mask, W, W, 1, BW, PRECISION)
+    acc = dot_rows(acc, block_deter, weight, block_column, mask, W, W, 1, BW, PRECISION)
     weight += W * W
     pre_row = at[:, None] * U
     shared_row = shared_input + at[:, None] * (3 * U)
@@ -55,7 +55,7 @@ def hidden_forward(
         offs_k = k + tl.arange(0, BU)
         offs = pre_row + offs_k[None, :]
         a = norm_act(in0_pre, in0_scale, offs, offs_k, mask, inv_rms0)
-        b = tl.load(weight + offs_k[:, None] * W + inside[None, :])
+        b = tl.load(weight + offs_k[:, None] * W + block_column[None, :])
         acc = dot(a, b, acc, PRECISION)
         if tile == 0:
             tl.store(shared_row + offs_k[None, :], a, mask=mask)
@@ -63,7 +63,7 @@ def hidden_forward(
         offs_k = k + tl.arange(0, BU)
         offs = pre_row + offs_k[None, :]
         a = norm_act(in1_pre, in1_scale, offs, offs_k, mask, inv_rms1)
-        b = tl.load(weight + (U + offs_k)[:, None] * W + inside[None, :])
+        b = tl.load(weight + (U + offs_k)[:, None] * W + block_column[None, :])
         acc = dot(a, b, acc, PRECISION)
         if tile == 0:
             tl.store(shared_row + U + offs_k[None, :], a, mask=mask)
@@ -89,7 +89,7 @@ def gates_forward(
     rows, mask, at, _ = row_tile(t, length, batch, BM)
     block = tile * BN // W
     columns = tile * BN + tl.arange(0, BN)
-    inside = columns - block * W
+    block_column = columns - block * W
     weight += block * W * (3 * W)
     squares = sum_partials(hid_partials, rows, batch, TILES, PADDED)
     inv_rms2 = tl.rsqrt(squares / D + eps)
@@ -100,14 +100,14 @@ def gates_forward(
         offs_k = k + tl.arange(0, BK)
         offs = at[:, None] * D + block * W + offs_k[None, :]
         a = norm_act(hid_pre, scale, offs, block * W + offs_k, mask, inv_rms2)
-        b = weight + offs_k[:, None] * (3 * W) + inside[None, :]
+        b = weight + offs_k[:, None] * (3 * W) + block_column[None, :]
         reset = dot(a, tl.load(b), reset, PRECISION)
         candidate = dot(a, tl.load(b + W), candidate, PRECISION)
         update = dot(a, tl.load(b + 2 * W), update, PRECISION)
         if tile * BN == block * W:
             tl.store(hid_act + offs, a, mask=mask)
-    bias += block * 3 * W + inside
-    gates += at[:, None] * (3 * D) + block * 3 * W + inside[None, :]
+    bias += block * 3 * W + block_column
+    gates += at[:, None] * (3 * D) + block * 3 * W + block_column[None, :]
     reset = store_rounded(gates, mask, reset + tl.load(bias)[None, :].to(tl.float32))
     candidate += tl.load(bias + W)[None, :].to(tl.float32)
     candidate = store_rounded(gates + W, mask, candidate)
@@ -152,10 +152,10 @@ def inputs_forward(
             value = store_rounded(in0_pre + after, mask, acc)
             store_partial(in0_partials, tile, rows, batch, value * value)
     else:
-        inside = (units - U)[None, :]
-        token = input_at * U + inside
-        acc += tl.load(tokens + token, mask=mask, other=0.0).to(tl.float32)
-        value = store_rounded(obs_pre + at[:, None] * U + inside, mask, acc)
+        obs_units = (units - U)[None, :]
+        token_offs = input_at * U + obs_units
+        acc += tl.load(tokens + token_offs, mask=mask, other=0.0).to(tl.float32)
+        value = store_rounded(obs_pre + at[:, None] * U + obs_units, mask, acc)
         store_partial(obs_partials, tile - U // BN, rows, batch, value * value)
 
 
@@ -221,8 +221,8 @@ def in1_forward(
     variables = tl.arange(0, PADDED_S)
     units = tile * BN + tl.arange(0, BN)
     label = tl.load(samples + row * S + variables, mask=variables < S, other=0)
-    at = (variables * K + label)[:, None] * U + units[None, :]
-    value = tl.load(weight + at, mask=(variables < S)[:, None], other=0.0)
+    offs = (variables * K + label)[:, None] * U + units[None, :]
+    value = tl.load(weight + offs, mask=(variables < S)[:, None], other=0.0)
     total = tl.sum(value.to(tl.float32), 0)
     first = tl.load(is_first + row * length + t + 1)
     total = tl.where(first != 0, 0.0, total) + tl.load(bias + units).to(tl.float32)

@@ -72,10 +72,10 @@ def _norm_input_grad(
 
 
 @jit
-def _load_normed(pre, dnorm, at_pre, at_dnorm, mask, inv_rms):
+def _load_normed(pre, dnorm, pre_offs, dnorm_offs, mask, inv_rms):
     """Return normalized inputs of a norm, and gradients of its outputs."""
-    normed = tl.load(pre + at_pre, mask=mask, other=0.0).to(tl.float32) * inv_rms
-    return normed, tl.load(dnorm + at_dnorm, mask=mask, other=0.0).to(tl.float32)
+    normed = tl.load(pre + pre_offs, mask=mask, other=0.0).to(tl.float32) * inv_rms
+    return normed, tl.load(dnorm + dnorm_offs, mask=mask, other=0.0).to(tl.float32)
 
 
 @jit
@@ -88,22 +88,22 @@ def _row_gradients(
     inverse = tl.load(inv_rms + row * 4 + column)
     total = tl.zeros((BK,), tl.float32)
     for k in range(0, F, BK):
-        at = k + tl.arange(0, BK)
-        mask = at < F
+        col = k + tl.arange(0, BK)
+        mask = col < F
         normed, dout = _load_normed(
-            pre, dnorm, row * F + at, row * STRIDE + at, mask, inverse
+            pre, dnorm, row * F + col, row * STRIDE + col, mask, inverse
         )
-        total += dout * tl.load(scale + at, mask=mask, other=0.0) * normed
+        total += dout * tl.load(scale + col, mask=mask, other=0.0) * normed
     mean = tl.sum(total, 0) / F
     for k in range(0, F, BK):
-        at = k + tl.arange(0, BK)
-        mask = at < F
+        col = k + tl.arange(0, BK)
+        mask = col < F
         normed, dout = _load_normed(
-            pre, dnorm, row * F + at, row * STRIDE + at, mask, inverse
+            pre, dnorm, row * F + col, row * STRIDE + col, mask, inverse
         )
-        gain = tl.load(scale + at, mask=mask, other=0.0)
+        gain = tl.load(scale + col, mask=mask, other=0.0)
         grad = inverse * (dout * gain - normed * mean)
-        tl.store(dpre + row * F + at, grad.to(dpre.dtype.element_ty), mask=mask)
+        tl.store(dpre + row * F + col, grad.to(dpre.dtype.element_ty), mask=mask)
 
 
 @jit
@@ -113,19 +113,19 @@ def _column_sums(
     BM: tl.constexpr, BN: tl.constexpr,
 ):
     """Compute the gradients of scale and bias: sums over the rows of all steps."""
-    at = tl.program_id(0) * BN + tl.arange(0, BN)
+    col = tl.program_id(0) * BN + tl.arange(0, BN)
     scale_sums = tl.zeros((BM, BN), tl.float32)
     bias_sums = tl.zeros((BM, BN), tl.float32)
     for start in range(0, ROWS, BM):
         row = start + tl.arange(0, BM)
-        mask = (row < ROWS)[:, None] & (at < F)[None, :]
+        mask = (row < ROWS)[:, None] & (col < F)[None, :]
         inverse = tl.load(inv_rms + row * 4 + column, mask=row < ROWS, other=0.0)
         row = row[:, None].to(tl.int64)
-        offs = row * F + at[None, :]
+        offs = row * F + col[None, :]
         normed, dout = _load_normed(
-            pre, dnorm, offs, row * STRIDE + at[None, :], mask, inverse[:, None]
+            pre, dnorm, offs, row * STRIDE + col[None, :], mask, inverse[:, None]
         )
         scale_sums += dout * normed
         bias_sums += tl.load(dpre + offs, mask=mask, other=0.0).to(tl.float32)
-    tl.store(dscale + at, tl.sum(scale_sums, 0), mask=at < F)
-    tl.store(dbias + at, tl.sum(bias_sums, 0), mask=at < F)
+    tl.store(dscale + col, tl.sum(scale_sums, 0), mask=col < F)
+    tl.store(dbias + col, tl.sum(bias_sums, 0), mask=col < F)

@@ -45,7 +45,9 @@ class TileSizes(NamedTuple):
     in1_columns: int
     """Columns of a tile of in1."""
     precision: str
+    """Precision of matrix products, `input_precision` of `tl.dot`."""
     itemsize: int
+    """Bytes per weight."""
 
     def depth(self, width: int, columns: int) -> int:
         """Return how many of `width` inputs a program reads per iteration."""

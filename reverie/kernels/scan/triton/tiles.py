@@ -1,16 +1,16 @@
 """Triton functions shared by the kernels of the posterior scan.
 
-A kernel computes a tile of `BN` columns for a tile of `BM` rows and reads `BK` inputs
-per iteration. Norm and activation of the inputs, or the gradient of the norm, are
-applied while the inputs are loaded. An RMS norm needs a sum over the whole row: the
-kernel that writes a tile also writes the partial sum of that tile, and the kernel that
-reads the row adds up the partial sums (tiles, batch) in a fixed order.
+A program computes a tile of `BM` rows and `BN` columns (or `BS` categorical variables)
+and reads `BK` inputs per iteration (`BW` of deter, `BU` of units). Norm and activation
+of the inputs, or the gradient of the norm, are applied while the inputs are loaded. An
+RMS norm needs a sum over the whole row: the kernel that writes a tile also writes the
+partial sum of that tile, and the kernel that reads the row adds up the partial sums
+(tiles, batch) in a fixed order: `TILES` sums, padded to `PADDED`, a power of two.
 
 Saved activations and gradients are (time, row, width), indexed by `at` = time * batch +
 row. Inputs and incoming gradients are (row, time, width), indexed by `input_at` = row *
-length + time. Capital letters are compile-time sizes: `D U W L S K` are deter, units,
-width of a block, logits, categorical variables and classes. `inv_rms` has four columns:
-in0, in1, hid and obs.
+length + time. `D U W L S K` are sizes: deter, units, width of a block, logits,
+categorical variables and classes. `inv_rms` has four columns: in0, in1, hid and obs.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def dot_rows(
     for k in range(0, K, BK):
         offs_k = k + tl.arange(0, BK)
         a = tl.load(inputs + offs_k[None, :], mask=mask, other=0.0)
-        at = offs_k[:, None] * INPUT_STRIDE + columns[None, :] * OUTPUT_STRIDE
-        acc = dot(a, tl.load(weight + at), acc, PRECISION)
+        offs = offs_k[:, None] * INPUT_STRIDE + columns[None, :] * OUTPUT_STRIDE
+        acc = dot(a, tl.load(weight + offs), acc, PRECISION)
     return acc
 
 
@@ -91,8 +91,8 @@ def sum_partials(partials, rows, batch, COUNT: tl.constexpr, PADDED: tl.constexp
     """Add up the partial sums (tiles, batch) of each row."""
     tile = tl.arange(0, PADDED)
     mask = (tile[None, :] < COUNT) & (rows[:, None] < batch)
-    at = tile[None, :] * batch + rows[:, None]
-    return tl.sum(tl.load(partials + at, mask=mask, other=0.0), 1)
+    offs = tile[None, :] * batch + rows[:, None]
+    return tl.sum(tl.load(partials + offs, mask=mask, other=0.0), 1)
 
 
 @jit
@@ -110,31 +110,31 @@ def store_rounded(pointers, mask, acc):
 
 
 @jit
-def norm_act(pre, scale, at, columns, mask, inv_rms):
+def norm_act(pre, scale, offs, columns, mask, inv_rms):
     """Return norm and activation of a tile, in the dtype of `pre`."""
-    x = tl.load(pre + at, mask=mask, other=0.0)
+    x = tl.load(pre + offs, mask=mask, other=0.0)
     gain = tl.load(scale + columns)
     y = (x.to(tl.float32) * inv_rms[:, None] * gain[None, :]).to(x.dtype)
     return silu(y.to(tl.float32)).to(x.dtype)
 
 
 @jit
-def norm_grad(dnorm, pre, scale, at_dnorm, at_pre, columns, mask, inv_rms, mean):
+def norm_grad(dnorm, pre, scale, dnorm_offs, pre_offs, columns, mask, inv_rms, mean):
     """Return the gradient of a norm's input, given the gradient of its output.
 
     `mean` is the row's mean of output gradient * scale * normalized input. The result
     has the dtype of `pre`.
     """
-    x = tl.load(pre + at_pre, mask=mask, other=0.0)
+    x = tl.load(pre + pre_offs, mask=mask, other=0.0)
     normed = x.to(tl.float32) * inv_rms[:, None]
     gain = tl.load(scale + columns)[None, :]
-    dout = tl.load(dnorm + at_dnorm, mask=mask, other=0.0).to(tl.float32)
+    dout = tl.load(dnorm + dnorm_offs, mask=mask, other=0.0).to(tl.float32)
     return (inv_rms[:, None] * (dout * gain - normed * mean[:, None])).to(x.dtype)
 
 
 @jit
 def store_norm_output_grad(
-    dact, pre, at_pre, scale, columns, inv_rms, dnorm, partials, tile, rows, batch,
+    dact, pre, pre_offs, scale, columns, inv_rms, dnorm, partials, tile, rows, batch,
 ):
     """Store the gradient of a norm's output, given the gradient of the activation.
 
@@ -142,7 +142,7 @@ def store_norm_output_grad(
     """
     mask = rows[:, None] < batch
     inv_rms = tl.load(inv_rms, mask=rows < batch, other=0.0)
-    x = tl.load(pre + at_pre, mask=mask, other=0.0)
+    x = tl.load(pre + pre_offs, mask=mask, other=0.0)
     normed = x.to(tl.float32) * inv_rms[:, None]
     gain = tl.load(scale + columns)[None, :]
     grad = store_rounded(dnorm, mask, dact * silu_grad(normed * gain))
