@@ -1,4 +1,4 @@
-"""Sums and concatenations over the ranks of a data-parallel run.
+"""All-reduce and all-gather over the ranks of a data-parallel run.
 
 Every rank trains on some sequences of the global batch. Code that needs a statistic of
 the whole batch calls a function of this file with the tensor of its own sequences:
@@ -43,14 +43,14 @@ class SequenceRange(NamedTuple):
         return self.stop - self.start
 
 
-class _Scope:
-    """State of a `synchronized` block: sequences of every rank, after `set_batch`."""
+class _SyncState:
+    """State of a `synchronized` block."""
 
     def __init__(self) -> None:
-        self.sequences: list[SequenceRange] = []
+        self.sequences: list[SequenceRange] = []  # by rank; empty before `set_batch`
 
 
-_scope: _Scope | None = None
+_sync: _SyncState | None = None
 
 
 def rank() -> int:
@@ -63,13 +63,8 @@ def world_size() -> int:
     return dist.get_world_size() if _has_group() else 1
 
 
-def is_main() -> bool:
-    """True on rank 0, which owns environments, replay, log and checkpoints."""
-    return rank() == 0
-
-
 def split_batch(total: int, ranks: int) -> list[SequenceRange]:
-    """Divide a batch among ranks; the first ranks get the remaining sequences."""
+    """Divide a batch among ranks; sizes differ by at most one."""
     small, extra = divmod(total, ranks)
     stops = [small * (i + 1) + min(i + 1, extra) for i in range(ranks)]
     starts = [0, *stops[:-1]]
@@ -79,13 +74,13 @@ def split_batch(total: int, ranks: int) -> list[SequenceRange]:
 @contextmanager
 def synchronized() -> Iterator[None]:
     """Context that all ranks enter together, in which collectives are active."""
-    global _scope
-    assert _scope is None, "synchronized blocks cannot be nested"
-    _scope = _Scope() if world_size() > 1 else None
+    global _sync
+    assert _sync is None, "synchronized blocks cannot be nested"
+    _sync = _SyncState() if world_size() > 1 else None
     try:
         yield
     finally:
-        _scope = None
+        _sync = None
 
 
 def set_batch(total: int) -> SequenceRange:
@@ -93,41 +88,43 @@ def set_batch(total: int) -> SequenceRange:
 
     Called by the batch iterator (feed) for every batch, in a `synchronized` block.
     """
-    if _scope is None:
+    if _sync is None:
         return SequenceRange(0, total, total)
-    _scope.sequences = split_batch(total, world_size())
-    return _scope.sequences[rank()]
+    _sync.sequences = split_batch(total, world_size())
+    return _sync.sequences[rank()]
 
 
 def local_sequences() -> SequenceRange | None:
     """Return the sequences of this rank; None if this process has the whole batch."""
-    return _scope.sequences[rank()] if _scope and _scope.sequences else None
+    return _sync.sequences[rank()] if _sync and _sync.sequences else None
 
 
 def global_count(local_count: int) -> int:
-    """Return the length of a first axis in the global batch, given that of this rank.
+    """Return how many entries all ranks have, if this rank has `local_count`.
 
-    The length must be a multiple of the number of sequences, such as B * T.
+    The number must be a multiple of the sequences of this rank, such as B * T.
     """
-    own = local_sequences()
-    return local_count if own is None else _per_sequence(local_count, own) * own.total
+    local = local_sequences()
+    if local is None:
+        return local_count
+    return _per_sequence(local_count, local) * local.total
 
 
 def mean_contribution(x: Tensor) -> Tensor:
-    """Return this rank's term of the mean over the global batch (the sum over ranks).
+    """Return a scalar whose sum over ranks is the mean of `x` over the global batch.
 
     `x` has the values of the sequences of this rank, or is a scalar that is identical
     on all ranks, such as a loss computed from gathered tensors.
     """
-    own = local_sequences()
-    return x.mean() if own is None else x.mean() * (own.size / own.total)
+    local = local_sequences()
+    return x.mean() if local is None else x.mean() * (local.size / local.total)
 
 
 def all_reduce_with_grad(x: Tensor) -> Tensor:
     """Return the elementwise sum over ranks; differentiable."""
-    if _scope is None:
+    if _sync is None:
         return x
-    summed: Tensor = _Sum.apply(x)  # type: ignore[no-untyped-call]
+    summed: Tensor = _AllReduce.apply(x)  # type: ignore[no-untyped-call]
     return summed
 
 
@@ -135,18 +132,18 @@ def all_gather_with_grad(x: Tensor) -> Tensor:
     """Concatenate the tensors of all ranks along the first axis; differentiable.
 
     The order is that of the global batch. After `set_batch`, the length of the axis
-    must be a multiple of the number of sequences; otherwise it may be any.
+    must be a multiple of the number of sequences; before it, any length is allowed.
     """
-    if _scope is None:
+    if _sync is None:
         return x
-    gathered: Tensor = _Gather.apply(x)  # type: ignore[no-untyped-call]
+    gathered: Tensor = _AllGather.apply(x)  # type: ignore[no-untyped-call]
     return gathered
 
 
 @torch.no_grad()
 def all_gather(x: Tensor) -> Tensor:
     """Same as `all_gather_with_grad`, but not differentiable."""
-    if _scope is None:
+    if _sync is None:
         return x
     counts = _lengths(x)
     padded = x.new_zeros((max(counts), *x.shape[1:]))
@@ -161,8 +158,8 @@ def all_gather(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def all_reduce_coalesced(tensors: list[Tensor]) -> list[Tensor]:
-    """Return the sums of several tensors over ranks, from one flat buffer."""
-    if _scope is None:
+    """Return the elementwise sums of several tensors over ranks, in one all-reduce."""
+    if _sync is None:
         return tensors
     dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
     flat = torch.cat([x.reshape(-1).to(dtype) for x in tensors])
@@ -180,12 +177,12 @@ def average_metrics(metrics: Metrics) -> Metrics:
     that are not means (minimum, maximum, standard deviation) must already be identical
     on all ranks: compute them from gathered tensors.
     """
-    own = local_sequences()
-    if own is None:
+    local = local_sequences()
+    if local is None:
         return metrics
     scalars = [k for k, x in metrics.items() if isinstance(x, Tensor) and not x.ndim]
     values = torch.stack([metrics[key].double() for key in scalars])
-    total = _all_reduce(values * (own.size / own.total))
+    total = _all_reduce(values * (local.size / local.total))
     averages = {
         key: x.to(metrics[key].dtype) for key, x in zip(scalars, total, strict=True)
     }
@@ -203,26 +200,26 @@ def _has_group() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def _per_sequence(length: int, own: SequenceRange) -> int:
-    per_sequence, rest = divmod(length, own.size)
-    assert not rest, f"{length} is not a multiple of {own.size} sequences"
+def _per_sequence(length: int, local: SequenceRange) -> int:
+    per_sequence, rest = divmod(length, local.size)
+    assert not rest, f"{length} is not a multiple of {local.size} sequences"
     return per_sequence
 
 
 def _lengths(x: Tensor) -> list[int]:
-    """Return the lengths of the tensors of all ranks."""
-    assert _scope is not None
-    if _scope.sequences:
-        per_sequence = _per_sequence(len(x), _scope.sequences[rank()])
-        return [per_sequence * each.size for each in _scope.sequences]
-    own = torch.tensor([len(x)], device=communication_device())
-    counts = [torch.empty_like(own) for _ in range(world_size())]
+    """Return the length of the first axis of `x` on each rank."""
+    assert _sync is not None
+    if _sync.sequences:
+        per_sequence = _per_sequence(len(x), _sync.sequences[rank()])
+        return [per_sequence * each.size for each in _sync.sequences]
+    count = torch.tensor([len(x)], device=communication_device())
+    counts = [torch.empty_like(count) for _ in range(world_size())]
     with progress.waiting(collective=True):
-        dist.all_gather(counts, own)
+        dist.all_gather(counts, count)
     return [int(count) for count in counts]
 
 
-class _Sum(torch.autograd.Function):
+class _AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return _all_reduce(x)
@@ -232,7 +229,7 @@ class _Sum(torch.autograd.Function):
         return _all_reduce(grad)
 
 
-class _Gather(torch.autograd.Function):
+class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         counts = _lengths(x)

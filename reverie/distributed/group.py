@@ -25,8 +25,8 @@ UPDATE_TIMEOUT = timedelta(minutes=10)
 """Maximum time to wait for another rank in an update, which may compile kernels."""
 COMMAND_TIMEOUT = timedelta(days=365)
 """Maximum time to wait for the next command of rank 0, which may be evaluating."""
-HAS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-"""Environment variable that is `True` if the launcher, not rank 0, hosts the store."""
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""Variable that torchrun sets to `True` if it hosts the store; else rank 0 does."""
 LOST_RANK_EXIT_CODE = 2
 """Exit code of a process that ends because another one is lost."""
 
@@ -71,16 +71,16 @@ class Group:
 
 
 def _connect_store(timeout: timedelta, is_host: bool) -> Any:
-    """Connect to the store of MASTER_ADDR, which the launcher or rank 0 hosts.
+    """Connect to the TCPStore at MASTER_ADDR, in the launcher or in rank 0.
 
     Keys are prefixed with the number of restarts: after torchrun has restarted the
     processes, its store may still have the addresses of those that ended.
     """
-    has_agent = os.environ.get(HAS_STORE) == "True"
+    is_in_launcher = os.environ.get(AGENT_STORE) == "True"
     store = dist.TCPStore(  # type: ignore[attr-defined]
         os.environ.get("MASTER_ADDR", "127.0.0.1"),
         int(os.environ.get("MASTER_PORT", MASTER_PORT)),
-        is_master=is_host and not has_agent,
+        is_master=is_host and not is_in_launcher,
         wait_for_workers=False,
         timeout=timeout,
     )
@@ -100,22 +100,22 @@ def store_variables(port: int) -> dict[str, str]:
     return {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        HAS_STORE: "True",
+        AGENT_STORE: "True",
     }
 
 
 def lost_rank_message(reason: str) -> str:
-    """Return the message of a run that ends because a process is lost."""
+    """Return the error message of a run that ends because a process is lost."""
     return (
         f"{reason} All processes of this run end; its last checkpoint is intact.\n"
-        "  Fix: the first error message above is the cause, if there is one. The same "
-        "command resumes the run; --run.rank_timeout gives slow ranks more time."
+        "  Fix: see the first error message above, if there is one. The same command "
+        "resumes the run; --run.rank_timeout gives slow ranks more time."
     )
 
 
 @contextlib.contextmanager
 def explain_lost_rank() -> Iterator[None]:
-    """Raise errors of connections between ranks as a `UserError`, on one rank."""
+    """Convert connection errors: `UserError` on the first rank, exit on the others."""
     try:
         yield
     except RuntimeError as error:

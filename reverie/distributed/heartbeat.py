@@ -26,7 +26,7 @@ ALIVE, FAILURE = "alive", "failure"
 """Keys of the store: heartbeats by rank, and the reason why the run ends."""
 
 
-class Progress:
+class RankProgress:
     """What the main thread of this process is doing.
 
     `collectives` counts the collective operations that this process has started.
@@ -39,19 +39,19 @@ class Progress:
         self.activity = ""
         self.limit = math.inf
         """Maximum duration of the current activity in seconds."""
-        self.number = 0
+        self.changes = 0
         """Number of starts and ends of activities so far."""
 
     @contextlib.contextmanager
-    def within(self, activity: str, limit: float = math.inf) -> Iterator[None]:
-        """Limit the time of an activity, such as an update."""
+    def during(self, activity: str, limit: float = math.inf) -> Iterator[None]:
+        """Context of an activity, such as an update, of at most `limit` seconds."""
         self.activity, self.limit = activity, limit
-        self.number += 1
+        self.changes += 1
         try:
             yield
         finally:
             self.activity, self.limit = "", math.inf
-            self.number += 1
+            self.changes += 1
 
     @contextlib.contextmanager
     def waiting(self, collective: bool = False) -> Iterator[None]:
@@ -64,15 +64,15 @@ class Progress:
             self.is_waiting = False
 
 
-progress = Progress()
-"""Progress of this process."""
+progress = RankProgress()
+"""RankProgress of this process."""
 
 
 class Beat(NamedTuple):
     """The value of a heartbeat in the store."""
 
-    number: int
-    collectives: int
+    number: int  # increases with every heartbeat
+    collectives: int  # see `RankProgress`
     is_waiting: int
 
     @classmethod
@@ -95,14 +95,15 @@ class Heartbeat:
         self.keys = [f"{ALIVE}/{rank}" for rank in range(launch.world_size)]
         self._beats = [Beat(-1, 0, 0)] * launch.world_size
         self._silent = [0.0] * launch.world_size  # seconds since the last heartbeat
-        self._activity = (0, 0.0)  # number of the activity, and seconds spent in it
-        self._has_claimed = False
+        self._activity = (0, 0.0)  # `progress.changes`, and seconds since it changed
+        self._reports_failure = False  # this rank prints why the run ends
         self._stop = threading.Event()
+        progress.collectives = 0  # earlier groups of this process had other ranks
         self._send(0)
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Start the thread; all ranks have sent their first heartbeat."""
+        """Start the thread, after all ranks have sent their first heartbeat."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -110,15 +111,15 @@ class Heartbeat:
         self._thread.join(2 * HEARTBEAT_SECONDS)
 
     def claim_message(self, reason: str) -> bool:
-        """Return True if this rank is the first to report a reason, and prints it."""
+        """True if this rank is the first that finds a failure, so that it prints it."""
         own = f"{self.launch.rank}: {reason}"
-        self._has_claimed = True
+        self._reports_failure = True
         try:
             first = self.store.compare_set(FAILURE, "", own)
         except RuntimeError:
-            return True  # the process with the store has ended
-        self._has_claimed = bool(first == own.encode())
-        return self._has_claimed
+            return True  # the process that hosts the store has ended
+        self._reports_failure = bool(first == own.encode())
+        return self._reports_failure
 
     def _run(self) -> None:
         number, last = 0, time.monotonic()
@@ -133,10 +134,10 @@ class Heartbeat:
                 if not self._stop.wait(self.timeout / 2):
                     self.fail("The process of rank 0 has ended.")
                 return
-            # limited, because this process, or all of them, may have been suspended
+            # limited: while this process was suspended, the others did not hang
             now = time.monotonic()
             elapsed, last = min(now - last, 2 * HEARTBEAT_SECONDS), now
-            if self._has_claimed:
+            if self._reports_failure:
                 return  # the main thread has found a failure and ends this process
             reason = "" if has_failed else self._find_failure(beats, elapsed)
             if has_failed or reason:
@@ -154,9 +155,9 @@ class Heartbeat:
             is_new = beat.number != self._beats[rank].number
             self._silent[rank] = 0.0 if is_new else self._silent[rank] + elapsed
         self._beats = beats
-        number, activity, limit = progress.number, progress.activity, progress.limit
-        seconds = self._activity[1] + elapsed if number == self._activity[0] else 0.0
-        self._activity = (number, seconds)
+        changes, activity, limit = progress.changes, progress.activity, progress.limit
+        seconds = self._activity[1] + elapsed if changes == self._activity[0] else 0.0
+        self._activity = (changes, seconds)
         longest = max(self._silent)
         if longest > self.timeout:
             rank = self._silent.index(longest)

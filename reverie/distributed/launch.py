@@ -24,9 +24,9 @@ class Launch(NamedTuple):
 
     rank: int = 0
     world_size: int = 1
-    local_rank: int = 0  # on this machine
+    local_rank: int = 0  # index on this machine
     local_world_size: int = 1
-    launcher: str = ""
+    launcher: str = ""  # `torchrun` (also for `--devices`) or `srun`
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables of a process with this rank."""
@@ -53,7 +53,7 @@ def find_launch(environ: Mapping[str, str] | None = None) -> Launch:
             return Launch()
     except ValueError as error:
         raise UserError(
-            f"The variables of the launcher are not numbers: {error}.\n"
+            f"RANK, WORLD_SIZE or a SLURM variable is not a number: {error}.\n"
             "  Fix: start the run by torchrun, srun or `reverie train --devices 2`."
         ) from None
     if not 0 <= launch.rank < launch.world_size:

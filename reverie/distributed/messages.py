@@ -18,10 +18,10 @@ ALIGNMENT = 16
 
 def broadcast(value: Any, group: Any) -> Any:
     """Return the object of rank 0 on all ranks."""
-    box = [value]
+    values = [value]
     with progress.waiting():
-        dist.broadcast_object_list(box, src=0, group=group)
-    return box[0]
+        dist.broadcast_object_list(values, src=0, group=group)
+    return values[0]
 
 
 def gather_objects(value: Any, group: Any) -> list[Any]:
@@ -39,40 +39,40 @@ def broadcast_tree(tree: Any, group: Any) -> Any:
     """
     leaves, spec = pytree.tree_flatten(tree)
     is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
-    header = [  # shape and dtype of tensors; other leaves as they are
-        (leaf.shape, leaf.dtype) if sent_alone else leaf
-        for leaf, sent_alone in zip(leaves, is_tensor, strict=True)
+    header = [  # shape and dtype in place of each tensor
+        (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf
+        for leaf in leaves
     ]
     header, is_tensor, spec = broadcast((header, is_tensor, spec), group)
     received = []
-    for index, (leaf, sent_alone) in enumerate(zip(header, is_tensor, strict=True)):
-        if not sent_alone:
-            received.append(leaf)
+    for index, entry in enumerate(header):
+        if not is_tensor[index]:
+            received.append(entry)
             continue
         if rank() == 0:
             value = leaves[index].detach().cpu().contiguous()
         else:
-            value = torch.empty(leaf[0], dtype=leaf[1])
+            value = torch.empty(entry[0], dtype=entry[1])
         if value.numel():
             dist.broadcast(value.reshape(-1).view(torch.uint8), src=0, group=group)
         received.append(value)
     return pytree.tree_unflatten(received, spec)
 
 
-class Layout:
-    """Keys, dtypes and shapes (without the first axis) of the tensors of a message."""
+class BatchLayout:
+    """Keys, dtypes and shapes (without the batch axis) of the tensors of a batch."""
 
     def __init__(self, tensors: dict[str, Tensor]):
         self.fields = [(key, x.dtype, x.shape[1:]) for key, x in tensors.items()]
 
     def nbytes(self, length: int) -> int:
-        """Return the size of a message whose tensors have this length."""
+        """Return the bytes of a message with this number of sequences."""
         return sum(
             self._padded(dtype, shape, length) for _, dtype, shape in self.fields
         )
 
     def pack(self, tensors: dict[str, Tensor]) -> Tensor:
-        """Copy tensors into one flat message."""
+        """Copy the tensors of a batch into one flat message."""
         first = next(iter(tensors.values()))
         length = len(first)
         flat = torch.empty(self.nbytes(length), dtype=torch.uint8, device=first.device)
@@ -81,7 +81,7 @@ class Layout:
         return flat
 
     def unpack(self, flat: Tensor, length: int) -> dict[str, Tensor]:
-        """Return the tensors of a message; they share its memory."""
+        """Return the tensors of a message as views of its memory."""
         tensors, start = {}, 0
         for key, dtype, shape in self.fields:
             size = length * shape.numel() * dtype.itemsize
@@ -100,7 +100,7 @@ def scatter_batch(
     tensors: dict[str, Tensor], ranges: list[SequenceRange]
 ) -> dict[str, Tensor]:
     """On rank 0: send each other rank its part of the batch; return rank 0's part."""
-    layout, requests = Layout(tensors), []
+    layout, requests = BatchLayout(tensors), []
     for other in range(1, len(ranges)):
         part = slice(ranges[other].start, ranges[other].stop)
         message = layout.pack({key: x[part] for key, x in tensors.items()})
@@ -113,20 +113,20 @@ def scatter_batch(
 
 
 def receive_batch(
-    layout: Layout, own: SequenceRange, device: torch.device
+    layout: BatchLayout, local: SequenceRange, device: torch.device
 ) -> dict[str, Tensor]:
-    """Return the part of this rank, which rank 0 sent by `scatter_batch`."""
-    flat = torch.empty(layout.nbytes(own.size), dtype=torch.uint8, device=device)
+    """On other ranks: receive the part of the batch that `scatter_batch` sent."""
+    flat = torch.empty(layout.nbytes(local.size), dtype=torch.uint8, device=device)
     with progress.waiting():
         dist.recv(flat, 0)
-    return layout.unpack(flat, own.size)
+    return layout.unpack(flat, local.size)
 
 
-def gather_to_main(
+def gather_batch(
     tensors: dict[str, Tensor], ranges: list[SequenceRange]
 ) -> dict[str, Tensor]:
     """Concatenate the tensors of all ranks on rank 0; return {} on the other ranks."""
-    layout = Layout(tensors)
+    layout = BatchLayout(tensors)
     if rank() > 0:
         message = layout.pack(tensors)
         with progress.waiting():

@@ -1,7 +1,7 @@
 """Limits of the time that a rank may take for an update or an environment step.
 
-The heartbeats of a rank (`distributed/heartbeat.py`) end the run if it takes longer:
-the other ranks would wait for it forever.
+If it takes longer, the heartbeat thread of the rank (`distributed/heartbeat.py`) ends
+the run, because the other ranks would wait forever.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ MAX_SLOWDOWN = 10.0
 class UpdateLimit:
     """Limits the time of updates.
 
-    The limit is `timeout`, or `MAX_SLOWDOWN` times the fastest update of the same kind
-    if that is longer. The kind is the set of windows (batches) that the agent trains
-    on. The first update of a kind may take minutes, because it compiles kernels.
+    The limit is `timeout`, or `MAX_SLOWDOWN` times the fastest update so far if that is
+    longer. Only updates on the same windows (batches) are compared, and the slowest
+    window counts. The first update on a window may take minutes to compile kernels.
     """
 
     def __init__(self, timeout: float):
@@ -38,18 +38,18 @@ class UpdateLimit:
         """Context of one update."""
         begin = time.monotonic()
         self._windows.clear()
-        with progress.within("an update"):
+        with progress.during("an update"):
             yield
         seconds = time.monotonic() - begin
         for name in self._windows:
             self._fastest[name] = min(seconds, self._fastest.get(name, math.inf))
 
-    def uses(self, window: str) -> None:
-        """Set the limit of the current update, which trains on this window."""
-        first = UPDATE_TIMEOUT.total_seconds() / MAX_SLOWDOWN
+    def add_window(self, window: str) -> None:
+        """Set the limit of the current update, given a window that it trains on."""
+        first_seconds = UPDATE_TIMEOUT.total_seconds() / MAX_SLOWDOWN
         self._windows.add(window)
-        expected = max(self._fastest.get(name, first) for name in self._windows)
-        progress.limit = max(self.timeout, MAX_SLOWDOWN * expected)
+        seconds = max(self._fastest.get(x, first_seconds) for x in self._windows)
+        progress.limit = max(self.timeout, MAX_SLOWDOWN * seconds)
 
 
 class EnvLimit:
@@ -72,6 +72,6 @@ class EnvLimit:
         limit = math.inf
         if slowest is not None:
             limit = max(self.timeout, MAX_SLOWDOWN * slowest)
-        with progress.within("an environment step", limit):
+        with progress.during("an environment step", limit):
             yield
         self._slowest = max(slowest or 0.0, time.monotonic() - begin)

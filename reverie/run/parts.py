@@ -24,40 +24,39 @@ from reverie.replay.feed import ReplayFeed
 from reverie.rows import Window
 from reverie.run.collectors import CanAct, InProcessCollector, OverlappedCollector
 from reverie.run.config import Config
-from reverie.run.factory import MakeEnv, in_workers, make_envs
+from reverie.run.factory import MakeEnv, make_envs, with_env_workers
 from reverie.run.memory import explain_out_of_memory
-from reverie.run.size import smaller_size
+from reverie.run.size import smaller_size_flag
 
 
 class Share(NamedTuple):
     """The part of the environments, replay and batches that one rank has."""
 
     rank: int = 0
-    ranks: int = 1
+    world_size: int = 1
 
     @property
-    def has_all(self) -> bool:
+    def is_whole(self) -> bool:
         """True if the environments and the replay are not divided."""
-        return self.ranks == 1
+        return self.world_size == 1
 
     def envs(self, total: int) -> tuple[int, int]:
-        """Return the number of environments of this rank and the first index."""
-        own = split_batch(total, self.ranks)[self.rank]
-        return own.size, own.start
+        """Return the number of environments of this rank and the index of the first."""
+        envs = split_batch(total, self.world_size)[self.rank]
+        return envs.size, envs.start
 
     def windows(self, windows: dict[str, Window]) -> dict[str, Window]:
         """Return the windows with the sequences of this rank; only rank 0 reports."""
-        if self.has_all:
+        if self.is_whole:
             return windows
-        return {
-            name: window
-            if name == "report"
-            else replace(
-                window, batch=split_batch(window.batch, self.ranks)[self.rank].size
-            )
-            for name, window in windows.items()
-            if name != "report" or self.rank == 0
-        }
+        shares = {}
+        for name, window in windows.items():
+            batch = split_batch(window.batch, self.world_size)[self.rank].size
+            if name != "report":
+                shares[name] = replace(window, batch=batch)
+            elif self.rank == 0:
+                shares[name] = window
+        return shares
 
     def seed(self, seed: int) -> int:
         """Return the seed for sampling and acting on this rank."""
@@ -65,7 +64,7 @@ class Share(NamedTuple):
 
 
 def find_share(config: Config) -> Share:
-    """Return the share of this process; it has all unless the replay is sharded."""
+    """Return the share of this process: everything, unless the replay is sharded."""
     ranks = world_size()
     if config.replay.ranks != "sharded" or ranks == 1:
         return Share()
@@ -94,10 +93,10 @@ def find_share(config: Config) -> Share:
 
 def check_share(share: Share, saved_ranks: int) -> None:
     """Raise if a checkpoint was saved by another number of ranks."""
-    if saved_ranks != share.ranks:
+    if saved_ranks != share.world_size:
         raise UserError(
             f"The replay buffer of this run is sharded over {saved_ranks} ranks, but "
-            f"this command has {share.ranks}.\n  Fix: --devices {saved_ranks}, or "
+            f"this command has {share.world_size}.\n  Fix: --devices {saved_ranks}, or "
             f"start {saved_ranks} processes with torchrun or srun."
         )
 
@@ -105,11 +104,11 @@ def check_share(share: Share, saved_ranks: int) -> None:
 def open_envs(
     config: Config, count: int, first: int, make_env: MakeEnv | None, overlap: bool
 ) -> VecEnv:
-    """Make environments; with `overlap`, they step in parallel with training.
+    """Make environments; with `overlap`, in worker processes.
 
-    For this they need their own processes.
+    Environments in worker processes can step while the agent trains.
     """
-    config = in_workers(config) if overlap and make_env is None else config
+    config = with_env_workers(config) if overlap and make_env is None else config
     return make_envs(config, count, first, make_env)
 
 
@@ -128,15 +127,15 @@ def open_replay(
     """Make a replay buffer for observations, actions and the agent's extras.
 
     Its capacity is this fraction of `replay.capacity`, divided among the ranks, but not
-    more than the run will collect. `spaces` has `obs_space` and `act_space`, and
-    `streams` is the number of environments.
+    more than the run will collect. `spaces` has `obs_space` and `act_space`, `streams`
+    is the number of environments, `steps_taken` the step of the newest checkpoint.
     """
     share = share or Share()
     stored = {**spaces.obs_space, **spaces.act_space}
-    capacity = int(config.replay.capacity * fraction) // share.ranks
+    capacity = int(config.replay.capacity * fraction) // share.world_size
     if not config.run.episodes:
-        most = max(config.run.steps, steps_taken)
-        capacity = min(capacity, most + streams)
+        run_steps = max(config.run.steps, steps_taken)
+        capacity = min(capacity, run_steps + streams)
     with explain_out_of_memory(config, "building the replay buffer", "replay.capacity"):
         return Replay(
             {key: space for key, space in stored.items() if key[:4] != "log/"},
@@ -148,8 +147,8 @@ def open_replay(
             directory=directory,
             seed=share.seed(config.seed),
             exact_extras=config.deterministic,
-            smaller_extras=smaller_size(config),
-            memory_fraction=1 / share.ranks,
+            smaller_extras=smaller_size_flag(config),
+            memory_fraction=1 / share.world_size,
         )
 
 

@@ -32,11 +32,11 @@ from reverie.distributed.group import (
 )
 from reverie.distributed.launch import Launch, find_launch
 from reverie.distributed.messages import (
-    Layout,
+    BatchLayout,
     broadcast,
     broadcast_tree,
+    gather_batch,
     gather_objects,
-    gather_to_main,
     receive_batch,
     scatter_batch,
 )
@@ -133,7 +133,7 @@ class Leader:
     ):
         self.group, self.agent = group, agent
         self._is_loaded = False  # True if the other ranks have the agent's state
-        self._is_commanding = False  # also after a command that failed
+        self._in_command = False  # stays True after a command that failed
         check_batches(agent, group.launch.world_size)
         group.heartbeat.timeout = config.run.rank_timeout
         self._limit = UpdateLimit(config.run.rank_timeout)
@@ -161,7 +161,7 @@ class Leader:
     def train(self, feed: Any) -> Metrics:
         """Run one update on all ranks; return the metrics of the global batch."""
         self.load()
-        own_feed = (
+        rank_feed = (
             ShardFeed(feed, self.agent.windows, self._limit)
             if self.shards
             else LeaderFeed(feed, self.group, self._limit)
@@ -170,7 +170,7 @@ class Leader:
             schedule = self.agent.schedule
             send(TRAIN, schedule.state_dict() if schedule else None)
             with self._limit.update(), collective.synchronized():
-                metrics = self.agent.train(own_feed)
+                metrics = self.agent.train(rank_feed)
                 metrics = collective.average_metrics(metrics)
         return metrics
 
@@ -193,17 +193,17 @@ class Leader:
         After a command that failed they may not receive another one; they end when they
         lose the connection to this process.
         """
-        if not self._is_commanding:
+        if not self._in_command:
             with explain_lost_rank():
                 self._send(STOP)
 
     @contextlib.contextmanager
     def _command(self) -> Iterator[Callable[..., None]]:
-        """Context of a command that all ranks run; provides the function to send it."""
-        self._is_commanding = True
+        """Context of a command that all ranks run; yields the function to send it."""
+        self._in_command = True
         with explain_lost_rank():
             yield self._send
-        self._is_commanding = False
+        self._in_command = False
 
     def _send(self, command: str, value: Any = None) -> None:
         broadcast((command, value), self.group.control)
@@ -219,21 +219,21 @@ class LeaderFeed:
         return getattr(self.feed, name)
 
     def __call__(self, name: str, out: Batch | None = None) -> Batch:
-        self.limit.uses(name)  # the time limit depends on the batch
+        self.limit.add_window(name)  # the time limit depends on the batch
         batch: Batch = self.feed(name)
         total = len(next(iter(batch.values())))
-        broadcast((total, Layout(batch)), self.group.control)
+        broadcast((total, BatchLayout(batch)), self.group.control)
         collective.set_batch(total)
         ranges = collective.split_batch(total, self.group.launch.world_size)
         return copy_to(scatter_batch(batch, ranges), out)
 
     def write_back(self, stepid: torch.Tensor, extras: Extras) -> None:
-        gathered = gather_to_main({**extras, "stepid": stepid}, _all_ranges(stepid))
+        gathered = gather_batch({**extras, "stepid": stepid}, _all_ranges(stepid))
         self.feed.write_back(gathered.pop("stepid"), gathered)
 
     def prioritize(self, stepid: torch.Tensor, priority: torch.Tensor) -> None:
         tensors = {"stepid": stepid, "priority": priority}
-        gathered = gather_to_main(tensors, _all_ranges(stepid))
+        gathered = gather_batch(tensors, _all_ranges(stepid))
         self.feed.prioritize(gathered["stepid"], gathered["priority"])
 
 
@@ -244,19 +244,19 @@ class FollowerFeed:
         self.group, self.device, self.limit = group, device, limit
 
     def __call__(self, name: str, out: Batch | None = None) -> Batch:
-        self.limit.uses(name)  # the time limit depends on the batch
+        self.limit.add_window(name)  # the time limit depends on the batch
         total, layout = broadcast(None, self.group.control)
-        own = collective.set_batch(total)
-        return copy_to(receive_batch(layout, own, self.device), out)
+        local = collective.set_batch(total)
+        return copy_to(receive_batch(layout, local, self.device), out)
 
     def ready(self, name: str) -> bool:
         return True
 
     def write_back(self, stepid: torch.Tensor, extras: Extras) -> None:
-        gather_to_main({**extras, "stepid": stepid}, _all_ranges(stepid))
+        gather_batch({**extras, "stepid": stepid}, _all_ranges(stepid))
 
     def prioritize(self, stepid: torch.Tensor, priority: torch.Tensor) -> None:
-        gather_to_main({"stepid": stepid, "priority": priority}, _all_ranges(stepid))
+        gather_batch({"stepid": stepid, "priority": priority}, _all_ranges(stepid))
 
     def count_uses(self, name: str, on: bool) -> None:
         """No effect: rank 0 counts how often the steps of the batches are used."""
@@ -330,7 +330,7 @@ class Follower:
                 self.agent.state_dict()
         elif command in SHARD_COMMANDS:
             assert self.shard
-            gather_objects(self.shard.answer(command, value), self.group.control)
+            gather_objects(self.shard.run_command(command, value), self.group.control)
 
     def _build(
         self,
@@ -340,7 +340,7 @@ class Follower:
         precision: str,
         folder: str,
     ) -> None:
-        """Build the agent, and the environments and replay buffer if it has any."""
+        """Build the agent and, if a folder is given, environments and replay buffer."""
         config, launch = config_from_settings(settings), self.group.launch
         share = Share(launch.rank, launch.world_size) if folder else Share()
         devices.seed_everything(config.seed)
@@ -385,7 +385,7 @@ def _ignore_signals() -> None:
 def _fail(reason: str) -> None:
     """End this process, whose main thread may wait for a lost rank forever.
 
-    Called by the thread of the heartbeats; `reason` is empty if another rank prints it.
+    Called by the heartbeat thread; `reason` is empty if another rank prints it.
     """
     if reason:
         print_message(f"reverie: {lost_rank_message(reason)}")

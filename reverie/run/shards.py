@@ -35,10 +35,10 @@ from reverie.run.parts import Share
 from reverie.storage.limits import InvalidFile
 from reverie.storage.os_errors import WriteFailed
 
-RESET, RESTORE, COLLECT, SAVE, KEEP = "reset", "restore", "collect", "save", "keep"
-COMMANDS = (RESET, RESTORE, COLLECT, SAVE, KEEP)
+RESET, RESTORE, COLLECT, SAVE, DELETE = "reset", "restore", "collect", "save", "delete"
+COMMANDS = (RESET, RESTORE, COLLECT, SAVE, DELETE)
 """Commands of rank 0 that every other rank answers: reset the environments, restore a
-checkpoint, collect one step, save, delete replay files that are not kept."""
+checkpoint, collect one step, save, delete unused replay files."""
 
 
 Send = Callable[[str, Any], None]
@@ -46,7 +46,7 @@ Send = Callable[[str, Any], None]
 
 
 class Collected(NamedTuple):
-    """Numbers and metrics of the rows that the other ranks stored in one step."""
+    """Counts and metrics of the rows that one or more ranks stored in one step."""
 
     rows: int = 0
     env_steps: int = 0
@@ -56,14 +56,14 @@ class Collected(NamedTuple):
     """True if their replay buffers have enough rows for every batch."""
 
 
-class Failed(NamedTuple):
-    """Answer of a rank that raised a `UserError`."""
+class RankFailure(NamedTuple):
+    """Answer of a rank that raised a `UserError`, with its message."""
 
     message: str
 
 
 def check_can_act_remotely(agent: Agent, name: str) -> None:
-    """Raise if copies of an agent cannot act with different random numbers."""
+    """Raise if an agent cannot act in several processes with different seeds."""
     if not isinstance(agent, CanActRemotely):
         raise UserError(
             f"The agent {name!r} cannot be used with a sharded replay: it does not "
@@ -82,7 +82,7 @@ class ShardFeed:
         return getattr(self.feed, name)
 
     def __call__(self, name: str, out: Batch | None = None) -> Batch:
-        self.limit.uses(name)
+        self.limit.add_window(name)
         collective.set_batch(self.windows[name].batch)
         batch: Batch = self.feed(name) if out is None else self.feed(name, out)
         return batch
@@ -91,7 +91,8 @@ class ShardFeed:
 class OtherShards:
     """On rank 0: sends commands to the other ranks and returns their answers.
 
-    `call` is a context in which a command is sent and answered.
+    `call` returns a context that yields the function `send`; the answers are received
+    inside the context.
     """
 
     def __init__(self, call: Callable[[], AbstractContextManager[Send]], group: Any):
@@ -102,14 +103,14 @@ class OtherShards:
 
     def reset(self) -> None:
         """Reset the environments of a new run."""
-        self._ask(RESET)
+        self._request(RESET)
 
     def restore(self, path: Path) -> None:
         """Restore the other ranks from a checkpoint."""
-        self.is_ready = all(self._ask(RESTORE, str(path)))
+        self.is_ready = all(self._request(RESTORE, str(path)))
 
     def begin_collect(self, step: int) -> None:
-        """Let the other ranks act in their environments; `step` is that of the run."""
+        """Let the other ranks act in their environments; `step` is the agent step."""
         send = self._collecting.enter_context(self._call())
         send(COLLECT, step)
 
@@ -128,17 +129,17 @@ class OtherShards:
 
     def save(self) -> dict[str, StateDict]:
         """Write the other replay buffers; return their parts of the checkpoint."""
-        return {name: x for each in self._ask(SAVE) for name, x in each.items()}
+        return {name: x for each in self._request(SAVE) for name, x in each.items()}
 
-    def keep(self, kept: list[Path], saved: Path | None = None) -> None:
+    def delete_unused_files(self, kept: list[Path], saved: Path | None = None) -> None:
         """Delete replay files that no kept checkpoint needs.
 
         `saved` is the checkpoint of the last call of `save`.
         """
         paths = [str(path) for path in kept]
-        self._ask(KEEP, (paths, str(saved) if saved else ""))
+        self._request(DELETE, (paths, str(saved) if saved else ""))
 
-    def _ask(self, command: str, value: Any = None) -> list[Any]:
+    def _request(self, command: str, value: Any = None) -> list[Any]:
         """Send a command and return the answers of the other ranks."""
         with self._call() as send:
             send(command, value)
@@ -150,7 +151,7 @@ class OtherShards:
 def check_answers(answers: list[Any]) -> None:
     """Raise the error of the first rank that returned one."""
     for rank, answer in enumerate(answers, 1):
-        if isinstance(answer, Failed):
+        if isinstance(answer, RankFailure):
             message = f"Rank {rank}: {answer.message}"  # includes the fix
             raise UserError(message)
 
@@ -174,8 +175,7 @@ class Shard:
         overlap = pick_overlap(config.run.overlap, device, config.deterministic)
         count, first = share.envs(config.run.envs)
         self.envs = parts.open_envs(config, count, first, make_env, overlap)
-        own = self.envs.obs_space, self.envs.act_space
-        common_spaces([(spaces.obs_space, spaces.act_space), own])
+        common_spaces([(x.obs_space, x.act_space) for x in (spaces, self.envs)])
         self.replay = parts.open_replay(
             config,
             self.envs,
@@ -199,11 +199,11 @@ class Shard:
         )
         self._env_limit = EnvLimit(config.run.rank_timeout, self.envs)
         self._policy_rng = agent.policy_rng().state_dict()
-        self._saved: StateDict = {}  # replay state of the last `save`
-        self._indices: dict[str, StateDict] = {}  # replay states by checkpoint
+        self._saved_state: StateDict = {}  # replay state of the last `save`
+        self._replay_states: dict[str, StateDict] = {}  # replay states by checkpoint
 
-    def answer(self, command: str, value: Any) -> Any:
-        """Run a command of rank 0 and return the answer."""
+    def run_command(self, command: str, value: Any) -> Any:
+        """Run a command of rank 0 and return its result."""
         try:
             if command == RESET:
                 self.agent.policy_rng().load_state_dict(self._policy_rng)
@@ -217,9 +217,9 @@ class Shard:
                 return self._collect(value)
             if command == SAVE:
                 return self._save()
-            return self._keep(*value)
+            return self._delete_unused_files(*value)
         except UserError as error:
-            return Failed(str(error))
+            return RankFailure(str(error))
 
     def close(self) -> None:
         self.feed.close()
@@ -241,36 +241,36 @@ class Shard:
         return Collected(len(rows), rows.env_steps, metrics, self._is_ready)
 
     def _save(self) -> dict[str, StateDict]:
-        self._saved = self.replay.save()
+        replay = self._saved_state = self.replay.save()
         acting = {
             "collector": self.collector.state_dict(),
             "policy_rng": self.agent.policy_rng().state_dict(),
         }
-        return {self._part("replay"): self._saved, self._part("collector"): acting}
+        return {self._part("replay"): replay, self._part("collector"): acting}
 
     def _restore(self, path: Path) -> None:
         with checkpoint.explain_mismatch(path):
-            index = self._indices[str(path)] = self._read_index(path)
-            self.replay.load(index)
+            state = self._replay_states[str(path)] = self._read_state(path)
+            self.replay.load(state)
             acting = checkpoint.read_part(path, self._part("collector"))
             self.collector.load_state_dict(acting["collector"])
             self.agent.policy_rng().load_state_dict(acting["policy_rng"])
 
-    def _keep(self, kept: list[str], saved: str) -> None:
+    def _delete_unused_files(self, kept: list[str], saved: str) -> None:
         if saved:
-            self._indices[saved] = self._saved
+            self._replay_states[saved] = self._saved_state
         try:
-            self._indices = {
-                path: self._indices.get(path) or self._read_index(Path(path))
+            self._replay_states = {
+                path: self._replay_states.get(path) or self._read_state(Path(path))
                 for path in kept
             }
-            self.replay.delete_unused_files(list(self._indices.values()))
+            self.replay.delete_unused_files(list(self._replay_states.values()))
         except WriteFailed:
             raise
         except (UserError, checkpoint.Damaged, LookupError, InvalidFile):
             pass  # a damaged checkpoint, of which rank 0 warns
 
-    def _read_index(self, path: Path) -> StateDict:
+    def _read_state(self, path: Path) -> StateDict:
         return checkpoint.read_part(path, self._part("replay"))
 
     def _part(self, name: str) -> str:
