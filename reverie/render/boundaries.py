@@ -21,11 +21,11 @@ BORDER, GAP, BAR_HEIGHT = 2, 2, 12
 
 
 def boundary_strip(
-    truth: UInt8[np.ndarray, "N S h w c"],
-    model: UInt8[np.ndarray, "N S h w c"],
-    boundaries: Bool[np.ndarray, "N S"],
-    probabilities: Float[np.ndarray, "N S"],
-    events: Bool[np.ndarray, "N S"] | None = None,
+    truth: UInt8[np.ndarray, "N T h w c"],
+    model: UInt8[np.ndarray, "N T h w c"],
+    boundaries: Bool[np.ndarray, "N T"],
+    probabilities: Float[np.ndarray, "N T"],
+    events: Bool[np.ndarray, "N T"] | None = None,
 ) -> UInt8[np.ndarray, "height width 3"]:
     """Draw sequences below each other, with one column per frame."""
     parts = []
@@ -45,7 +45,7 @@ def boundary_strip(
 
 
 def imagined_strip(
-    frames: UInt8[np.ndarray, "N S h w c"], boundaries: Bool[np.ndarray, "N S"]
+    frames: UInt8[np.ndarray, "N T h w c"], boundaries: Bool[np.ndarray, "N T"]
 ) -> UInt8[np.ndarray, "height width 3"]:
     """Draw imagined sequences as rows, with a border where segments begin."""
     rows = [_row(frames[i], boundaries[i], BOUNDARY_COLOR) for i in range(len(frames))]
@@ -54,11 +54,11 @@ def imagined_strip(
 
 
 def boundary_video(
-    truth: UInt8[np.ndarray, "N S h w c"],
-    model: UInt8[np.ndarray, "N S h w c"],
-    boundaries: Bool[np.ndarray, "N S"],
-    events: Bool[np.ndarray, "N S"] | None = None,
-) -> UInt8[np.ndarray, "S height width 3"]:
+    truth: UInt8[np.ndarray, "N T h w c"],
+    model: UInt8[np.ndarray, "N T h w c"],
+    boundaries: Bool[np.ndarray, "N T"],
+    events: Bool[np.ndarray, "N T"] | None = None,
+) -> UInt8[np.ndarray, "T height width 3"]:
     """Make a video with the truth above the model and one column per sequence."""
     is_event = np.zeros_like(boundaries) if events is None else events
     frames = []

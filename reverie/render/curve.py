@@ -33,10 +33,10 @@ WIDTH, HEIGHT = 960, 560
 BOX = Box(84 * SCALE, 64 * SCALE, (WIDTH - 28) * SCALE, (HEIGHT - 64) * SCALE)
 
 Curve = Sequence[tuple[float, float]]
-"""(step, score) of each episode."""
+"""(x, score) of each episode; in scores of runs, x counts simulator frames."""
 
-Line = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-"""Steps, values, and the lower and upper bound of the band."""
+BandedLine = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Values of x and y, and the lower and upper bound of the band."""
 
 
 def write_curve(
@@ -51,7 +51,7 @@ def write_curve(
 
 
 def read_scores(run: Path, key: str = "episode/score") -> list[tuple[float, float]]:
-    """Read step and score of each episode from a run folder or a `scores.jsonl`."""
+    """Read frame and score of each episode from a run folder or a `scores.jsonl`."""
     path = run / "scores.jsonl" if run.is_dir() else run
     if not path.exists():
         raise UserError(
@@ -79,7 +79,7 @@ def read_scores(run: Path, key: str = "episode/score") -> list[tuple[float, floa
 def draw_curves(
     curves: Mapping[str, Curve],
     title: str = "",
-    x_label: str = "environment steps",
+    x_label: str = "frames",
     y_label: str = "score",
     smooth: bool = True,
 ) -> UInt8[np.ndarray, "h w 3"]:
@@ -91,9 +91,9 @@ def draw_curves(
 
 
 def draw_lines(
-    lines: Mapping[str, Line],
+    lines: Mapping[str, BandedLine],
     title: str = "",
-    x_label: str = "environment steps",
+    x_label: str = "frames",
     y_label: str = "score",
 ) -> UInt8[np.ndarray, "h w 3"]:
     """Plot lines with their bands."""
@@ -125,7 +125,7 @@ def draw_lines(
     return figure.to_array()
 
 
-def _to_line(curve: Curve, smooth: bool, points: int = 200) -> Line:
+def _to_line(curve: Curve, smooth: bool, points: int = 200) -> BandedLine:
     """Return mean and band of a window of episodes around each of up to 200 points."""
     steps, scores = np.array(sorted(curve, key=lambda point: point[0])).T
     count = len(scores)
@@ -140,7 +140,7 @@ def _to_line(curve: Curve, smooth: bool, points: int = 200) -> Line:
     return x, mean, low, high
 
 
-def _ranges(lines: Mapping[str, Line]) -> tuple[tuple[float, float], ...]:
+def _ranges(lines: Mapping[str, BandedLine]) -> tuple[tuple[float, float], ...]:
     if not lines:
         return (0.0, 1.0), (0.0, 1.0)
     last = max(float(steps[-1]) for steps, *_ in lines.values())
@@ -150,7 +150,7 @@ def _ranges(lines: Mapping[str, Line]) -> tuple[tuple[float, float], ...]:
 
 
 def _draw_legend(
-    figure: Figure, lines: Mapping[str, Line], colors: Sequence[tuple[int, ...]]
+    figure: Figure, lines: Mapping[str, BandedLine], colors: Sequence[tuple[int, ...]]
 ) -> None:
     """Draw names and last values in the upper left, sorted by value."""
     rows = [

@@ -22,7 +22,7 @@ OPACITY = 70
 
 
 class EnsembleLines(NamedTuple):
-    """Rollouts for the rows after `start`, the last observed row."""
+    """S rollouts of a vector of size d, for the rows after `start` (last observed)."""
 
     start: int
     rollouts: Float[np.ndarray, "S H d"]

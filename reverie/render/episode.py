@@ -1,4 +1,4 @@
-"""Pictures of one episode: its numbers over time, and its frames in a grid."""
+"""Figures of one episode: scalars and vectors over time, and a grid of its frames."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_LINES = 24
 def draw_episode_curves(
     values: Mapping[str, np.ndarray], title: str = ""
 ) -> UInt8[np.ndarray, "h w 3"]:
-    """Plot arrays `(T, ...)` of numbers; every entry of a vector is a line."""
+    """Plot scalars and vectors `(T, ...)`; every entry of a vector is a line."""
     shown = dict(list(values.items())[:MAX_PANELS])
     if len(shown) < len(values):
         title += f" ({len(shown)} of {len(values)} keys)"

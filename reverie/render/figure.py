@@ -27,12 +27,12 @@ COLORS = [  # distinguishable with color blindness (Okabe and Ito)
 ]
 
 Point = tuple[float, float]
-Axis = Callable[[float], float]
-"""Function from values to pixels."""
+ToPixel = Callable[[float], float]
+"""Maps a value on an axis to its pixel."""
 
 
 class Box(NamedTuple):
-    """Area between the axes."""
+    """The plot area of a panel."""
 
     left: float
     top: float
@@ -58,7 +58,7 @@ class Figure:
         color: tuple[int, ...] = GRAY,
         anchor: str = "lt",
     ) -> None:
-        """Draw text; `anchor` is the position of the point, as in Pillow."""
+        """Draw text; `anchor` is a text anchor of Pillow: `lt` is the top left."""
         self.draw.text(point, text, color, font(size), anchor=anchor)
 
     def line(
@@ -91,8 +91,8 @@ class Figure:
         counts: tuple[int, int],
         margin: float,
         size: int = 11,
-    ) -> tuple[Axis, Axis]:
-        """Draw linear axes with about `counts` ticks; returns them as functions.
+    ) -> tuple[ToPixel, ToPixel]:
+        """Draw linear axes with about `counts` ticks; return their `ToPixel` functions.
 
         `margin` extends the y axis by a fraction of its range on both sides.
         """
@@ -122,7 +122,7 @@ class PanelGrid(NamedTuple):
     title_height: int = 44
 
     def figure(self, count: int, title: str) -> tuple[Figure, Iterator[Box]]:
-        """Make a figure for this many panels; returns it with their boxes."""
+        """Return a figure for this many panels, and their plot areas."""
         columns = min(self.columns, count)
         rows = math.ceil(count / columns)
         figure = Figure(columns * self.width, rows * self.height + self.title_height)
@@ -152,18 +152,18 @@ def round_ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def with_margin(low: float, high: float, fraction: float) -> tuple[float, float]:
-    """Extend a range on both sides by a fraction of it; never empty."""
+    """Extend a range on both sides by a fraction of it; the result is not empty."""
     margin = fraction * (high - low) or max(abs(high), 1.0) * 0.1
     return low - margin, high + margin
 
 
-def linear_axis(low: float, high: float, start: float, end: float) -> Axis:
+def linear_axis(low: float, high: float, start: float, end: float) -> ToPixel:
     """Return the function from values in [low, high] to pixels in [start, end]."""
     span = (high - low) or 1.0
     return lambda value: start + (float(value) - low) / span * (end - start)
 
 
-def tick_labels(ticks: Sequence[float], to_pixel: Axis) -> list[tuple[float, str]]:
+def tick_labels(ticks: Sequence[float], to_pixel: ToPixel) -> list[tuple[float, str]]:
     return [(to_pixel(tick), format_tick(tick)) for tick in ticks]
 
 

@@ -70,7 +70,7 @@ def open_loop_video(
     tops = [top + sum(heights[:n]) + n * GAP for n in range(len(rows))]
     size = (tops[-1] + heights[-1] + GAP, LABELS + sequences * (width + GAP))
     video = np.empty((steps, *size, 3), np.uint8)
-    video[:] = _panel(size, tuple(tops), tuple(heights))
+    video[:] = _empty_frame(size, tuple(tops), tuple(heights))
     for t in range(steps):
         text = _title(t, steps, observed)
         video[t, :TITLE, LABELS : LABELS + text.shape[1]] = text[:, : size[1] - LABELS]
@@ -94,7 +94,7 @@ def _enlarge(
 
 
 @functools.lru_cache(maxsize=8)
-def _panel(
+def _empty_frame(
     size: tuple[int, int], tops: tuple[int, ...], heights: tuple[int, ...]
 ) -> UInt8[np.ndarray, "height width 3"]:
     """Return an empty frame with the labels of the rows."""

@@ -35,8 +35,8 @@ MAX_LABELS = 8
 """Maximum number of labels of an axis with categories."""
 
 
-class Panel(NamedTuple):
-    """One parameter: its value in each trial, as numbers or categories."""
+class SweepAxis(NamedTuple):
+    """x axis of a panel: a parameter and its value in each trial."""
 
     name: str
     values: Sequence[float | str]
@@ -46,7 +46,7 @@ class Panel(NamedTuple):
 def draw_sweep(
     results: Sequence[float],
     finished: Sequence[bool],
-    panels: Sequence[Panel],
+    panels: Sequence[SweepAxis],
     goal: Literal["min", "max"],
     title: str = "",
 ) -> UInt8[np.ndarray, "h w 3"]:
@@ -78,7 +78,7 @@ def _best_so_far(
 def _draw_panel(
     figure: Figure,
     box: Box,
-    panel: Panel,
+    panel: SweepAxis,
     results: Sequence[float],
     finished: Sequence[bool],
     best: Sequence[float],
@@ -103,7 +103,7 @@ def _draw_panel(
         figure.draw.ellipse(dot, fill=fill, outline=color, width=3)
 
 
-def _x_axis(box: Box, panel: Panel) -> tuple[list[float], list[tuple[float, str]]]:
+def _x_axis(box: Box, panel: SweepAxis) -> tuple[list[float], list[tuple[float, str]]]:
     """Return the x coordinate of each trial, and the ticks."""
     numbers = [x for x in panel.values if not isinstance(x, str)]
     if len(numbers) < len(panel.values) or not numbers:

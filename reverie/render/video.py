@@ -35,7 +35,7 @@ def write_video(
 ) -> Path:
     """Write a video atomically, as .gif or .mp4 depending on the suffix.
 
-    It takes at least two seconds, and pauses before it loops.
+    The video is slowed down to at least two seconds, and pauses on its last frame.
     """
     path = Path(path)
     if not len(frames):
@@ -135,10 +135,10 @@ def video_suffix() -> str:
 
 
 def upscale(
-    images: UInt8[np.ndarray, "*b h w c"], at_least: int = MIN_SIZE
+    images: UInt8[np.ndarray, "*b h w c"], min_size: int = MIN_SIZE
 ) -> UInt8[np.ndarray, "*b H W c"]:
-    """Repeat pixels until the longer side has at least this length."""
-    factor = -(-at_least // max(images.shape[-3:-1]))
+    """Repeat pixels until the longer side has at least `min_size` pixels."""
+    factor = -(-min_size // max(images.shape[-3:-1]))
     return images.repeat(factor, -3).repeat(factor, -2) if factor > 1 else images
 
 

@@ -33,7 +33,7 @@ from reverie.config import read_config_file
 from reverie.log.logger import LoggerConfig, make_logger
 from reverie.log.messages import print_message
 from reverie.log.terminal import format_number
-from reverie.render.sweep import Panel, draw_sweep
+from reverie.render.sweep import SweepAxis, draw_sweep
 from reverie.render.video import write_image
 from reverie.run.folder import lock_folder, resolve_logdir
 from reverie.run.processes import PROGRAM, ProcessSlots, RunProcess, stop_processes
@@ -384,12 +384,12 @@ def refuse_changed_spec(saved: Path, spec: SweepSpec, trials: Sequence[Trial]) -
 def plot_trials(spec: SweepSpec, trials: Sequence[Trial], goal: Goal) -> np.ndarray:
     """Plot the objective over the trials and over each hyperparameter."""
     shown = [t for t in trials if t.value is not None and math.isfinite(t.value)]
-    panels = [Panel("trial", [float(trial.number) for trial in shown])]
+    panels = [SweepAxis("trial", [float(trial.number) for trial in shown])]
     for name, range_ in spec.ranges.items():
         numeric = isinstance(range_, NumericRange)
         params = [trial.params.get(name, "") for trial in shown]
         x: list[Any] = [float(p) if numeric else str(p) for p in params]
-        panels.append(Panel(name, x, range_.log))
+        panels.append(SweepAxis(name, x, range_.log))
     values = [float(t.value) for t in shown if t.value is not None]
     finished = [t.state == "done" for t in shown]
     title = f"{spec.config.metric} of `reverie {spec.config.command}`"

@@ -136,11 +136,11 @@ def test_a_real_mp4_can_be_read_back(tmp_path):
 
 def test_small_images_are_enlarged_by_an_integer_factor():
     image = np.arange(4 * 5, dtype=np.uint8).reshape(4, 5, 1)
-    large = upscale(image, at_least=10)
+    large = upscale(image, min_size=10)
     assert large.shape == (8, 10, 1)
     np.testing.assert_array_equal(large[::2, ::2], image)
-    assert upscale(large, at_least=10) is large
-    assert upscale(make_video(), at_least=24).shape == (5, 16, 24, 3)
+    assert upscale(large, min_size=10) is large
+    assert upscale(make_video(), min_size=24).shape == (5, 16, 24, 3)
 
 
 def test_equal_frames_do_not_increase_the_size_of_a_gif():

@@ -6,7 +6,7 @@ import csv
 
 import pytest
 
-from reverie.render.sweep import Panel, draw_sweep
+from reverie.render.sweep import SweepAxis, draw_sweep
 from reverie.sweep.search_space import NumericRange
 from reverie.sweep.trials import Trial, best_trial, format_csv, format_table
 
@@ -36,10 +36,12 @@ def test_plot_accepts_any_number_of_trials():
     for values in ([], [1.0], [1.0, 1.0], [0.5, 3.0, 2.0]):
         count = len(values)
         panels = [
-            Panel("trial", [float(k) for k in range(count)]),
-            Panel("a.very.long.name.of.a.setting.that.does.not.fit", ["a b"] * count),
-            Panel("lr", [10.0 ** (-k) for k in range(count)], log=True),
-            Panel("words", [str(k) for k in range(count)]),
+            SweepAxis("trial", [float(k) for k in range(count)]),
+            SweepAxis(
+                "a.very.long.name.of.a.setting.that.does.not.fit", ["a b"] * count
+            ),
+            SweepAxis("lr", [10.0 ** (-k) for k in range(count)], log=True),
+            SweepAxis("words", [str(k) for k in range(count)]),
         ]
         whole = [k != 1 for k in range(count)]
         plot = draw_sweep(values, whole, panels, "max", "title")
@@ -49,7 +51,7 @@ def test_plot_accepts_any_number_of_trials():
 
 @pytest.mark.parametrize(("goal", "place"), [("min", 0), ("max", 1)])
 def test_best_trial_is_highlighted(goal, place):
-    panels = [Panel("trial", [0.0, 1.0]), Panel("x", [0.0, 1.0])]
+    panels = [SweepAxis("trial", [0.0, 1.0]), SweepAxis("x", [0.0, 1.0])]
     plot = draw_sweep([1.0, 5.0], [True, True], panels, goal)[:, 440:]
     orange = abs(plot.astype(int) - [221, 124, 51]).sum(-1) < 60
     assert orange.any()
