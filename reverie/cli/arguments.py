@@ -41,9 +41,10 @@ class Arguments(NamedTuple):
     def take_options(
         self, schema: type[T], layers: Sequence[tuple[str, Layer]] = ()
     ) -> T:
-        """Remove the flags that belong to a dataclass of options, and build it.
+        """Remove the flags of the options in a dataclass, and return the options.
 
-        The layers override the defaults, and are overridden by the flags.
+        `layers` are named groups of values that override the defaults of the dataclass.
+        Flags override both.
         """
         fields = {field.name for field in dataclasses.fields(schema)}  # type: ignore
         taken = [
@@ -67,7 +68,7 @@ class Arguments(NamedTuple):
         return configs.resolve(schema, [*layers, ("the flags", flags)])
 
     def refuse_other_flags(self, command: str, options: Collection[str]) -> None:
-        """Raise an error if flags are left after `take_options`."""
+        """Raise an error if there are flags that `take_options` did not remove."""
         for flag, _ in self.flags:
             raise UserError(
                 f"`{command}` has no option --{flag}."

@@ -15,7 +15,7 @@ from reverie.distributed.launch import find_launch
 def bench(words: list[str]) -> int:
     """Measure the speed of updates or of environments on this machine."""
     launch = find_launch()
-    if launch.rank:
+    if launch.rank:  # runs the commands that rank 0 sends
         from reverie.run.ranks import run_follower
 
         run_follower()
@@ -31,7 +31,7 @@ def bench(words: list[str]) -> int:
             return 0
         options, resolve = parse_bench_arguments(words)
         if launch.world_size > 1 or resolve([], {}).devices > 1:
-            return _bench_devices(launch.world_size, resolve([], {}), options, words)
+            return _bench_devices(resolve([], {}), options, launch.world_size, words)
         if options.end_to_end:
             bench_end_to_end(resolve([], {}), options)
         elif options.vary:
@@ -43,14 +43,14 @@ def bench(words: list[str]) -> int:
     return 0
 
 
-def _bench_devices(size: int, config: Any, options: Any, words: list[str]) -> int:
+def _bench_devices(config: Any, options: Any, ranks: int, words: list[str]) -> int:
     """Measure updates on several devices; start a process per device if needed."""
     if options.vary or options.compare or options.end_to_end:
         raise UserError(
-            "Several devices are measured with one config.\n"
-            "  Fix: --devices 1, or remove the other options of the benchmark."
+            "--bench.vary, --compare and --end-to-end measure on a single device.\n"
+            "  Fix: use --devices 1, or remove these options."
         )
-    if size == 1:
+    if ranks == 1:
         from reverie.run.launcher import run_processes
 
         return run_processes(config.devices, ["bench", *words])
@@ -62,13 +62,12 @@ def _bench_devices(size: int, config: Any, options: Any, words: list[str]) -> in
 
 
 def parse_bench_arguments(words: list[str]) -> tuple[Any, Callable[..., Any]]:
-    """Return the options, and a function that returns the config of the command line
-    with additional presets and settings."""
+    """Return the options, and a function that resolves the config (`Resolve`)."""
     from reverie.bench.update import BenchFlags
     from reverie.run.used_settings import check_used, resolve_for_command
 
-    names = {"--compare": "--bench.compare", "--end-to-end": "--bench.end_to_end"}
-    arguments = parse_arguments([names.get(word, word) for word in words])
+    aliases = {"--compare": "--bench.compare", "--end-to-end": "--bench.end_to_end"}
+    arguments = parse_arguments([aliases.get(word, word) for word in words])
     options = arguments.take_options(BenchFlags).bench
 
     def resolve(

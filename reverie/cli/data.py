@@ -19,20 +19,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ExportOptions:
+class DataExportOptions:
     """`reverie data export` has no options."""
 
 
 @dataclass(frozen=True)
-class MazeOptions:
+class SequenceOptions:
+    """Options of generated sequences; the defaults are those of `maze`."""
+
     train: int = 1000
-    """Training sequences."""
+    """Number of training sequences."""
     test: int = 100
-    """Test sequences."""
+    """Number of test sequences."""
     out: str = ""
     """Folder for the sequences."""
     length: int = 300
-    """Steps per sequence."""
+    """Frames per sequence."""
     seed: int = 0
     """Random seed."""
 
@@ -41,12 +43,12 @@ class MazeOptions:
 
 
 @dataclass(frozen=True)
-class BallsOptions(MazeOptions):
+class BallsOptions(SequenceOptions):
     train: int = 2000
     test: int = 500
     length: int = 30
     dt: float = 2.0
-    """Simulated time between two frames."""
+    """Time between two frames, in the units of the simulation."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,9 +85,9 @@ def data_commands() -> dict[str, DataCommand]:
         **DATA_COMMANDS,
         "replay": DataCommand(replay_command, ReplayOptions, ("FILE",), settings),
         "render": DataCommand(render_command, RenderOptions, ("FILE", "DST"), settings),
-        "export": DataCommand(_export, ExportOptions, ("LOGDIR", "FOLDER")),
+        "export": DataCommand(_export, DataExportOptions, ("LOGDIR", "FOLDER")),
         "balls": DataCommand(partial(_write_sequences, "balls"), BallsOptions, ()),
-        "maze": DataCommand(partial(_write_sequences, "maze"), MazeOptions, ()),
+        "maze": DataCommand(partial(_write_sequences, "maze"), SequenceOptions, ()),
     }
 
 
@@ -113,37 +115,37 @@ def parse_data_arguments(name: str, words: list[str]) -> tuple[list[str], Any]:
             f"`reverie data {name}` needs {' and '.join(command.positional)}.\n"
             f"  Fix: reverie data {name} {' '.join(command.positional)}"
         )
-    shared = _settings_from_presets(name, arguments, command.run_settings)
-    options: Any = arguments.take_options(command.options, [("the presets", shared)])
+    presets = _settings_from_presets(name, arguments, command.run_settings)
+    options: Any = arguments.take_options(command.options, [("the presets", presets)])
     known = configs.settings_of(command.options)
     arguments.refuse_other_flags(f"reverie data {name}", known)
     return arguments.positional, options
 
 
 def _settings_from_presets(
-    name: str, arguments: Arguments, shared: tuple[str, ...]
+    command: str, arguments: Arguments, settings: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Return the values of these settings of a run from presets, files and `--task`."""
-    if not shared:
-        arguments.refuse_presets(f"`reverie data {name}` does not use presets.")
+    """Return the values that presets, config files and `--task` give to `settings`."""
+    if not settings:
+        arguments.refuse_presets(f"`reverie data {command}` does not use presets.")
         return {}
     task = [(flag, value) for flag, value in arguments.flags if flag == "task"]
     if not (arguments.presets or arguments.files or task):
         return {}
     config = asdict(to_config(arguments._replace(flags=task)))
-    return {name: value for name, value in config.items() if name in shared}
+    return {name: value for name, value in config.items() if name in settings}
 
 
-def _export(logdir: str, folder: str, _: ExportOptions) -> int:
+def _export(logdir: str, folder: str, _: DataExportOptions) -> int:
     """Write the episodes in the replay of a run to a folder, as NPZ files."""
     from reverie.recordings.export import export_episodes
 
     count = export_episodes(Path(logdir), Path(folder).expanduser())
-    print(f"Wrote {count} episodes to {folder}. Read them with --run.episodes {folder}")
+    print(f"Wrote {count} episodes to {folder}. Use them with --run.episodes {folder}")
     return 0
 
 
-def _write_sequences(name: str, options: MazeOptions) -> int:
+def _write_sequences(name: str, options: SequenceOptions) -> int:
     """Generate sequences for VTA (bouncing balls or 3D maze) and write them as NPZ."""
     from reverie.datasets.convert import check_new
     from reverie.datasets.synthetic.balls import write_balls
@@ -164,6 +166,6 @@ def _write_sequences(name: str, options: MazeOptions) -> int:
     count = write(out, **arguments)
     print(
         f"Wrote {count} sequences to {folder}. "
-        f"Read them with --task sequences_{name} --sequences.folder {folder}"
+        f"Train on them with --task sequences_{name} --sequences.folder {folder}"
     )
     return 0

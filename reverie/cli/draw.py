@@ -17,15 +17,15 @@ FIGURES = ("boundaries", "openloop")
 @dataclass(frozen=True)
 class OpenLoopOptions:
     clips: int = 6
-    """Number of clips, side by side."""
+    """Number of clips (parts of recorded episodes), shown side by side."""
     observed: int = 16
-    """Frames that the world model observes."""
+    """Number of frames of a clip that the world model observes."""
     horizon: int = 48
-    """Frames that it predicts after them."""
+    """Number of frames that the world model then predicts."""
     fps: float = 15.0
     """Frames per second of the video."""
     seed: int = 0
-    """Seed of the choice of clips and of the prediction."""
+    """Random seed for the choice of clips and for the sampled predictions."""
     max_kb: int = 0
     """Largest size of a GIF in kB; 0 for no limit. If it is exceeded, the number of
     colors is reduced, then the number of clips."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from reverie.api import UserError
 from reverie.cli.arguments import Arguments, parse_arguments
@@ -13,8 +13,6 @@ from reverie.config import check_minimum
 
 if TYPE_CHECKING:
     from reverie.evaluation.result import EvalResult
-
-Flags = Sequence[tuple[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -39,8 +37,8 @@ class EvalOptions:
             check_minimum(self, episodes=1)
 
     @property
-    def records(self) -> bool:
-        """True if an option that was set asks to record played episodes."""
+    def asks_to_record(self) -> bool:
+        """True if the user set an option that records episodes of an environment."""
         sets_failures = self.failures != EvalOptions.failures
         return bool(self.videos) or sets_failures or self.keep_episodes
 
@@ -63,7 +61,8 @@ def evaluate(words: list[str]) -> int:
         path = Path(str(name))
         path = path if path.exists() else logdir / "ckpt" / path.name
         raise UserError(
-            "A checkpoint is given instead of the run folder, not as an option.\n"
+            "`reverie eval` has no option --checkpoint; a checkpoint replaces the run "
+            "folder in the command.\n"
             f"  Fix: reverie eval {path}"
         )
     if not is_imported(logdir, arguments.flags):
@@ -114,7 +113,7 @@ def _choose_evaluation(
     else:
         names = [field.name for field in fields(EvalOptions)]
         with_used_flags(config, "eval", flags, unused, names)
-    if (on_sequences or on_recordings) and options.records:
+    if (on_sequences or on_recordings) and options.asks_to_record:
         raise UserError(
             f"{logdir} is evaluated on recorded data, not in an environment, so there "
             "are no episodes to record.\n  Fix: remove --videos, --failures and "
@@ -122,9 +121,8 @@ def _choose_evaluation(
         )
     if compares and not on_sequences:
         raise UserError(
-            f"{logdir} cannot be compared with another run: only segment "
-            "boundaries of runs on sequences are compared.\n"
-            f"  Fix: reverie eval {logdir}"
+            "Two runs are compared by their segment boundaries, but the agent of "
+            f"{logdir} has none.\n  Fix: reverie eval {logdir}"
         )
     count = options.episodes or 100
     if on_sequences:

@@ -59,13 +59,14 @@ Commands
 {commands}
 
 Options of commands that use the folder of a run
-  --trust  import modules that its config names (`my_module:MyAgent`), even if you did
-           not start the run on this machine. They are executed with your permissions.
+  --trust  import the Python modules that the config of the run names
+           (`my_module:MyAgent`), even if you did not start the run on this machine.
+           Their code is executed with your permissions.
 
 Exit codes
   0 success, 1 internal error, 2 invalid input (the message says how to fix it),
   130 stopped by Ctrl-C, 143 by SIGTERM, 128 + number by SIGHUP, SIGUSR1 or SIGXCPU
-  (all after saving a checkpoint)
+  (training saves a checkpoint before it stops)
 """
 
 SETTINGS_HELP = """\
@@ -101,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is not None:  # called from Python code
         return _run(words)
-    record_output()  # the status line is printed after some seconds without output
+    record_output()  # the status line appears some seconds after the last output
     warnings.showwarning = _show_warning
     open_standard_streams()
     code = _run(words)
@@ -118,7 +119,7 @@ def _run(words: list[str]) -> int:
     try:
         return _dispatch(words)
     except UserError as error:
-        from reverie.cli.originals import explain as explain_original
+        from reverie.cli.originals import explain_original
 
         # the command line may be one of another implementation, such as dreamerv3
         return _fail(explain_original(words, error, COMMANDS) or str(error))
@@ -133,7 +134,7 @@ def _run(words: list[str]) -> int:
             output = flush_output()
             if output is not None and output.errno == error.errno:
                 return _output_failed(output)
-        message = _describe_os_error(error)
+        message = _describe_system_error(error)
         if message is None:
             raise
         return _fail(message)
@@ -149,7 +150,7 @@ def _output_failed(error: OSError) -> int:
     )
 
 
-def _describe_os_error(error: Exception) -> str | None:
+def _describe_system_error(error: Exception) -> str | None:
     """Return a message for memory and file errors; None for other errors."""
     from reverie.run.memory import describe, is_out_of_memory
 
@@ -224,7 +225,7 @@ def _asks_help(words: list[str]) -> bool:
 
 
 def _settings_help(words: list[str], command: str = "train") -> str:
-    """Presets, top-level settings and groups of settings."""
+    """Return the help on presets, top-level settings and groups of settings."""
     from reverie.run.config import Config
 
     base = BASE_PRESETS[command]
@@ -247,7 +248,7 @@ def _settings_help(words: list[str], command: str = "train") -> str:
 
 
 def _train_help(words: list[str], command: str = "train") -> str:
-    """Options of the training commands, presets and settings."""
+    """Return the help on presets, settings and options of a training command."""
     settings = _settings_help(words, command)
     return f"{settings}\nOptions that are not settings\n{explain(TrainOptions)}"
 

@@ -64,7 +64,7 @@ class Translation:
     command: list[str]
     """Command of Reverie, with its positional arguments."""
     presets: list[str] = field(default_factory=list)
-    is_program: bool = False
+    has_program: bool = False
     """True if the command line begins with a program of the original."""
     arguments: list[list[str]] = field(default_factory=list)
     """Flags of Reverie, each with its values."""
@@ -73,12 +73,12 @@ class Translation:
     """Arguments of the original's program that are not in its table."""
 
     @property
-    def num_matched(self) -> int:
+    def match_score(self) -> int:
         """Number of arguments that were replaced, minus the number of unknown ones."""
         return len(self.changes) - len(self.unknown)
 
     def add_change(self, change: Change) -> None:
-        """Add a change; combine it with an earlier change of the same result."""
+        """Add a change; combine it with an earlier change to the same words."""
         if change.new == change.old and not change.note:
             return
         for index, other in enumerate(self.changes):
@@ -101,10 +101,10 @@ class Translation:
         return ["--configs", *presets] if presets else []
 
 
-def explain(
+def explain_original(
     words: Sequence[str], error: UserError, commands: Collection[str]
 ) -> str | None:
-    """Return a message that explains an invalid command line.
+    """Return a message with the translation of a command line that raised `error`.
 
     None if no argument is in a table. `commands` are the commands of Reverie.
     """
@@ -115,7 +115,7 @@ def explain(
         found = [_translate(words, each, commands) for each in originals()]
     except UserError as invalid:  # such as a task that does not exist
         return str(invalid)
-    best = max(found, key=lambda x: (x.is_program, x.num_matched) if x else (False, 0))
+    best = max(found, key=lambda x: (x.has_program, x.match_score) if x else (False, 0))
     if best is not None and best.changes:
         return _describe_translation(best)
     if words and words[0].startswith("--") and words[0] not in ("--help", "--version"):
@@ -125,7 +125,7 @@ def explain(
         return text
     names = {word.lstrip("-").partition("=")[0] for word in words}
     if isinstance(error, UnknownSetting) and error.name not in names:
-        return _explain_key(error)
+        return _explain_config_key(error)
     return None
 
 
@@ -158,10 +158,10 @@ def _describe_translation(translation: Translation) -> str:
         text = _describe_change(change, original)
     else:
         rows = "\n".join(f"    {_table_row(change)}" for change in translation.changes)
-        text = f"These arguments of {original.name} have other names here:\n{rows}"
+        text = f"Arguments of {original.name} with other names in Reverie:\n{rows}"
     if translation.unknown:
         names = ", ".join(f"`{name}`" for name in translation.unknown)
-        text += f"\n  Not known here, and left out: {names}."
+        text += f"\n  Unknown in Reverie, and left out: {names}."
     fix = shlex.join(["reverie", *translation.words])
     return f"{text}\n  See {original.page}.\n  Fix: {fix}"
 
@@ -170,8 +170,8 @@ def _describe_change(change: Change, original: Original) -> str:
     old, new, note = change
     if not new:
         reason = f": {note[:1].lower()}{note[1:]}" if note else "."
-        return f"`{old}` of {original.name} is not needed here{reason}"
-    return f"`{old}` of {original.name} is `{new}` here. {note}".rstrip()
+        return f"`{old}` of {original.name} is not needed in Reverie{reason}"
+    return f"`{old}` of {original.name} is `{new}` in Reverie. {note}".rstrip()
 
 
 def _table_row(change: Change) -> str:
@@ -179,13 +179,14 @@ def _table_row(change: Change) -> str:
     return f"`{change.old}` {new} {change.note}".rstrip()
 
 
-def _explain_key(error: UnknownSetting) -> str | None:
-    """Return a message for a name in a config file; None if it is not in a table."""
+def _explain_config_key(error: UnknownSetting) -> str | None:
+    """Return a message for a key of a config file; None if it is not in a table."""
     for original in originals():
         for flag in original.flags:
             match = re.fullmatch(flag.pattern, error.name)
             if match is None or (original.agent and not flag.new):
                 continue
+            # the agent and task of the file are not known
             new = _fill_template(
                 flag.new, match, {"agent": "dreamer", "env": "env.atari"}
             )
@@ -257,7 +258,7 @@ def _translate(
 
 
 def _keep_run_and_task(translation: Translation, values: dict[str, str]) -> None:
-    """Keep only the run and the task, for a command that evaluates."""
+    """Keep only the run and the task, which are the arguments of `reverie eval`."""
     sources = ("run.from_checkpoint", "resume_checkpoint", "logdir")
     paths = [values[name] for name in sources if name in values]
     task = _config_so_far(translation, "train").task
@@ -274,7 +275,7 @@ def _is_argument(word: str) -> bool:
 
 def _set_program(translation: Translation, program: Replacement, word: str) -> None:
     """Set the command and presets that replace a program of the original."""
-    command, translation.is_program = program.new.split(), True
+    command, translation.has_program = program.new.split(), True
     translation.add_change(Change(word, f"reverie {program.new}", program.note))
     if "--configs" in command and program.takes_arguments:
         start = command.index("--configs")
@@ -301,7 +302,7 @@ def _split_arguments(words: Sequence[str]) -> Iterator[Argument]:
 def _add_presets(translation: Translation, names: Sequence[str]) -> None:
     """Add the values of `--configs`; replace names that only the original has."""
     original = translation.original
-    for_program = original.program_presets if translation.is_program else {}
+    for_program = original.program_presets if translation.has_program else {}
     for name in ",".join(names).split(","):
         preset = for_program.get(name, original.presets.get(name))
         if preset is None or (name in configs.presets() and name not in for_program):
@@ -318,25 +319,25 @@ def _add_argument(
     name, value = argument.name, " ".join(argument.values)
     is_setting = name.replace("-", "_") in _settings()
     for flag in translation.original.flags:
-        is_value = " " in flag.pattern
-        text = f"{name} {value}" if is_value else name
-        match = re.fullmatch(flag.pattern, text, re.IGNORECASE if is_value else 0)
-        if match is None or (is_setting and not is_value):
+        has_value = " " in flag.pattern  # the pattern also matches the value
+        text = f"{name} {value}" if has_value else name
+        match = re.fullmatch(flag.pattern, text, re.IGNORECASE if has_value else 0)
+        if match is None or (is_setting and not has_value):
             continue
         if not flag.new and not _concerns_agent(translation):
             continue
         new = _replace(translation, flag, match, {**values, "value": value})
         if new is not None:
             names = [word for word in new if word.startswith("--")]
-            is_long = is_value or len(names) > 1
-            old = " ".join(argument.words) if is_long else argument.words[0]
-            shown = " ".join(new if is_long else names)
-            if flag.new and not shown:
-                shown = f"reverie {translation.command[0]}"
-            translation.add_change(Change(old, shown, flag.note))
+            shows_values = has_value or len(names) > 1
+            old = " ".join(argument.words) if shows_values else argument.words[0]
+            replacement = " ".join(new if shows_values else names)
+            if flag.new and not replacement:
+                replacement = f"reverie {translation.command[0]}"
+            translation.add_change(Change(old, replacement, flag.note))
             return
     is_known = is_setting or name == "config" or configs.is_pattern(name)
-    if argument.is_hydra or (translation.is_program and not is_known):
+    if argument.is_hydra or (translation.has_program and not is_known):
         translation.unknown.append(argument.words[0])
     else:
         translation.arguments.append(argument.words)
@@ -356,10 +357,11 @@ def _replace(
     match: re.Match[str],
     values: dict[str, str],
 ) -> list[str] | None:
-    """Add the words that replace a flag, and return them; None if no run uses them.
+    """Add the words that replace a flag, and return them.
 
-    If only another training command uses these settings, it replaces the command. If
-    only runs with the preset of the flag use them, the preset is added.
+    If they are settings that only another training command uses, that command replaces
+    the present one; if only runs with the preset of the flag use them, the preset is
+    added. None if no run uses them.
     """
     new = _replace_with_presets(translation, flag, match, values)
     if new is None and flag.preset and _may_add_preset(translation, flag.preset):

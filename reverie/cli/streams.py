@@ -1,9 +1,9 @@
 """Handling of standard streams that are closed or cannot be written.
 
-Errors of standard error are ignored. Commands that print their result, such as `reverie
-config`, end without an error if the reader of a pipe has ended (`| head`), and fail if
-the output cannot be written for another reason. Training also writes its metrics to
-files, and continues if the terminal is closed.
+Errors in writing to standard error are ignored. Commands that print their result, such
+as `reverie config`, end without an error if the reader of a pipe has ended (`| head`),
+and fail if the output cannot be written for another reason. Training also writes its
+metrics to files, and continues if the terminal is closed.
 """
 
 from __future__ import annotations

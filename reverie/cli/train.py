@@ -105,11 +105,11 @@ def training_config(arguments: Arguments, command: str = "train") -> Any:
     path = folder.resolve_logdir(logdir) if isinstance(logdir, str) else Path()
     exists = isinstance(logdir, str) and (path / "config.yaml").exists()
     if exists and not (arguments.presets or arguments.files):
-        only_resumable = all(
+        may_change = all(
             name.replace("-", "_").startswith(folder.RESUMABLE_SETTINGS)
             for name, _ in arguments.flags
         )
-        if only_resumable or (path / "ckpt").exists():
+        if may_change or (path / "ckpt").exists():
             saved = folder.read_config(path)
             is_offline = "offline" in base_presets
             if bool(saved.offline.data) != is_offline:
@@ -119,7 +119,7 @@ def training_config(arguments: Arguments, command: str = "train") -> Any:
                     f"  Fix: reverie {other} --logdir {logdir}"
                 )
             config = with_used_flags(saved, command, arguments.flags)
-            if not only_resumable:
+            if not may_change:
                 folder.check_unchanged(saved, config, path)
             return config
     is_resumed = exists and (path / "ckpt").exists()

@@ -18,7 +18,7 @@ from reverie.cli.train import garbage_collection_disabled
 INVALID = r"""
 tarin | 'tarin'.*Did you mean 'train'
 train --run.train_rato 3 | Did you mean 'run\.train_ratio'
-train --train_ratio 3 | is `--run\.train_ratio` here
+train --train_ratio 3 | is `--run\.train_ratio` in Reverie
 train --configs debug standardize --task dummy_disc --logdir run | standardize_batch
 train --dreamer.slowvalue.every 0 | at least 1
 train --dreamer.retnorm.perclo 200 | 0 to 100

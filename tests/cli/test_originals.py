@@ -13,7 +13,7 @@ from reverie.cli.arguments import parse_arguments, to_config
 from reverie.cli.draw import FIGURES
 from reverie.cli.evaluate import EvalOptions
 from reverie.cli.main import COMMANDS, main
-from reverie.cli.originals import explain
+from reverie.cli.originals import explain_original
 from reverie.cli.train import BASE_PRESETS, command_config
 from reverie.config import presets
 from reverie.convert.command_lines import originals
@@ -43,7 +43,7 @@ def check_fix(text: str) -> str:
 
 
 def answer(line: str) -> str:
-    text = explain(shlex.split(line), UserError("invalid"), COMMANDS)
+    text = explain_original(shlex.split(line), UserError("invalid"), COMMANDS)
     assert text is not None, line
     return text
 
@@ -216,14 +216,15 @@ def test_every_preset_has_valid_replacements_and_is_not_one_of_this_package():
     ],
 )
 def test_other_errors_are_left_as_they_are(line):
-    assert explain(line.split(), UserError("invalid"), COMMANDS) is None
+    assert explain_original(line.split(), UserError("invalid"), COMMANDS) is None
 
 
 def test_answers_exit_with_2_and_name_the_page(capsys):
     assert main(["train", "--batch_size", "16"]) == 2
     error = capsys.readouterr().err
     assert error.endswith(  # a status line may precede it on a slow machine
-        "reverie: `--batch_size` of danijar/dreamerv3 is `--dreamer.batch_size` here.\n"
+        "reverie: `--batch_size` of danijar/dreamerv3 is `--dreamer.batch_size` in "
+        "Reverie.\n"
         "  See docs/coming-from-dreamerv3.md.\n"
         "  Fix: reverie train --dreamer.batch_size 16\n"
     )
@@ -238,7 +239,7 @@ def test_answers_exit_with_2_and_name_the_page(capsys):
             "batch_size: 8",
             r"`batch_size` of danijar/dreamerv3 is `dreamer\.batch_size`",
         ),
-        ("jax: {prealloc: False}", r"`jax\.prealloc` .* is not needed here"),
+        ("jax: {prealloc: False}", r"`jax\.prealloc` .* is not needed in Reverie"),
         (
             "common: {epochs: 3}",
             r"`common\.epochs` of Δ-IRIS is `iris\.schedule\.epochs`",
@@ -264,7 +265,7 @@ def test_invalid_task_in_a_translated_command_is_named():
 
 def test_unknown_flags_of_a_program_are_left_out_and_named():
     text = answer("dreamer.py --configs dmc_vision --foo 3 --compile False")
-    assert "Not known here, and left out: `--foo`." in text
+    assert "Unknown in Reverie, and left out: `--foo`." in text
     assert check_fix(text).endswith("--compile none")
     text = answer("src/main.py +experiment=x common.do_checkpoint=true")
     assert "left out: `+experiment=x`." in text

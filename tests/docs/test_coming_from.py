@@ -12,7 +12,7 @@ import pytest
 import reverie.run.train  # noqa: F401  # otherwise `main` may print "importing PyTorch"
 from reverie.api import UserError
 from reverie.cli.main import COMMANDS, main
-from reverie.cli.originals import explain
+from reverie.cli.originals import explain_original
 from reverie.cli.train import command_config
 from reverie.config import settings_of
 from reverie.envs import SUITES
@@ -69,7 +69,7 @@ def test_word_of_an_original_is_answered_or_valid(line):
         for preset in PRESETS_TO_TRY:
             text = line.removesuffix(" 1") + value if value else line
             words = ["train", "--configs", *preset.split(), *text.split()]
-            if explain(words, UserError("invalid"), COMMANDS) is not None:
+            if explain_original(words, UserError("invalid"), COMMANDS) is not None:
                 return
     names = [word[2:] for word in line.split() if word.startswith("--")]
     assert set(names) <= {*settings_of(Config), "configs"}, line
