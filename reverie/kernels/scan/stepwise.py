@@ -46,7 +46,7 @@ def allocate_step_grads(saved: SavedActivations) -> StepGrads:
     )
 
 
-def start_first_step(
+def write_first_inputs(
     weights: ScanWeights, inputs: ScanInputs, saved: SavedActivations
 ) -> None:
     """Write the state before the first step, and in0_pre and in1_pre of that step."""

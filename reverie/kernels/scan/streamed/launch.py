@@ -136,7 +136,7 @@ def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
     batch, length = inputs.is_first.shape
     sizes, device = _layer_sizes(weights, settings.classes), inputs.is_first.device
     saved = tensors.allocate_saved(weights, inputs)
-    stepwise.start_first_step(weights, inputs, saved)
+    stepwise.write_first_inputs(weights, inputs, saved)
     hid_inputs = sizes.deter // sizes.gru_blocks + 2 * sizes.units  # without actions
     buffers = {  # the copies must stay alive until the last launch
         **weights._asdict(),

@@ -95,7 +95,7 @@ def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
     is_first = inputs.is_first.contiguous().view(torch.uint8)
     partials = _partial_sums(sizes, is_first)
     samples = torch.empty(batch, sizes.stoch, dtype=torch.int32, device=is_first.device)
-    stepwise.start_first_step(w, inputs, saved)
+    stepwise.write_first_inputs(w, inputs, saved)
     for sums, pre in ((partials.in0, saved.in0_pre), (partials.in1, saved.in1_pre)):
         sums.copy_(stepwise.tile_square_sums(pre[0], sizes.units // len(sums)).T)
     row_tiles = triton.cdiv(batch, sizes.rows)
