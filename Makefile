@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Remove targets of failed commands.
 .DELETE_ON_ERROR:
 .PHONY: help demo install check test lint format types pytest coverage \
-	coverage-html licences test-slow test-gpu test-envs test-browser test-scale chaos bench docs clean distclean
+	coverage-html licences test-extended test-slow test-gpu test-envs test-browser test-scale chaos bench docs clean distclean
 
 help:
 	@echo "make demo       install, then train an agent on catch and save videos of imagined rollouts"
@@ -27,6 +27,7 @@ help:
 	@echo "make test       lint, types, tests and coverage (as in CI)"
 	@echo "make lint       ruff, mdformat and mypy only"
 	@echo "make format     format the sources with ruff and the pages with mdformat"
+	@echo "make test-extended  tests of further settings, which CI runs after make test"
 	@echo "make test-slow  tests that take minutes"
 	@echo "make test-envs  test every suite in its own virtual environment (GROUPS=dmc for one)"
 	@echo "make test-gpu   tests that need a CUDA device"
@@ -81,6 +82,11 @@ $(LOCAL)/coverage:
 
 licences: $(VENV)/.installed-dev
 	$(BIN)/python tools/check_licences.py
+
+test-extended: $(VENV)/.installed-dev
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal --durations 10 \
+		-m 'extended and not slow and not gpu and not browser and not scale' \
+		$(PYTEST_FLAGS)
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/pytest -m slow --durations 15 $(PYTEST_FLAGS)

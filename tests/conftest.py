@@ -10,6 +10,7 @@ lines, for the coverage (`line_marks.py`).
 
 from __future__ import annotations
 
+import fnmatch
 import gc
 import importlib.util
 import os
@@ -76,7 +77,14 @@ LONG = {"test_learns", "test_resume", "test_interrupted_update", "test_iris_fast
 """Files with the longest tests; they run first, so that all processes end together."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        mark = item.get_closest_marker("extended_except")
+        if mark and not any(
+            fnmatch.fnmatchcase(item.callspec.id, pattern) for pattern in mark.args
+        ):
+            item.add_marker(pytest.mark.extended)
     items.sort(key=lambda item: item.path.stem not in LONG)
     if torch.cuda.is_available():
         return

@@ -134,6 +134,7 @@ def write_atari_run(run, game, score, finished=True):
     (run / "about.json").write_text(json.dumps([about]))
 
 
+@pytest.mark.extended
 def test_atari_campaign_is_recorded_with_scores_index_curves_and_table(
     tmp_path, monkeypatch, capsys
 ):
@@ -219,6 +220,7 @@ def test_settings_of_vta_variants_exist():
         VTAConfig(**settings)
 
 
+@pytest.mark.extended
 def test_crafter_worlds_are_those_of_the_original(monkeypatch, capsys):
     pytest.importorskip("crafter")
     monkeypatch.setattr("sys.argv", ["crafter_worlds.py", "--worlds", "1"])

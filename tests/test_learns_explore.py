@@ -95,6 +95,7 @@ def test_plan2explore_finds_a_reward_that_the_default_does_not(tmp_path, seed):
     assert explore >= 10
 
 
+@pytest.mark.extended
 def test_the_default_and_plan2explore_have_as_many_episodes(tmp_path):
     flags = {"run.steps": 160, "run.clock": "steps", "run.log_every": 40}
     counts, metrics = [], []

@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from reverie.run.config import resolve
 from reverie.run.train import train
 
@@ -65,6 +67,7 @@ print(json.dumps([failed, result.summary["score"], int(action)]))
 """
 
 
+@pytest.mark.extended
 def test_agents_are_evaluated_and_act_without_posix(tmp_path):
     flags = {"task": "catch", "run.steps": 60, "run.envs": 2, "device": "cpu"}
     flags |= {"logdir": str(tmp_path), "logger.outputs": "jsonl"}

@@ -200,6 +200,7 @@ assert not compiler.report()
 """
 
 
+@pytest.mark.extended
 def test_kernels_are_compiled_for_gpus_that_are_not_there():
     pytest.importorskip("triton.backends.nvidia")
     env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": f"{ROOT}/tools:{ROOT}"}

@@ -149,6 +149,7 @@ assert problems == ["`reverie --help` did not end\\n"], problems
 """
 
 
+@pytest.mark.extended
 def test_commands_run_in_a_process_of_their_own(tmp_path):
     """In a new interpreter, because libraries of other tests do not survive a fork."""
     tools = Path(processes.__file__).parents[1]

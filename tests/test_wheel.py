@@ -41,6 +41,7 @@ def wheel(tmp_path_factory) -> Path:
     return found
 
 
+@pytest.mark.extended
 def test_it_contains_every_file_of_the_package(wheel):
     kinds = (".py", ".cu", ".yaml", ".typed", ".html", ".css", ".js")
     wanted = {
@@ -52,6 +53,7 @@ def test_it_contains_every_file_of_the_package(wheel):
         assert wanted <= set(archive.namelist())
 
 
+@pytest.mark.extended
 def test_it_trains_in_an_empty_environment(wheel, tmp_path):
     home = tmp_path / "env"
     venv.create(home, with_pip=False)

@@ -69,6 +69,7 @@ def find_momentum(optimizers, name):
     return found[0]
 
 
+@pytest.mark.extended_except("onehot_*-False", "gaussian_*-False")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_one_update(case, compiled, tmp_path):
     act_space, gradient, mix, classes = case

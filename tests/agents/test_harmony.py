@@ -48,6 +48,7 @@ def test_gradients_of_the_scales():
     assert gradient.tolist() == pytest.approx(expected)
 
 
+@pytest.mark.extended
 def test_scales_settle_within_an_atari_100k_run():
     harmony = make_harmony(0.0, 0.0, 0.0)
     config = DreamerConfig().harmony_opt

@@ -65,6 +65,7 @@ def class_names(module):
     return {type(submodule).__name__ for submodule in module.modules()}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "name",
     ["tokenizer", *(pytest.param(x, marks=pytest.mark.slow) for x in COMPONENTS[1:])],

@@ -42,6 +42,7 @@ def test_scaling_is_printed_and_deviations_are_marked(monkeypatch, tmp_path, cap
     assert ["<--" in line for line in lines] == [False, False, True, False]
 
 
+@pytest.mark.extended
 def test_algorithms_are_compared_with_the_given_config(tmp_path, capsys, monkeypatch):
     few = ("default", "plan2explore", "dreamerv3_torch")
     monkeypatch.setattr(scaling, "ALGORITHMS", {k: scaling.ALGORITHMS[k] for k in few})
@@ -154,6 +155,7 @@ def test_exclusive_lock_waits_for_shared_locks(monkeypatch, tmp_path):
     assert order == ["warm", "timed"]
 
 
+@pytest.mark.extended
 def test_parallel_jobs_keep_the_order_of_configs(monkeypatch, tmp_path):
     few = {n: ([], {r".*\.batch_size": n}) for n in (4, 2)}
     monkeypatch.setitem(scaling.VARIANTS, "batch", few)

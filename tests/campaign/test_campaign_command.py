@@ -14,6 +14,7 @@ from reverie.cli.main import main
 SETTINGS = "--run.steps 60 --run.report_every 0 --logger.outputs jsonl"
 
 
+@pytest.mark.extended
 def test_campaign_of_two_tasks_and_two_seeds(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(worker, "SCAN_SECONDS", 0.05)
     folder = tmp_path / "campaign"
@@ -60,6 +61,7 @@ def test_failed_run_is_named_with_its_fix(tmp_path, program, monkeypatch, capsys
     assert [starts(folder, name) for name in names] == [1, 1]
 
 
+@pytest.mark.extended
 def test_slurm_jobs_are_workers(tmp_path, monkeypatch, capsys):
     pytest.importorskip("submitit")
     monkeypatch.setattr(worker, "SCAN_SECONDS", 0.2)

@@ -69,6 +69,7 @@ run_worker(spec, program)
 """
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(
     sys.platform != "linux", reason="needs the parent-death signal of Linux"
 )

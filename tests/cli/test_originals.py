@@ -38,7 +38,7 @@ def check_fix(text: str) -> str:
     elif command in ("bench", "config"):
         to_config(parse_arguments(words))
     else:
-        assert command in ("data", "play", "sweep", "view")
+        assert command in ("campaign", "data", "play", "plot", "sweep", "view")
     return fix
 
 
@@ -113,6 +113,8 @@ bc_shuffle True bc_loss mse bc_save_path x bc_crop_height 78 bc_crop_width 78
 bc_max_steps 100 bc_mlp_keys_order a,b actor_entropy 3e-4 slow_target_fraction 0.02
 robosuite_task_name Lift robosuite_robots Panda robosuite_camera agentview
 robosuite_reward_shaping True robosuite_control_freq 20 lr_grid 1e-4 sweep_name x
+save_every 10000 wm_random_crop False wm_loss_scale 0.01 expert_data_fraction 0.5
+eval_episodes 50 num_workers 0 replay_use_npz False
 """
 
 DELTA_IRIS = """
@@ -153,6 +155,7 @@ belief_size 128 num_layers 3 obs_std 1.0 obs_bit 5 learn_rate 5e-4 max_iters 100
 seg_num 5 seg_len 8 max_beta 1.0 min_beta 0.1 beta_anneal 100 use_amp True
 loss_type bce epoch_data_size 2000 maze_data_dir x action_size 0 data_mode fixed
 vta_max_seg_len 50 vta_boundary_temp 1.0 vta_mask_scale 1.0
+vta_train_boundary_mode fixed vta_train_fixed_k 20 ckpt_every 25000
 """
 
 
@@ -165,6 +168,7 @@ PRESET_OF_FLAG = {"robosuite": "robosuite_lift", "break": "minecraft"}
 """Presets whose suite has the setting; the others are tried on Atari."""
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("name", "value"), [*pairs(DREAMERV3), *pairs(DREAMERV3_TORCH)]
 )
@@ -175,6 +179,7 @@ def test_flag_of_dreamer_has_an_answer(name, value):
     check_fix(text)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("name", "value"), pairs(DELTA_IRIS))
 def test_hydra_argument_has_an_answer(name, value):
     for prefix in ("", "params."):
@@ -283,6 +288,7 @@ reward_head.loss_scale 1.0 cont_head.outscale 1.0
 """Options of `configs.yaml`, of current and older versions of dreamerv3-torch."""
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("program", ["train", "dreamer.py --configs dmc_vision"])
 def test_options_of_all_versions_of_dreamerv3_torch_are_answered(program):
     words = OLDER_NAMES.split()
@@ -300,3 +306,11 @@ def test_flag_of_an_environment_names_the_task(flag):
         "train --task gym_CartPole-v1 --configs tiny --run.steps 30"
     )
     assert "`--task`" in text
+
+
+def test_programs_that_are_not_implemented_say_so():
+    text = answer("python -m src_director.dreamer --configs crafter")
+    assert "Director" in text
+    assert "not implemented" in text
+    text = answer("train --vta_train_boundary_mode fixed")
+    assert "`--vta_train_boundary_mode` of VTA has no equivalent in Reverie" in text

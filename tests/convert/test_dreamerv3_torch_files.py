@@ -125,6 +125,7 @@ def test_python_plays_a_checkpoint(latest):
     assert -1 <= result.summary["score"] <= 1
 
 
+@pytest.mark.extended_except("compiled")
 def test_training_continues_with_weights_and_optimizers(latest, state, tmp_path):
     flags = {**QUICK, "dreamer.dreamerv3_torch.stoch": 4, "logdir": str(tmp_path)}
     flags |= {"run.from_checkpoint": str(latest), "task": "catch", "run.steps": 4}

@@ -236,6 +236,7 @@ main(sys.argv[1:])
 """
 
 
+@pytest.mark.extended
 def test_a_killed_conversion_resumes_to_the_same_result(tmp_path):
     source, out, whole = tmp_path / "source", tmp_path / "out", tmp_path / "whole"
     write_npz(source, [12] * 40)

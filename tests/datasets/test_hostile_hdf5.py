@@ -407,6 +407,7 @@ def test_many_names_of_one_group_are_refused(path, monkeypatch):
     reader.close()
 
 
+@pytest.mark.extended
 def test_many_names_of_one_list_of_strings_are_refused(path):
     with h5py.File(path, "a") as file:
         names = np.zeros(300_000, "S1")
@@ -418,6 +419,7 @@ def test_many_names_of_one_list_of_strings_are_refused(path):
         open_episodes(path)
 
 
+@pytest.mark.extended
 def test_damaged_files_do_not_crash(path):
     errors = ["reverie.api:UserError", "reverie.datasets.episode_format:BadEpisode"]
     loaded, refused = fuzz_reader([path], f"{__name__}:read_everything", errors, 600)

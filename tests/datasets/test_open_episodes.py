@@ -132,6 +132,7 @@ def test_transforming_while_reading_gives_the_batches_of_a_conversion(tmp_path, 
     assert np.abs(moved - done)[real].max() < 1e-5
 
 
+@pytest.mark.extended
 def test_offline_training_is_the_same_on_a_file_and_on_its_conversion(tmp_path):
     source, out = demos(tmp_path / "demos.hdf5"), tmp_path / "out"
     assert run_cli(["data", "convert", str(source), str(out), *WORDS]) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from runs import run
 from torch.utils import _pytree as pytree
@@ -20,6 +21,7 @@ def assert_close(actual, expected) -> None:
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, msg=pytree.keystr(path))
 
 
+@pytest.mark.extended
 def test_a_deterministic_run_with_two_ranks_equals_one_of_one_process(ranks, tmp_path):
     (expected,) = ranks.launch(1, run, str(tmp_path / "one"), 40)
     actual, _ = ranks.launch(2, run, str(tmp_path / "two"), 40)

@@ -30,6 +30,7 @@ def resume_alone(logdir: str) -> str:
     return str(error.value)
 
 
+@pytest.mark.extended
 def test_a_sharded_run_is_resumed_exactly_by_the_same_number_of_ranks(ranks, tmp_path):
     whole, part = str(tmp_path / "whole"), str(tmp_path / "part")
     expected, _ = ranks.launch(2, run, whole, 60, SHARDED)

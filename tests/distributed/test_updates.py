@@ -30,6 +30,7 @@ def test_twenty_updates_of_dreamer_equal_those_of_one_process(ranks):
             assert largest_error(actual, expected) < 1e-12
 
 
+@pytest.mark.extended_except("bc", "barlow")
 @pytest.mark.parametrize("case", [case for case in CASES if case != "dreamer"])
 def test_updates_of_other_agents_equal_those_of_one_process(ranks, case):
     (expected,) = ranks.run(1, train, case, 4)
@@ -37,6 +38,7 @@ def test_updates_of_other_agents_equal_those_of_one_process(ranks, case):
         assert largest_error(actual, expected) < 1e-12
 
 
+@pytest.mark.extended
 def test_updates_in_float32_equal_those_of_one_process(ranks):
     (expected,) = ranks.run(1, train, "dreamer", 20, False)
     for actual in ranks.run(2, train, "dreamer", 20, False):

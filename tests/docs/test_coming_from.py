@@ -63,6 +63,7 @@ def words_of_originals() -> list[str]:
 PRESETS_TO_TRY = ("atari100k", "vta_balls", "atari100k vta", "crafter")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("line", words_of_originals())
 def test_word_of_an_original_is_answered_or_valid(line):
     for value in ("", " True", " bouncing_balls", " bce", " vta", " random"):
@@ -135,6 +136,7 @@ def small(words: list[str]) -> list[str]:
     return words
 
 
+@pytest.mark.extended_except("*--configs debug*", "*--configs vta_balls*")
 @pytest.mark.parametrize("line", commands_to_run())
 def test_command_runs_in_small(line, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -36,6 +36,7 @@ def reverie(folder: Path, command: str, package: Path = ROOT) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.extended_except("change-a-loss*")
 @pytest.mark.parametrize(
     ("page", "file", "flags", "metric"),
     [
@@ -80,6 +81,7 @@ def test_plugin_trains_resumes_and_is_evaluated(
         assert "score" in capsys.readouterr().out
 
 
+@pytest.mark.extended
 def test_edits_for_a_loss_in_the_package_work(tmp_path):
     shutil.copytree(ROOT / "reverie", tmp_path / "package" / "reverie")
     page = (DOCS / "change-a-loss.md").read_text()

@@ -44,7 +44,7 @@ def test_commands_of_the_page_about_sharing(tmp_path, monkeypatch, capsys):
         monkeypatch.setenv("HF_ENDPOINT", hub.address)
         for words in commands:
             if words[0] == "play":  # without its server
-                assert not load_run(run_path(words[1])).modes()["agent-env"]
+                assert not load_run(run_path(words[1])).mode_problems()["agent-env"]
             else:
                 more = ["--episodes", "2"] if words[0] == "eval" else []
                 assert main([*words, *more]) == 0
@@ -53,6 +53,7 @@ def test_commands_of_the_page_about_sharing(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.count("2 episodes") == 2
 
 
+@pytest.mark.extended
 def test_commands_about_tables_and_figures(tmp_path, monkeypatch):
     monkeypatch.setattr("reverie.results.statistics.RESAMPLES", 20)
     monkeypatch.setattr("reverie.results.curves.RESAMPLES", 10)

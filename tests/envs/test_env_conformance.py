@@ -118,7 +118,8 @@ def example_tasks() -> list[Any]:
     for name, suite in envs.SUITES.items():
         for task in TASKS.get(name, [suite.example]):
             is_missing = not suite.is_installed and name not in ("minecraft", "dmlab")
-            marks = [pytest.mark.skipif(is_missing, reason=f"needs {suite.install}")]
+            reason = f"needs {suite.install_command}"
+            marks = [pytest.mark.skipif(is_missing, reason=reason)]
             marks += [pytest.mark.slow] * (name in SLOW_SUITES)
             examples.append(pytest.param(task, marks=marks, id=task))
     return examples
@@ -270,6 +271,7 @@ def open_resources() -> dict[str, int]:
     }
 
 
+@pytest.mark.extended_except("catch", "gym_CartPole-v1", "atari_pong", "crafter_reward")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @every_suite
 def test_conformance_closing_frees_resources(task: str) -> None:

@@ -314,6 +314,7 @@ def run_process(line: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.extended
 def test_sys_exit_stops_a_run_with_a_checkpoint(folder: Path) -> None:
     line = f"train {FLAGS} --task unusual:Exits --env.vector.failures 1"
     done = run_process(f"{line} --run.steps 100")
@@ -344,6 +345,7 @@ def test_sys_exit_while_building_is_an_error(
         assert "Traceback" not in error
 
 
+@pytest.mark.extended
 def test_a_run_ends_normally_after_its_streams_were_closed(folder: Path) -> None:
     line = f"train {FLAGS} --task unusual:ClosesStreams"
     done = run_process(f"{line} --run.steps 12")

@@ -280,6 +280,7 @@ def test_a_worker_killed_before_a_reset_returns_a_first_row() -> None:
         vec_env.close()
 
 
+@pytest.mark.extended
 def test_a_stopped_worker_is_restarted_after_the_timeout() -> None:
     vec_env = make_vec_env(
         partial(fragile, "fine"), 2, VecEnvConfig(workers=2, timeout=3)
@@ -297,6 +298,7 @@ def test_a_stopped_worker_is_restarted_after_the_timeout() -> None:
         vec_env.close()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("how", ["hang", "exit"])
 def test_a_step_that_hangs_or_exits_restarts_the_worker(how: str) -> None:
     vec_env = make_vec_env(partial(fragile, how), 2, VecEnvConfig(workers=2, timeout=3))

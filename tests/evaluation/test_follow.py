@@ -141,6 +141,8 @@ def test_an_untrained_policy_is_refused_and_skipped(tmp_path, capsys):
     message = capsys.readouterr().err
     assert f"reverie train --logdir {path}" in message
     assert list(follow(path, play)) == []
+    assert main(["eval", str(path), "--follow"]) == 0
+    assert "no new checkpoint with a trained policy" in capsys.readouterr().err
     random = settings(tmp_path / "random", agent="random", **{"run.steps": 8})
     assert evaluate(train(random), 1).summary["count"] == 1
     weights = {"run.from_checkpoint": str(path), "run.steps": 8}
@@ -161,6 +163,7 @@ def test_a_follower_that_starts_first_waits_for_the_run(finished, tmp_path):
     assert Checkpoints(tmp_path / "ckpt").paths()
 
 
+@pytest.mark.extended
 def test_the_command_follows_a_training_in_another_process(tmp_path, capsys):
     path = tmp_path / "run"
     words = ["train", "--configs", "debug", "--run.steps", "300"]

@@ -72,6 +72,7 @@ def test_reward_of_a_terminal_state_counts(monkeypatch):
     assert agent.plan((torch.zeros(1),), 1)["action"].tolist() == [2]
 
 
+@pytest.mark.extended
 def test_it_resumes(folder):
     done = run(folder, "train --logdir run --run.steps 100")
     assert done.returncode == 0, done.stderr
@@ -84,6 +85,7 @@ def test_it_is_evaluated(folder):
     assert "score" in done.stdout
 
 
+@pytest.mark.extended
 def test_it_is_benchmarked(folder):
     done = run(
         folder,
@@ -93,12 +95,13 @@ def test_it_is_benchmarked(folder):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
         ("--agent nowhere:Agent", "there is no module 'nowhere'"),
         ("--agent random_shooting:Shooting", "did you mean random_shooting:Random"),
-        ("--agent random_shooting:shift", "has no settings"),
+        ("--agent random_shooting:shift", "has no attribute `Config`"),
         ("--agent dreamers", "did you mean --agent dreamer"),
         (
             "--agent random_shooting:RandomShooting --random_shooting.candidate 3",

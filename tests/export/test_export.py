@@ -117,6 +117,7 @@ def test_steps_of_the_world_model(tmp_path, monkeypatch, name):
     assert {"reward", "cont"} <= set(info["world"]["imagine"]["output_names"])
 
 
+@pytest.mark.extended
 def test_onnx_and_torch_files_act_as_the_agent(tmp_path, monkeypatch):
     monkeypatch.setattr(verify, "STEPS", 20)
     player = player_of(tmp_path, "bc, recurrent")

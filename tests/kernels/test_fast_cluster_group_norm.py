@@ -124,6 +124,7 @@ def compare(shape, plan, has_bias, has_residual, device="cpu"):
         torch.testing.assert_close(actual, wanted, rtol=1e-3, atol=1e-4 * size)
 
 
+@pytest.mark.extended_except("shape2-plan2-False-True")
 @pytest.mark.usefixtures("on_host")
 @pytest.mark.parametrize(
     ("shape", "plan", "has_bias", "has_residual"),
@@ -190,6 +191,7 @@ def test_other_devices_and_dtypes_are_not_supported(monkeypatch):
     assert launch.plan_for(x.bfloat16()[:, :9], None, direction) is None
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(torch.cuda.is_available(), reason="emulates one on a CPU")
 @pytest.mark.usefixtures("on_host")
 def test_norms_and_their_gradients_use_the_plan(monkeypatch):

@@ -126,6 +126,7 @@ def test_the_sample_is_the_argmax_of_probabilities_over_noise(groups, classes):
     assert torch.equal(onehot.argmax(-1), index)
 
 
+@pytest.mark.extended
 def test_unimix_gives_every_class_a_probability_in_samples():
     logits = torch.tensor([[100.0, 0.0]], device=DEVICE).expand(5000, 1, 2)
     rng = Rng(0, "train", logits.device)
@@ -161,6 +162,7 @@ def test_entropy_without_logp():
     torch.testing.assert_close(FastCategorical(logits).entropy(), expected)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("unimix", [0.0, 0.2])
 def test_samples_follow_the_probabilities(unimix):
     logits = torch.tensor([1.0, 0.0, -1.0], device=DEVICE).expand(5000, 3)

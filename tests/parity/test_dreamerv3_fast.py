@@ -80,6 +80,7 @@ def as_recorded(grad: torch.Tensor) -> np.ndarray:
     return array.T if array.ndim == 2 else array
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(
     DEVICE.type == "cpu" and not triton.knobs.runtime.interpret,
     reason="no GPU, and no interpreter in its place",

@@ -120,6 +120,7 @@ def check_batch(reference, window, batch):
         np.testing.assert_array_equal(batch["is_last"][row], last)
 
 
+@pytest.mark.extended_except("0-ram", "1-disk")
 @pytest.mark.parametrize("storage", ["ram", "disk"])
 @pytest.mark.parametrize("seed", range(6))
 def test_batches_equal_a_plain_list_of_all_steps(seed, storage, tmp_path, monkeypatch):

@@ -254,6 +254,7 @@ def test_without_saving_only_counters_are_restored(tmp_path):
     assert again.add(make_rows(np.random.default_rng(0), 3)).tolist() == [60, 61, 62]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("storage", ["ram", "disk"])
 def test_a_full_disk_raises_and_loses_nothing(storage, tmp_path):
     # A limit on the file size makes writes fail as on a full disk.
@@ -300,6 +301,7 @@ same(replay.sample("train"), once_more.sample("train"))
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "storage", [pytest.param("ram", marks=pytest.mark.slow), "disk"]
 )

@@ -183,6 +183,7 @@ def test_changed_weights_are_refused(packed, tmp_path):
     assert not cached(tmp_path)
 
 
+@pytest.mark.extended
 def test_damaged_files_are_refused_with_a_message(packed, tmp_path):
     rng = random.Random(0)
     whole, path = packed.read_bytes(), tmp_path / "damaged.reverie"

@@ -80,6 +80,7 @@ def test_actors_wait_for_the_learner(tmp_path, fake):
         assert run.collector.metrics()["actors/queued_chunks"] <= MAX_AHEAD * 2
 
 
+@pytest.mark.extended
 def test_the_train_ratio_holds_and_old_weights_are_replaced(tmp_path, fake):
     flags = {"agent": "dreamer", "run.steps": 1600, "run.train_ratio": 4}
     config = settings(tmp_path, task="catch", **flags)
@@ -93,6 +94,7 @@ def test_the_train_ratio_holds_and_old_weights_are_replaced(tmp_path, fake):
     assert 0 < max(lags) <= MAX_AHEAD * CHUNK_STEPS * 4 * 4 / 80
 
 
+@pytest.mark.extended
 def test_a_lockstep_run_resumes_exactly(tmp_path, fake, monkeypatch):
     flags = {"agent": "dreamer", "task": "catch", "actors.lockstep": True}
     flags |= {"run.save_every": 60, "run.log_every": 30, "run.train_ratio": 4}

@@ -44,6 +44,7 @@ def test_debug_makes_the_networks_of_every_agent_small(agent):
     assert made.parameter_count() < FEW
 
 
+@pytest.mark.extended_except("dreamer", "random")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_debug_runs_train_in_seconds(name, tmp_path):
     words = f"train {COMMANDS[name]}".split()

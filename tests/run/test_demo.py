@@ -6,6 +6,7 @@ import re
 import sys
 from types import SimpleNamespace
 
+import pytest
 from PIL import Image
 
 from reverie.cli.main import main
@@ -13,6 +14,7 @@ from reverie.run import demo
 from reverie.run.folder import resolve_logdir
 
 
+@pytest.mark.extended
 def test_the_demo_prints_score_curve_and_video(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("reverie.render.video.can_write_mp4", lambda: False)
     monkeypatch.chdir(tmp_path)

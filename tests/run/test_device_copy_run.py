@@ -11,6 +11,7 @@ from reverie.run.online_run import OnlineRun
 from reverie.run.train import train
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "storage", ["disk", pytest.param("ram", marks=pytest.mark.slow)]
 )

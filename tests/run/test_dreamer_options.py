@@ -41,6 +41,7 @@ def run(path, steps, presets, flags):
     return parts
 
 
+@pytest.mark.extended_except("curious_replay")
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, name):
     presets, flags = OPTIONS[name]

@@ -66,6 +66,7 @@ def test_the_policy_that_acts(tmp_path, modes, flags, expected):
     assert modes == expected
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "preset", ["rssm", pytest.param("dreamerv3_torch", marks=pytest.mark.slow)]
 )
@@ -86,6 +87,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, preset):
     assert_same(whole, split)
 
 
+@pytest.mark.extended
 def test_a_resumed_run_of_iris_equals_an_uninterrupted_one(tmp_path):
     flags = {
         "run.clock": "steps",

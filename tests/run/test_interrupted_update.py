@@ -149,6 +149,7 @@ def interrupt(monkeypatch, calls: set[int], where: str) -> list[int]:
     return sent
 
 
+@pytest.mark.extended_except("dreamer-forward", "bc-backward")
 @pytest.mark.parametrize(
     ("name", "where"),
     [(name, "forward") for name in CASES]
@@ -230,6 +231,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )

@@ -79,6 +79,7 @@ def uninterrupted(tmp_path_factory) -> Path:
     return train(settings(tmp_path_factory.mktemp("iris") / "uninterrupted"))
 
 
+@pytest.mark.extended
 def test_the_run_ends_after_all_epochs_and_logs_each(uninterrupted):
     schedule = read_state(uninterrupted)["loop"]["clock"]["schedule"]
     assert schedule["epoch"] == 5  # four are done
@@ -128,6 +129,7 @@ def until(run: OnlineRun, part: str, done: int):
             run.save()
 
 
+@pytest.mark.extended_except("world_model-2")
 @pytest.mark.parametrize(
     ("part", "done"), [("tokenizer", 1), ("world_model", 2), ("actor_critic", 1)]
 )
@@ -163,6 +165,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, uninterrupted):
     assert_same(others, lines(uninterrupted))
 
 
+@pytest.mark.extended
 def test_a_real_kill_resumes(tmp_path):
     """Kill a run with SIGKILL during training, and resume it."""
     path = tmp_path / "run"

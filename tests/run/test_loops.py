@@ -199,6 +199,7 @@ def test_prefill_uses_random_actions_at_the_start(tmp_path, monkeypatch):
     assert len(seen) == 10  # of 30 turns with 2 environments
 
 
+@pytest.mark.extended
 def test_initial_weights_of_another_online_run(tmp_path, capsys):
     first = train(settings(tmp_path / "first", **{"run.steps": 120}))
     flags = {"run.steps": 2, "run.from_checkpoint": str(first)}
@@ -212,6 +213,7 @@ def test_initial_weights_of_another_online_run(tmp_path, capsys):
             assert torch.equal(value, new[name][key]), (name, key)
 
 
+@pytest.mark.extended_except("2")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_exits_with_the_documented_code(tmp_path, number):
     path = tmp_path / "run"
@@ -243,6 +245,7 @@ def test_a_signal_saves_and_exits_with_the_documented_code(tmp_path, number):
     assert checkpoint.read_manifest(newest)["step"] > 0
 
 
+@pytest.mark.extended
 def test_nonfinite_updates_stop_the_run_and_are_named(tmp_path, monkeypatch):
     path = tmp_path / "run"
     train(settings(path, **{"run.steps": 100}))

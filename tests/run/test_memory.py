@@ -132,6 +132,7 @@ MESSAGES = {
 }
 
 
+@pytest.mark.extended_except("gpu", "numpy")
 @pytest.mark.parametrize("kind", list(MESSAGES))
 def test_running_out_of_memory_in_training_is_explained(tmp_path, monkeypatch, kind):
     config = settings(tmp_path, **{"dreamer.batch_size": 12, "run.train_ratio": 8})
@@ -160,6 +161,7 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (32 << 30, 32 << 30))
 
 
+@pytest.mark.extended
 def test_running_out_of_memory_while_building_is_explained(tmp_path):
     sizes = "--dreamer.policy.units 4000000000 --dreamer.policy.layers 1"
     words = f"train --configs debug --device cpu --run.steps 10 {sizes}"

@@ -18,6 +18,7 @@ from reverie.run.online_run import OnlineRun
 from reverie.run.train import train
 
 
+@pytest.mark.extended_except("2")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_overlap_does_not_change_the_results(tmp_path, workers):
     flags = {
@@ -77,12 +78,14 @@ def test_overlap_is_used_on_gpus_but_not_in_deterministic_runs(tmp_path):
         settings(tmp_path, **flags)
 
 
+@pytest.mark.extended
 def test_evaluations_work_with_overlap(tmp_path):
     flags = {"run.steps": 120, "run.eval_every": 50, "run.overlap": "on"}
     path = train(settings(tmp_path, "catch", **flags), evaluate=True)
     assert any("eval/episode/score" in line for line in lines(path / "metrics.jsonl"))
 
 
+@pytest.mark.extended
 def test_evaluations_use_workers_where_training_does(tmp_path, monkeypatch):
     flags = {"run.steps": 40, "run.eval_envs": 3, "agent": "random"}
     path = train(settings(tmp_path, "catch", **flags))

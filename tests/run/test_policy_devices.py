@@ -13,6 +13,7 @@ from reverie.run.train import train
 from reverie.run.used_settings import resolve_for_command
 
 
+@pytest.mark.extended
 def test_a_copy_of_the_policy_acts_as_the_agent_itself(tmp_path):
     plain = settings(tmp_path / "plain", 120, "catch", "ram")
     expected = read_state(train(plain))

@@ -47,6 +47,7 @@ def test_a_trace_of_no_updates_is_refused(tmp_path, capsys, count):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.extended
 def test_a_run_on_sequences_that_ends_early_writes_a_shorter_trace(tmp_path, capsys):
     words = ["train", "--configs", "vta_balls_small", "--vta.batch_size", "4"]
     words += ["--sequences.chunk", "8", "--sequences.refresh", "4"]

@@ -76,6 +76,7 @@ def uninterrupted(tmp_path_factory):
     return run
 
 
+@pytest.mark.extended_except("catch-disk")
 @pytest.mark.parametrize(
     ("task", "storage"),
     [
@@ -107,6 +108,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     assert_same(contents(whole), contents(split))
 
 
+@pytest.mark.extended_except("120")
 @pytest.mark.parametrize("end", [100, 120])  # of the first part; one is due for a log
 def test_extending_a_finished_run_loses_no_line(
     tmp_path, monkeypatch, uninterrupted, end
@@ -158,6 +160,7 @@ def strip(state: dict) -> dict:
     return state
 
 
+@pytest.mark.extended
 def test_a_kill_after_a_save_resumes_from_the_save(tmp_path, uninterrupted):
     """The folder is copied after the run has continued beyond the checkpoint."""
     whole = uninterrupted(220, "catch", "disk")
@@ -205,6 +208,7 @@ class Killed(BaseException):
     """Ends a run without a save."""
 
 
+@pytest.mark.extended_except("130")
 @pytest.mark.parametrize("kill_at", [50, 130])
 def test_a_killed_run_evaluates_as_an_uninterrupted_one(
     tmp_path, monkeypatch, uninterrupted, kill_at
@@ -233,6 +237,7 @@ def test_a_killed_run_evaluates_as_an_uninterrupted_one(
     assert_same(eval_contents(whole), eval_contents(killed))
 
 
+@pytest.mark.extended
 def test_a_run_can_be_resumed_with_and_without_evaluation(tmp_path):
     flags = {"run.eval_every": 50, "run.eval_envs": 2}
     train(settings(tmp_path, 120, "catch", "ram", **flags), evaluate=True)

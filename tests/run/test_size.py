@@ -156,6 +156,7 @@ def test_a_size_as_a_flag_is_refused_with_the_preset():
         resolve(flags={"size": "size50m"})
 
 
+@pytest.mark.extended
 def test_a_resumed_run_keeps_its_size_and_says_so(tmp_path, gpu, capsys):
     task = {"task": "dummy_disc", "device": "cpu", "logdir": str(tmp_path / "run")}
     reverie.train(**{k.replace(".", "__"): v for k, v in (SHORT | task).items()})
@@ -194,6 +195,7 @@ def test_all_trials_of_a_sweep_have_the_same_size(tmp_path):
     assert words[words.index("--configs") + 1] == "size1m"
 
 
+@pytest.mark.extended
 def test_a_capacity_that_the_user_did_not_give_is_fitted(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(memory_plan, "available_memory", lambda: 10**6)
     monkeypatch.setattr(memory_plan, "free_space", lambda directory: 10**6)
@@ -219,5 +221,7 @@ def test_a_capacity_that_the_user_did_not_give_is_fitted(tmp_path, monkeypatch, 
 
 def test_the_error_about_the_replay_names_the_flag_for_smaller_latents():
     config = resolve(["size50m"])
-    assert sizes.smaller_size(config) == "--configs size1m"
-    assert sizes.smaller_size(resolve(flags={"agent": "random"})) == ""
+    assert sizes.smaller_size_flag(config) == "--configs size1m"
+    assert sizes.smaller_size_flag(resolve(flags={"agent": "random"})) == ""
+    assert sizes.smaller_size_flag(resolve(["size1m"])) == ""
+    assert sizes.smaller_size_flag(resolve(["tiny"])) == ""  # is smaller

@@ -272,6 +272,7 @@ bc --offline.data x --bc.run y
 """
 
 
+@pytest.mark.extended_except("train", "bc --offline.data x --bc.run y")
 @pytest.mark.parametrize("line", RUNS.strip().splitlines())
 def test_a_proposed_setting_has_an_effect(line):
     command, *words = line.split()

@@ -109,6 +109,7 @@ def test_a_small_file_does_not_unpack_to_gigabytes(tmp_path):
         read_npz(path)
 
 
+@pytest.mark.extended
 def test_damaged_files_do_not_crash(tmp_path):
     paths = [tmp_path / "a.npz", tmp_path / "b.npz"]
     np.savez(paths[0], **EXAMPLE)

@@ -268,6 +268,7 @@ def arrays_of_one_buffer(count: int) -> bytes:
     return op(big, b"\x940", dtype(">f4"), b"\x940", b"](", call * count, b"e")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "data",
     [
@@ -298,6 +299,7 @@ def test_bytes_that_are_referred_to_repeatedly_are_copied_once():
     assert len({id(value) for value in found}) == 1
 
 
+@pytest.mark.extended
 def test_damaged_pickles_do_not_crash(tmp_path):
     paths = [tmp_path / f"{protocol}.pkl" for protocol in range(6)]
     for protocol, path in enumerate(paths):

@@ -207,6 +207,7 @@ def test_wrong_files_are_named(path, save, kind):
         read_torch_file(path)
 
 
+@pytest.mark.extended
 def test_damaged_files_do_not_crash(path):
     saved = {"a": torch.arange(6.0).reshape(2, 3).T, "b": torch.ones(3).bool()}
     torch.save({**nn.Linear(2, 1).state_dict(), **saved}, path)

@@ -115,6 +115,7 @@ def test_invalid_command_line_is_refused(tmp_path, capsys, arguments, words):
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.extended
 def test_sweep_command_runs_the_train_command(tmp_path, capsys):
     path, folder = tmp_path / "sweep.yaml", tmp_path / "out"
     data = {

@@ -65,6 +65,7 @@ sweep(SweepSpec(config, ranges, {}), [sys.executable, sys.argv[1]])
 """
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(
     sys.platform != "linux", reason="needs the parent-death signal of Linux"
 )

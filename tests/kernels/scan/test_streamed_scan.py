@@ -94,6 +94,7 @@ def test_arguments_are_in_the_order_of_the_cuda_structures(monkeypatch):
     assert len(recorders["backward_logits"].calls) == 2
 
 
+@pytest.mark.extended
 def test_a_failed_launch_falls_back_to_triton_with_a_warning(monkeypatch):
     replace_kernels(monkeypatch, lambda *_: KernelRecorder("launch timed out"))
     scan = random_scan(2, 2, SMALL, torch.float16)

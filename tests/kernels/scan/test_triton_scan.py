@@ -30,6 +30,7 @@ SIZES = {
 }
 
 
+@pytest.mark.extended_except("wide classes-1-1")
 @needs_kernels
 @pytest.mark.parametrize(
     ("name", "batch", "length"),

@@ -46,6 +46,7 @@ def damage(path: Path, kind: str) -> None:
 KINDS = ["truncated", "flipped", "missing", "pickle"]
 
 
+@pytest.mark.extended_except("collector*truncated", "loop*flipped", "manifest*pickle")
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -84,6 +85,7 @@ def test_a_pickle_with_a_valid_checksum_is_refused(command):
     assert not list(run.folder.rglob("executed"))
 
 
+@pytest.mark.extended_except("truncated-disk", "flipped-ram")
 @pytest.mark.parametrize("storage", ["ram", "disk"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_resumes_without_the_steps_of_a_damaged_replay_file(

@@ -66,6 +66,7 @@ def signal_one_worker(number: int, after: Path) -> threading.Thread:
 needs_proc = pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
 
 
+@pytest.mark.extended_except("9")
 @needs_proc
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_killed_or_frozen_worker_is_replaced(command, number):
@@ -93,6 +94,7 @@ def test_a_killed_or_frozen_worker_is_replaced(command, number):
     assert not worker_ids()
 
 
+@pytest.mark.extended_except("0")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_failing_environments_stop_the_run_with_a_checkpoint(command, workers):
     flags = {
@@ -193,6 +195,7 @@ def run_kill_test(**options) -> dict:
     return report
 
 
+@pytest.mark.extended
 def test_kills_during_and_between_saves_lose_no_checkpoint():
     report = run_kill_test(kills=2, inside=1, agent="random", every=300)
     assert report["inside_save"] >= 1

@@ -26,6 +26,7 @@ FULL = {
 }
 
 
+@pytest.mark.extended_except("checkpoint json", "replay at a save")
 @pytest.mark.parametrize("case", FULL)
 def test_a_full_disk_stops_the_run_and_the_last_checkpoint_resumes(command, case):
     flags, files, limit, named = FULL[case]
@@ -145,10 +146,11 @@ print(json.dumps(attempts))
 """
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(not can_mount(), reason="needs to mount a small file system")
 def test_the_last_checkpoint_survives_a_full_disk_at_any_point(command):
     """Leave one page more free each time, until the run succeeds."""
-    # log lines between two saves need more pages than the config, which is written first
+    # log lines between two saves need more pages than the config
     run = command(**{"run.save_every": 100, "run.log_every": 1, "replay.capacity": 40})
     run.switch("pixels")
     disk = run.folder / "disk"

@@ -38,6 +38,7 @@ class FailingDisk:
         monkeypatch.setattr(os, function, fail)
 
 
+@pytest.mark.extended_except("fsync-/ckpt/-5", "mkdir-/ckpt/-122")
 @pytest.mark.parametrize(
     ("function", "part", "code"),
     [

@@ -38,6 +38,7 @@ CONTENTS = [
 ]
 
 
+@pytest.mark.extended_except("loop")
 @pytest.mark.parametrize("part", ["loop", "collector", "replay"])
 def test_a_part_with_other_contents_is_an_error(command, part):
     run = command()
@@ -70,6 +71,7 @@ def change_segment(run, change) -> str:
     return index["files"][-1][2][0]
 
 
+@pytest.mark.extended_except("ram-*float32", "disk-*reward*")
 @pytest.mark.parametrize(
     ("change", "message"),
     [

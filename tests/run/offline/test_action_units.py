@@ -16,7 +16,7 @@ from offline_helpers import settings
 
 import reverie
 from reverie.api import UserError
-from reverie.datasets.action_units import convert_actions
+from reverie.datasets.action_units import make_action_converter
 from reverie.datasets.episode_format import from_steps
 from reverie.datasets.episodes import iterate_episodes, open_episodes
 from reverie.datasets.readers import npz
@@ -217,6 +217,7 @@ def factory(env):
     return TaskFactory(lambda: env, EnvConfig(), 0)
 
 
+@pytest.mark.extended_except("minari", "hdf5", "lerobot")
 @every_reader
 def test_a_clone_applies_the_recorded_torque(reader, tmp_path, monkeypatch):
     data = READERS[reader][0](tmp_path, monkeypatch)
@@ -231,6 +232,7 @@ def test_a_clone_applies_the_recorded_torque(reader, tmp_path, monkeypatch):
         np.testing.assert_allclose(torque, env.torques[0], rtol=1e-5)
 
 
+@pytest.mark.extended_except("minari", "lerobot")
 @every_reader
 def test_a_policy_trained_in_imagination_acts_in_own_units(
     reader, tmp_path, monkeypatch
@@ -312,16 +314,16 @@ def test_a_key_map_describes_the_episodes_of_an_online_run(tmp_path):
 def test_bounds_that_exceed_those_of_the_environment_are_refused():
     wide = {"action": Space("f4", 1, -3, 3).normalized()}
     with pytest.raises(UserError, match=r"bounds \[-3, 3\] in a, but bounds \[-2, 2\]"):
-        convert_actions(wide, SCALED, "a", "b")
+        make_action_converter(wide, SCALED, "a", "b")
 
 
 def test_an_assumption_about_units_is_reported(tmp_path, monkeypatch):
     unbounded = {"action": Space("f4", 1)}
     unit = {"action": Space("f4", 1, -1, 1)}
     for target in (SCALED, unit):
-        assert not convert_actions(target, target, "a", "b")[1]
-    assert not convert_actions(unbounded, unit, "a", "b")[1]
-    message = convert_actions(unbounded, SCALED, "a", "b")[1]
+        assert not make_action_converter(target, target, "a", "b")[1]
+    assert not make_action_converter(unbounded, unit, "a", "b")[1]
+    message = make_action_converter(unbounded, SCALED, "a", "b")[1]
     assert message == (
         "The action 'action' has no bounds in a, and is taken to be in the units of b "
         "(bounds [-2, 2])"

@@ -165,6 +165,7 @@ def test_too_many_sequences_for_the_memory_are_an_error(run, capsys):
     assert "ran out of memory" in capsys.readouterr().err
 
 
+@pytest.mark.extended
 def test_boundaries_of_two_runs_are_compared_on_the_same_sequences(
     run, tmp_path, capsys, monkeypatch
 ):
@@ -190,7 +191,7 @@ def test_boundaries_of_two_runs_are_compared_on_the_same_sequences(
     assert 0 < agreement.kappa < 1
     for different in (longer, small):
         assert cli.main(["eval", str(run), str(different)]) == 2
-        assert "different kinds or lengths" in capsys.readouterr().err
+        assert "different shapes" in capsys.readouterr().err
 
 
 def test_runs_in_environments_have_no_sequences(tmp_path, capsys):

@@ -89,13 +89,13 @@ def test_a_loaded_clone_takes_uncropped_images(clone):
 
 def test_a_crop_that_differs_from_the_base_run_is_refused(data, world, tmp_path):
     flags = {"bc.run": str(world), "offline.images.crop": (12, 12)}
-    with pytest.raises(UserError, match="was trained on images of"):
+    with pytest.raises(UserError, match="was trained on images with the crop"):
         with_base_run(settings(data, tmp_path / "run", "bc", **flags))
 
 
 def test_keys_in_another_order_than_the_base_run_are_refused(data, world, tmp_path):
     flags = {"bc.run": str(world), "bc.keys": ("proprio", "image")}
-    with pytest.raises(UserError, match="its order is image, proprio"):
+    with pytest.raises(UserError, match="it needs the order image, proprio"):
         offline(settings(data, tmp_path / "run", "bc", **flags))
 
 
@@ -206,7 +206,7 @@ def test_values_of_discrete_actions_that_were_not_trained_are_refused():
     check_same_actions("world", many, "data", few)
     with pytest.raises(UserError, match=r"from 0 to 2, those of data .* 0 to 4"):
         check_same_actions("world", few, "data", many)
-    check_same_actions("world", few, "task", many, values=False)
+    check_same_actions("world", few, "task", many, check_range=False)
 
 
 def test_the_same_data_is_recognized_by_any_path(tmp_path, monkeypatch):
@@ -411,6 +411,7 @@ def test_the_images_of_a_dreamerv3_torch_file_can_be_standardized(data, tmp_path
     assert "success" in evaluate(run, 1, [("task", "reach"), size]).summary
 
 
+@pytest.mark.extended
 def test_statistics_in_a_file_are_cropped(data, tmp_path):
     save_statistics(tmp_path / "stats.npz", compute_statistics(open_episodes(data)))
     flags = {"offline.stats": str(tmp_path / "stats.npz"), "offline.split": 0.0}
