@@ -98,7 +98,7 @@ def disagreement(predictions: Float[Tensor, "M *b O"]) -> Float[Tensor, "*b"]:
 def token_disagreement(logits: Float[Tensor, "M *b K C"]) -> Float[Tensor, "*b"]:
     """Return the Jensen-Shannon divergence over members, averaged over K tokens.
 
-    `C` is the size of the codebook: each token is one of C codes. The divergence is the
+    `M` members predict each of K tokens as one of C codes. The divergence is the
     entropy of the mean distribution minus the mean entropy of all members, in nats. It
     is 0 if all members predict the same, and log(M) if no two of them assign a
     probability above 0 to the same code.

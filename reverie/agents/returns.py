@@ -18,13 +18,13 @@ def lambda_return(
     """TD(lambda) targets for every step but the last.
 
     `reward[:, t]` and both flags belong to *arriving* at step t, so step t bootstraps
-    from t + 1. A last step that is not terminal cuts the trace but keeps the bootstrap.
-    Both flags may be probabilities.
+    from t + 1. The return does not extend beyond a last step; it is bootstrapped there
+    unless the step is terminal. Both flags may be probabilities.
     """
-    live = (1 - is_terminal)[:, 1:] * discount
+    discounts = (1 - is_terminal)[:, 1:] * discount
     trace = (1 - is_last)[:, 1:] * lam
-    one_step = reward[:, 1:] + (1 - trace) * live * bootstrap[:, 1:]
-    decay = live * trace
+    one_step = reward[:, 1:] + (1 - trace) * discounts * bootstrap[:, 1:]
+    decay = discounts * trace
     returns = [bootstrap[:, -1]]
     for t in reversed(range(one_step.shape[1])):
         returns.append(one_step[:, t] + decay[:, t] * returns[-1])

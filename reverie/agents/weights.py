@@ -1,4 +1,4 @@
-"""Initialize, load and count the weights of an agent's components."""
+"""Initialize, load and check the weights of an agent's components."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ def check_same_tensors(
     saved = state.get(name)
     if not isinstance(saved, Mapping):
         common = "|".join(x for x in own_state or {} if x in state)
-        some = f", or --run.from_components '{common}'" if common else ""
+        hint = f", or --run.from_components '{common}'" if common else ""
         raise UserError(
             f"The checkpoint has no component {name!r}, only {', '.join(state)}.\n"
-            f"  Fix: load a checkpoint of the same agent{some}."
+            f"  Fix: load a checkpoint of the same agent{hint}."
         )
     for key, tensor in tensors.items():
         other = saved.get(key)

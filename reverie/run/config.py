@@ -358,8 +358,8 @@ def import_paths(layers: Sequence[Layer]) -> dict[str, str]:
     settings = ["task", "agent"]
     for field_ in dataclasses.fields(Config):
         default = getattr(field_, "default_factory", None)
-        plugins = getattr(default, "plugins", ())
-        settings += [f"{field_.name}.{name}" for name in plugins]
+        names = getattr(default, "plugin_settings", ())
+        settings += [f"{field_.name}.{name}" for name in names]
     values = {name: str(last_value(layers, name, "")) for name in settings}
     return {k: v for k, v in values.items() if is_plugin(v) and v != PYTHON_ENV}
 

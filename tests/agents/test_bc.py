@@ -115,7 +115,7 @@ def test_fast_modules_and_optimizer_train_like_the_plain_ones(monkeypatch):
     triton = pytest.importorskip("triton")
     if not triton.knobs.runtime.interpret:
         pytest.skip("needs Triton's interpreter")
-    monkeypatch.setattr(accelerate, "available", lambda device: True)
+    monkeypatch.setattr(accelerate, "kernels_available", lambda device: True)
     plain, fast = make(), make(compile="step")
     assert fast.accelerator.has_kernels
     assert type(fast.head.mlp) is pkgutil.resolve_name(MLP.fast_version)
@@ -283,7 +283,7 @@ def test_other_observation_keys_in_a_checkpoint_are_an_error():
     state = make().state_dict()
     assert state["keys"] == ["a", "b"]
     state["keys"] = ["b", "a"]
-    with pytest.raises(UserError, match="its order is b, a, here a, b"):
+    with pytest.raises(UserError, match="it needs the order b, a, not a, b"):
         make().load_weights(state)
     with pytest.raises(UserError, match="it needs c and it does not use b"):
         check_keys(["a", "b"], ["a", "c"], "The checkpoint")
@@ -412,5 +412,5 @@ def test_recurrent_policies_need_sequences():
 
 def test_a_base_agent_without_world_is_an_error():
     random = agents.make("random", OBS, ACT, RandomConfig(), BuildOptions(CPU))
-    with pytest.raises(UserError, match="no world model with encoder"):
+    with pytest.raises(UserError, match="no world model with an encoder"):
         make(config(run_agent="random"), base=random)

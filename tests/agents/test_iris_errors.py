@@ -41,7 +41,7 @@ def test_several_actions_are_an_error():
     choice = Space(np.dtype(np.int32), (), 0, 3)
     with pytest.raises(UserError, match="single discrete action"):
         make_agent(act_space={"action": choice, "switch": choice})
-    with pytest.raises(UserError, match="single discrete action"):
+    with pytest.raises(UserError, match=r"is discrete with shape \(2,\)"):
         make_agent(act_space={"action": Space(np.dtype(np.int32), (2,), 0, 3)})
 
 
@@ -56,8 +56,11 @@ def test_selecting_the_image():
     assert (
         make_agent(settings(**{"iris.image": "right"}), obs_space=two).image == "right"
     )
-    with pytest.raises(UserError, match="'up'"):
-        make_agent(settings(**{"iris.image": "up"}), obs_space=two)
+    up = settings(**{"iris.image": "up"})
+    with pytest.raises(UserError, match=r"(?s)'up'.*Fix: --iris.image left or right"):
+        make_agent(up, obs_space=two)
+    with pytest.raises(UserError, match=r"(?s)'up'.*Fix: choose an environment"):
+        make_agent(up, obs_space=vector)
     assert make_agent(obs_space={**two, "image": image}).image == "image"
 
 
@@ -142,7 +145,7 @@ def test_the_documented_settings_for_larger_images_work():
         ("training.actor_critic.alpha", float("nan"), "at least 0"),
         ("training.actor_critic.alpha", float("inf"), "must be finite"),
         ("training.tokenizer.opt.lr", float("nan"), "negative"),
-        ("training.tokenizer.opt.eps", 0.0, "above zero"),
+        ("training.tokenizer.opt.eps", 0.0, "positive"),
         ("acting.temperature", float("nan"), "above zero"),
         ("tokenizer.action_planes", -1, "negative"),
         ("actor_critic.discount", 1.5, "from 0 to 1"),

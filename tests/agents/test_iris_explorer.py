@@ -191,7 +191,7 @@ def test_the_first_epoch_is_random_with_an_exploration_policy():
     carry, obs = agent.initial(50), observations(frames(0, 50), first=True)
     carry, action, _ = agent.policy(carry, obs, "explore")
     assert set(action["action"]) == {0, 1, 2}
-    assert set(carry.epoch.tolist()) == {-1}
+    assert set(carry.burn_in_id.tolist()) == {-1}
 
 
 def test_the_lstm_state_is_computed_again_if_another_policy_continues():
@@ -202,14 +202,14 @@ def test_the_lstm_state_is_computed_again_if_another_policy_continues():
         carry, _, _ = agent.policy(carry, obs, "explore")
     last = observations(frames(2))
     switched, _, _ = agent.policy(carry, last, "train")
-    fresh = carry._replace(epoch=torch.full((2,), -1))  # no burn-in so far
+    fresh = carry._replace(burn_in_id=torch.full((2,), -1))  # no burn-in so far
     expected, _, _ = agent.policy(fresh, last, "train")
     for one, two in zip(switched.lstm, expected.lstm, strict=True):
         assert torch.equal(one, two)
     continued, _, _ = agent.policy(carry, last, "explore")
     assert not torch.equal(continued.lstm.hidden, switched.lstm.hidden)
-    assert torch.equal(continued.epoch, carry.epoch)
-    assert not torch.equal(switched.epoch, carry.epoch)
+    assert torch.equal(continued.burn_in_id, carry.burn_in_id)
+    assert not torch.equal(switched.burn_in_id, carry.burn_in_id)
 
 
 def test_without_an_exploration_policy_the_mode_explore_is_refused():

@@ -71,7 +71,7 @@ def class_names(module):
     ["tokenizer", *(pytest.param(x, marks=pytest.mark.slow) for x in COMPONENTS[1:])],
 )
 def test_fast_modules_train_like_the_plain_ones(name, monkeypatch):
-    monkeypatch.setattr(accelerate, "available", lambda device: True)
+    monkeypatch.setattr(accelerate, "kernels_available", lambda device: True)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     plain, fast = (make(DEVICE, compile) for compile in ("none", "step"))
     for module in (fast.world, fast.actor_critic, fast.imagination_world):
@@ -119,7 +119,7 @@ def test_fast_policy_steps_match_the_plain_ones():
 
 
 def test_the_low_precision_world_has_fast_modules(monkeypatch):
-    monkeypatch.setattr(accelerate, "available", lambda device: True)
+    monkeypatch.setattr(accelerate, "kernels_available", lambda device: True)
     fast = make(DEVICE, "step", "bfloat16")
     assert fast.imagination_world is not fast.world
     assert {"FastFrameDecoder", "FastTransformer"} <= class_names(
@@ -128,7 +128,7 @@ def test_the_low_precision_world_has_fast_modules(monkeypatch):
 
 
 def test_without_triton_modules_are_plain(monkeypatch):
-    monkeypatch.setattr(accelerate, "available", lambda device: False)
+    monkeypatch.setattr(accelerate, "kernels_available", lambda device: False)
     assert make(compile="step").accelerator.has_graphs is False
     assert "FastFrameEncoder" not in class_names(make(compile="step").world)
 

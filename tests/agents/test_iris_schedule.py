@@ -66,13 +66,13 @@ def test_excess_steps_count_for_the_next_epoch():
 
 def test_the_first_epoch_is_random_if_it_has_its_own_number_of_steps():
     schedule = make()
-    assert schedule.is_random
+    assert schedule.uses_random_actions
     schedule.add_env_steps(20)
     while not schedule.should_collect:
         schedule.add_update()
     assert schedule.epoch == 2
-    assert not schedule.is_random
-    assert not make(first_steps=0).is_random
+    assert not schedule.uses_random_actions
+    assert not make(first_steps=0).uses_random_actions
 
 
 def test_epochs_without_updates():

@@ -229,7 +229,7 @@ def test_imagination_without_the_last_action():
         agent.actor_critic.imagine(
             *(agent.world, segment.image, segment.action),
             Rng(0, "test", torch.device("cpu")),
-            acts_last=acts,
+            act_in_last_frame=acts,
         )
         for acts in (True, False)
     ]

@@ -88,7 +88,7 @@ def as_recorded(grad: torch.Tensor) -> np.ndarray:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_updates_with_all_twins_in_place(variant, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    monkeypatch.setattr(accelerate, "available", lambda device: True)
+    monkeypatch.setattr(accelerate, "kernels_available", lambda device: True)
     recording = Recording(variant)
     agent = make_fast(recording)
     plain = [type(part) for part in agent.world.children()]

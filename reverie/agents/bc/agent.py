@@ -83,10 +83,10 @@ class BCConfig(AgentConfig):
     """Name of the agent of that run, such as `dreamer`; set automatically. Empty if
     only the encoder of a dreamerv3-torch checkpoint is loaded."""
     features: Literal["encoder", "state"] = "encoder"
-    """Features from that world model: its embedding of an observation (`encoder`), or
-    its latent state (`state`)."""
+    """Features from the world model of `run`: its embedding of an observation
+    (`encoder`), or its latent state (`state`)."""
     finetune: bool = False
-    """Train that world model or encoder, too; a new encoder is always trained."""
+    """Also train the network loaded from `run`; a new encoder is always trained."""
     keys: tuple[str, ...] = ()
     """Observation keys to use, in the order in which they enter the encoder; empty for
     all, sorted by name. With `run`, they must be the keys it was trained on, in the
@@ -119,24 +119,24 @@ class BCConfig(AgentConfig):
     def unused(self) -> tuple[UnusedSetting, ...]:
         if self.run:
             reason = "the features are those of --bc.run"
-            names = [UnusedSetting("bc.enc.", reason)]
+            unused = [UnusedSetting("bc.enc.", reason)]
         else:
             reason, fix = "a new encoder is trained", "add --bc.run PATH."
             options = ("features", "finetune", "dreamerv3_torch.")
-            names = [UnusedSetting(f"bc.{name}", reason, fix) for name in options]
+            unused = [UnusedSetting(f"bc.{name}", reason, fix) for name in options]
         kind = f"bc.head.kind is {self.head.kind!r}"
         if self.head.kind == "mixture":
-            names.append(UnusedSetting("bc.head.loss", kind))
+            unused.append(UnusedSetting("bc.head.loss", kind))
         else:
             fix = "add --bc.head.kind mixture."
-            names += [
+            unused += [
                 UnusedSetting(f"bc.head.{x}", kind, fix) for x in ("modes", "minstd")
             ]
         automatic = UnusedSetting("bc.run_agent", "it is set automatically")
         reason = "behavior cloning trains a policy, not a world model"
         world_model = ("context", "horizon", "video", "ensemble.")
-        names += [UnusedSetting(f"offline.eval.{x}", reason) for x in world_model]
-        return (*names, automatic)
+        unused += [UnusedSetting(f"offline.eval.{x}", reason) for x in world_model]
+        return (*unused, automatic)
 
     @property
     def rows_per_update(self) -> int:
@@ -182,7 +182,7 @@ class BCConfig(AgentConfig):
 
 
 class BCCarry(NamedTuple):
-    """Recurrent states of feature extractor and head, and the previous actions."""
+    """Recurrent states of feature extractor and head (R units), previous actions."""
 
     feature_extractor: Any
     head: Float[Tensor, "B R"]
@@ -263,7 +263,7 @@ class BC(TrainedAgent):
     def policy(
         self, carry: api.Carry, obs: api.Obs, mode: api.Mode = "train"
     ) -> api.PolicyOutput:
-        """Return the mode of the predicted actions, clipped to the action space."""
+        """Return the most likely actions, clipped to the action space."""
         if mode in ("train", "explore"):
             raise api.UserError(
                 "Behavior cloning trains on recordings, not in an environment.\n"
@@ -322,7 +322,8 @@ class BC(TrainedAgent):
                 warnings.warn(
                     f"bc.keys has the vectors {', '.join(encoder.veckeys)}, but "
                     "dreamerv3-torch trains world models on them in alphabetical order "
-                    "(also if `bc_mlp_keys_order` of its robomimic fork differs)",
+                    "(also if `bc_mlp_keys_order` of its robomimic fork differs).\n"
+                    f"  Fix: list them as {', '.join(sorted(encoder.veckeys))}",
                     RuntimeWarning,
                     stacklevel=2,
                 )
@@ -375,7 +376,7 @@ class BC(TrainedAgent):
     def loss(self, batch: api.Batch, purpose: str) -> tuple[Tensor, Tensor]:
         """Return the loss `(B, T)` and a mask of the rows that have an action.
 
-        `purpose` selects the random generator: `train` or `eval`.
+        `purpose` is `train` or `eval`; only `train` trains the feature extractor.
         """
         rows = {**batch, "prevact": previous_actions(batch, self.act_space)}
         training = purpose == "train" and self.trains_features

@@ -71,10 +71,10 @@ def make_feature_extractor(
         return LatentStateFeatures(world, obs_space)
     if features == "encoder" and isinstance(world, HasEncoder):
         return EncoderFeatures(world.encoder, dtype)
-    missing = "encoder" if features == "encoder" else "latent states"
+    missing = "an encoder" if features == "encoder" else "latent states"
     other = "state" if features == "encoder" else "encoder"
     raise UserError(
-        f"The agent of --bc.run has no world model with {missing} to use.\n"
+        f"The agent of --bc.run has no world model with {missing}.\n"
         f"  Fix: --bc.features {other}, or a run of another agent."
     )
 
@@ -90,7 +90,7 @@ def check_keys(keys: list[str], expected: list[str], source: str) -> None:
         parts += [f"it does not use {', '.join(extra)}"] if extra else []
         difference = " and ".join(parts)
     else:
-        difference = f"its order is {', '.join(expected)}, here {', '.join(keys)}"
+        difference = f"it needs the order {', '.join(expected)}, not {', '.join(keys)}"
     raise UserError(
         f"{source} was trained on other observation keys: {difference}.\n"
         f"  Fix: use recordings with the keys {', '.join(expected)}, and list them in "

@@ -1,4 +1,7 @@
-"""Policy head of behavior cloning: predicts the demonstrated action from features."""
+"""Policy head of behavior cloning: predicts the demonstrated action from features.
+
+Shapes: `M` Gaussians of a mixture, `N` entries of a discrete action, `R` GRU units.
+"""
 
 from __future__ import annotations
 
@@ -75,8 +78,8 @@ class GaussianMixture:
         return -torch.logsumexp(self.logits.log_softmax(-1) + logp.sum(-1), -1)
 
 
-class DiscreteAction:
-    """Categorical distribution of every entry of a discrete action."""
+class CategoricalPrediction:
+    """Categorical distributions of the entries of a discrete action."""
 
     def __init__(self, logits: Float[Tensor, "*b N K"], low: Tensor, space: Space):
         self.logits, self.low, self.space = logits, low, space
@@ -91,7 +94,7 @@ class DiscreteAction:
         return -logp[..., 0].mean(-1)
 
 
-ActionPrediction = PointPrediction | GaussianMixture | DiscreteAction
+ActionPrediction = PointPrediction | GaussianMixture | CategoricalPrediction
 
 
 class BCHead(nn.Module):
@@ -126,7 +129,7 @@ class BCHead(nn.Module):
         )
 
     def initial(self, batch: int, device: torch.device) -> Float[Tensor, "B R"]:
-        """Return the state of the GRU at the start of an episode."""
+        """Return the GRU state at the start of an episode."""
         return torch.zeros(batch, self.config.recurrent, device=device)
 
     def forward(
@@ -154,7 +157,7 @@ class BCHead(nn.Module):
         layers = dict(out.named_children())
         if space.is_discrete:
             logits = layers["logits"](x).float()
-            return DiscreteAction(logits, out.get_buffer("low"), space)
+            return CategoricalPrediction(logits, out.get_buffer("low"), space)
         mean = layers["mean"](x).float()
         if config.kind == "mlp":
             return PointPrediction(mean, config.loss)

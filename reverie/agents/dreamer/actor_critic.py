@@ -38,17 +38,17 @@ state and the probability that the episode continues there."""
 
 
 class ImagLoss(NamedTuple):
-    """Losses on imagined trajectories, for every step but the last.
+    """Losses on imagined trajectories.
 
     `N` trajectories, one for each state that imagination starts from, have `H` steps
-    (`imag_length`) and `H1` = H + 1 states each.
+    (`imag_length`) and `H1` = H + 1 states each. The last state has no loss.
     """
 
     losses: dict[str, Float[Tensor, "N H"]]
-    ret: Float[Tensor, "N H"]
-    adv: Float[Tensor, "N H"]
-    weight: Float[Tensor, "N H1"]
-    logp: Float[Tensor, "N H"]
+    ret: Float[Tensor, "N H"]  # lambda-returns
+    adv: Float[Tensor, "N H"]  # advantages, divided by the scale of the returns
+    weight: Float[Tensor, "N H1"]  # discounted probability that a state is reached
+    logp: Float[Tensor, "N H"]  # of the imagined actions
     entropy: dict[str, Float[Tensor, "N H"]]
     metrics: Metrics
 
@@ -117,8 +117,8 @@ class ActorCritic(nn.Module):
     ) -> dict[str, Tensor]:
         """Sample actions in the dtype and range of their spaces.
 
-        `pol` is used instead of the own policy head, e.g. a copy with older weights.
-        With `greedy`, return the most likely actions.
+        `pol` replaces the policy head, for example by a copy with older weights. With
+        `greedy`, return the most likely actions.
         """
         return {
             key: self._from_index(key, dist.pred() if greedy else dist.sample(rng))
@@ -167,7 +167,7 @@ class ActorCritic(nn.Module):
         if config.repval_loss:
             feat = world.features(start_states)  # (B, num_starts, F)
             feat = feat if config.repval_grad else feat.detach()
-            losses["repval"] = self._repl_loss(
+            losses["repval"] = self._repl_loss_of_batch(
                 feat, batch, imag, num_starts, training
             ).loss
         return BehaviourLoss(losses, rollout, imag.metrics)
@@ -202,7 +202,7 @@ class ActorCritic(nn.Module):
         """Return reward and continue probability of imagined states."""
         return reward_fn(feat, actions)
 
-    def _repl_loss(
+    def _repl_loss_of_batch(
         self,
         feat: Tensor,
         batch: Batch,
@@ -217,8 +217,8 @@ class ActorCritic(nn.Module):
         bootstrap = imag.ret[:, 0].reshape(-1, num_starts)
         return self.repl_loss(feat, reward, is_last, is_terminal, bootstrap, training)
 
-    def imag_loss(self, imagined: ImaginedBatch, update: bool) -> ImagLoss:
-        """Return the losses; with `update`, the normalizers are updated."""
+    def imag_loss(self, imagined: ImaginedBatch, training: bool) -> ImagLoss:
+        """Return the losses; update the normalizers if `training`."""
         config = self.config.imag_loss
         actions, feat, reward, cont = imagined
         policy, value = self.pol(feat), self.val(feat)
@@ -234,11 +234,11 @@ class ActorCritic(nn.Module):
             ret = self.lambda_return(
                 reward, baseline, is_last, 1 - cont, disc, config.lam
             )
-            ret_offset, ret_scale = self.retnorm(ret, update)
+            ret_offset, ret_scale = self.retnorm(ret, training)
             adv = (ret - baseline[:, :-1]) / ret_scale
-            adv_offset, adv_scale = self.advnorm(adv, update)
+            adv_offset, adv_scale = self.advnorm(adv, training)
             adv_normed = (adv - adv_offset) / adv_scale
-            offset, scale = self.valnorm(ret, update)
+            offset, scale = self.valnorm(ret, training)
             target = (ret - offset) / scale
 
         logp = self._logp(policy, actions)[:, :-1]
@@ -262,9 +262,9 @@ class ActorCritic(nn.Module):
         is_last: Float[Tensor, "B T"],
         is_terminal: Float[Tensor, "B T"],
         bootstrap: Float[Tensor, "B T"],
-        update: bool,
+        training: bool,
     ) -> ReplLoss:
-        """Return the critic loss; with `update`, the normalizers are updated.
+        """Return the critic loss; update `valnorm` if `training`.
 
         `bootstrap` are the imagined returns that start at each step.
         """
@@ -276,7 +276,7 @@ class ActorCritic(nn.Module):
             ret = self.lambda_return(
                 reward, bootstrap, is_last, is_terminal, discount, config.lam
             )
-            offset, scale = self.valnorm(ret, update)
+            offset, scale = self.valnorm(ret, training)
         loss = self._value_loss(value, (ret - offset) / scale, slow, config.slowreg)
         return ReplLoss((1 - is_last[:, :-1]) * loss, ret)
 
@@ -295,7 +295,7 @@ class ActorCritic(nn.Module):
                 reward, cont = world.reward_and_cont(feat)
             imagined = ImaginedBatch(rollout.actions, feat, reward, cont)
             imag = self.imag_loss(imagined, False)
-            repl = self._repl_loss(
+            repl = self._repl_loss_of_batch(
                 replay_feat[:, -num_starts:], batch, imag, num_starts, False
             )
             return [x.mean() for x in (*imag.losses.values(), repl.loss)]
@@ -311,16 +311,16 @@ class ActorCritic(nn.Module):
 
     @torch.no_grad()
     def update_slow(self, count: Float[Tensor, ""], stepped: Bool[Tensor, ""]) -> None:
-        """Mix the critic into the slow critic, if it is due in update `count`.
+        """Update the slow critic, if this is due after `count` updates.
 
         Does nothing if the update was skipped (`stepped` is False).
         """
         config = self.config.slowvalue
         mix = torch.where(stepped & (count % config.every == 0), config.rate, 0.0)
         slow: list[Tensor] = list(self.slowval.parameters())
-        fast: list[Tensor] = list(self.val.parameters())
+        current: list[Tensor] = list(self.val.parameters())
         torch._foreach_mul_(slow, 1 - mix)
-        torch._foreach_add_(slow, torch._foreach_mul(fast, mix))
+        torch._foreach_add_(slow, torch._foreach_mul(current, mix))
 
     def normalizer_buffers(self) -> list[Tensor]:
         """Return the running statistics, which a skipped update must not change."""
@@ -361,7 +361,8 @@ class ActorCritic(nn.Module):
     def _value_loss(
         self, value: Distribution, target: Tensor, slow: Tensor, slowreg: float
     ) -> Tensor:
-        """Loss towards the returns, regularized towards the slow critic."""
+        """Return the critic loss, regularized towards the slow critic."""
+        # the value of the last state has no target; its loss is removed below
         padded = torch.cat([target, torch.zeros_like(target[:, -1:])], 1)
         return (value.loss(padded) + slowreg * value.loss(slow))[:, :-1]
 

@@ -123,7 +123,8 @@ class Dreamer(TrainedAgent):
         self._initialize(seed)
         accelerator = Accelerator(options.compile, device, options.overlap)
         self.accelerator = accelerator
-        modules = [self.world, self.actor_critic, *filter(None, [self.explorer])]
+        modules: list[nn.Module] = [self.world, self.actor_critic]
+        modules += [self.explorer] if self.explorer else []
         accelerator.use_fast_modules(*modules)
         accelerator.use_low_precision(modules, dtype)
         is_half = dtype == torch.float16
@@ -137,7 +138,7 @@ class Dreamer(TrainedAgent):
         self.explorer_update = self.explorer and ExplorerUpdate(
             self, self.explorer, make_optimizer
         )
-        self.updates_taken = torch.zeros((), device=device)
+        self.updates_taken = torch.zeros((), device=device)  # without skipped ones
         generators = ("policy", "eval", "train", "report")
         self.rng = {name: Rng(seed, name, device) for name in generators}
         self.carry: dict[str, DreamerCarry] = {
@@ -177,10 +178,8 @@ class Dreamer(TrainedAgent):
 
     @torch.inference_mode()
     def policy(self, carry: Carry, obs: Obs, mode: Mode = "train") -> PolicyOutput:
-        """Sample actions, also in evaluation unless `greedy_eval` is set.
-
-        The mode `explore` needs the exploration policy `plan2explore`.
-        """
+        """Sample actions; take the most likely ones in the mode `greedy`, and with
+        `greedy_eval` in the mode `eval`. The mode `explore` needs `plan2explore`."""
         check_mode(mode, self.explorer is not None)
         inputs = {k: torch.as_tensor(obs[k]) for k in (*self.obs_space, "is_first")}
         return self._run_policy[mode](carry, inputs)
@@ -199,6 +198,7 @@ class Dreamer(TrainedAgent):
         carry: DreamerCarry,
         obs: Batch,
     ) -> tuple[DreamerCarry, dict[str, Tensor], Extras]:
+        """Run `_act` with the current generator, which is looked up in each step."""
         rng, greedy = self._policy_rng(mode), self._is_greedy(mode)
         return self._act(rng, greedy, world, pol, carry, obs)
 
@@ -267,7 +267,7 @@ class Dreamer(TrainedAgent):
         return batch
 
     def _update(self, data: Batch) -> UpdateOutput:
-        """Run the device part of an update, in place; captured as a CUDA graph."""
+        """Run an update; all state changes in place, for capture as a CUDA graph."""
         carry, state, batch = self.prepare_batch("train", data)
         running_stats = self._running_stats()
         old_stats = [buffer.clone() for buffer in running_stats]
@@ -351,8 +351,8 @@ class Dreamer(TrainedAgent):
     def prepare_batch(self, name: str, data: Batch) -> tuple[DreamerCarry, Any, Batch]:
         """Return carry, initial latent state and batch without the context rows.
 
-        New sequences start from the stored latent state of their context; consecutive
-        chunks of a sequence continue from the carried state.
+        Sequences start from the stored latent state of their last context row, or from
+        the carry if they continue the sequences of the last batch (`consec`).
         """
         context, carry = self.config.replay_context, self.carry[name]
         batch = {key: data[key][:, context:] for key in (*self.obs_space, *FLAGS)}

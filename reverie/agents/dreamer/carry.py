@@ -22,11 +22,11 @@ def local_carry(carry: DreamerCarry) -> DreamerCarry:
 
     A carry that has another size than the global batch is returned unchanged.
     """
-    part = local_sequences()
-    if part is None or len(carry.state[0]) != part.total:
+    rows = local_sequences()
+    if rows is None or len(carry.state[0]) != rows.total:
         return carry
-    own: DreamerCarry = tree_map(lambda x: x[part.start : part.stop].clone(), carry)
-    return own
+    local: DreamerCarry = tree_map(lambda x: x[rows.start : rows.stop].clone(), carry)
+    return local
 
 
 def gather_carry(carry: DreamerCarry, total: int) -> DreamerCarry:

@@ -323,9 +323,7 @@ class DreamerConfig(AgentConfig):
             instead = "--dreamer.opt.lr sets the learning rate."
             groups = ["world_opt.", "actor_opt.", "critic_opt."]
         else:
-            instead = (
-                "--dreamer.world_opt.lr sets the learning rate of the world model."
-            )
+            instead = "--dreamer.world_opt.lr sets the world model's learning rate."
             groups = ["opt."]
             reason = "with separate optimizers, the actor-critic does not train the "
             unused.append(UnusedSetting("dreamer.ac_grads", f"{reason}world model"))
@@ -376,9 +374,8 @@ class DreamerConfig(AgentConfig):
 
         Fitted to measurements of the size presets in bfloat16 with CUDA graphs
         (`benchmarks/speed/growth.json`), which it matches within 6 %. A size preset
-        with n units has about 160 n ** 2 parameters. For other sizes of a built-in
-        world model, n is that of the preset with as many weights in the dynamics
-        (`equivalent_units`).
+        with n units has about 160 n ** 2 parameters. Built-in world models of other
+        sizes have the weights of a preset with `equivalent_units`.
         """
         units, steps = self.value.units, self.batch_size * self.batch_length
         if self.world in WORLDS:

@@ -69,15 +69,15 @@ class DreamerV3TorchActorCritic(ActorCritic):
         rollout: Rollout = world.imagine(start, policy, self.config.imag_length, rng)
         return rollout
 
-    def imag_loss(self, imagined: ImaginedBatch, update: bool) -> ImagLoss:
-        """Return the losses; with `update`, the normalizer of returns is updated."""
+    def imag_loss(self, imagined: ImaginedBatch, training: bool) -> ImagLoss:
+        """Return the losses; update the normalizer of returns if `training`."""
         actions, feat, reward, cont = imagined
         config, gradient = self.config.imag_loss, self.imag_gradient
-        settings, fixed_feat = self.config.dreamerv3_torch_ac, feat.detach()
-        value = self.val(fixed_feat)
+        ac_config, detached_feat = self.config.dreamerv3_torch_ac, feat.detach()
+        value = self.val(detached_feat)
         with_gradient = gradient != "reinforce"
         val = self.val(feat).pred() if with_gradient else value.pred().detach()
-        disc = 1.0 if self.config.contdisc else settings.discount
+        disc = 1.0 if self.config.contdisc else ac_config.discount
         ret = self.lambda_return(
             reward, val, torch.zeros_like(cont), 1 - cont, disc, config.lam
         )
@@ -85,14 +85,14 @@ class DreamerV3TorchActorCritic(ActorCritic):
             first = torch.ones_like(cont[:, :1])  # weight of the first state
             weight = torch.cumprod(torch.cat([first, disc * cont[:, :-1]], 1), 1)
             slow = self.slowval(feat).pred()
-            offset, scale = self.retnorm(ret, update)
+            offset, scale = self.retnorm(ret, training)
         adv = ret - val[:, :-1]
-        logp = self._logp(self.pol(fixed_feat), actions)[:, :-1]
+        logp = self._logp(self.pol(detached_feat), actions)[:, :-1]
         objective = logp * adv.detach()
         if gradient == "dynamics":
             objective = (ret - offset) / scale - (val[:, :-1] - offset) / scale
         elif gradient == "both":
-            mix = settings.imag_gradient_mix
+            mix = ac_config.imag_gradient_mix
             objective = mix * ret + (1 - mix) * objective
         policy = self.pol(feat)
         entropy = {key: dist.entropy()[:, :-1] for key, dist in policy.items()}

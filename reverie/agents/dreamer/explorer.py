@@ -5,8 +5,8 @@ current one. Its disagreement is the reward of a second actor-critic, with its o
 weights, slow critic and normalizer of returns, which is trained in imagination only.
 World model and task policy are trained as without exploration.
 
-A training sequence may contain the end of an episode. The ensemble is also trained to
-predict the first state of the next episode from the last one, as in dreamerv3-torch.
+A training sequence may contain several episodes. As in dreamerv3-torch, the ensemble is
+also trained to predict the first state of an episode from the last state before it.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class ExplorerUpdate:
         total = torch.where(agent_stepped, mean_contribution(loss), torch.nan)
         ensemble_stepped, ensemble_metrics = self.opt["ensemble"].update(total)
         metrics: Metrics = {}
-        behaviour, all_stepped, by_name = update_actor_critic(
+        behaviour, all_stepped, by_optimizer = update_actor_critic(
             agent,
             actor_critic,
             self.opt,
@@ -237,12 +237,12 @@ class ExplorerUpdate:
         )
         for buffer, old in zip(running_stats, old_stats, strict=True):
             buffer.copy_(torch.where(all_stepped, buffer, old))
-        optimizer_metrics = self.opt.metrics({"ensemble": ensemble_metrics, **by_name})
+        opt_metrics = self.opt.metrics({"ensemble": ensemble_metrics, **by_optimizer})
         # metrics in `REDUCTIONS` keep their name; `join_metrics` combines them
         prefix = f"opt/{EXPLORE_PREFIX}"
         renamed = {
             key if key in REDUCTIONS else key.replace("opt/", prefix, 1): value
-            for key, value in optimizer_metrics.items()
+            for key, value in opt_metrics.items()
         }
         return {**explore_metrics(loss, behaviour, metrics), **renamed}
 

@@ -50,7 +50,8 @@ class Harmony(nn.Module):
             for name, loss in losses.items()
         ]
         terms += [
-            mean_contribution(torch.log1p(scales[name])) for name in self._sums(losses)
+            mean_contribution(torch.log1p(scales[name]))
+            for name in self._group_sums(losses)
         ]
         return torch.stack(terms).sum()
 
@@ -60,7 +61,7 @@ class Harmony(nn.Module):
         terms = [
             total.detach() * torch.exp(-sigma[name])
             + mean_contribution(torch.log1p(sigma[name].exp()))
-            for name, total in self._sums(losses).items()
+            for name, total in self._group_sums(losses).items()
         ]
         return torch.stack(terms).sum()
 
@@ -68,7 +69,7 @@ class Harmony(nn.Module):
         scales = self.sigma.detach().exp().unbind()
         return {f"harmony/{k}": x for k, x in zip(GROUPS, scales, strict=True)}
 
-    def _sums(self, losses: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _group_sums(self, losses: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the sum of the losses of each group, without groups that have none."""
         sums: dict[str, Tensor] = {}
         for name, loss in losses.items():

@@ -31,10 +31,10 @@ def scaled_means(
 def step_priorities(
     losses: dict[str, Tensor], signal: str, config: LossScales
 ) -> Float[Tensor, "B T"]:
-    """Return the replay priority of every step: the loss named `signal`, or `model`.
+    """Return the replay priority of each step: the absolute value of the loss `signal`.
 
-    `model` is the sum of all world model losses with their scales, except those that
-    are one number per batch.
+    For `model`, it is the sum of all scaled world model losses, except those that are
+    one number per batch.
     """
     scales = vars(config)
     # without `repval`, which has no value for the last step

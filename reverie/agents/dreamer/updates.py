@@ -72,7 +72,7 @@ class SeparateUpdates:
 
     def __init__(self, agent: Dreamer, make: MakeOptimizer):
         config, actor_critic = agent.config, agent.actor_critic
-        parts = {
+        networks = {
             "world": (dict(agent.world.named_children()), config.world_opt),
             "actor": ({"pol": actor_critic.pol}, config.actor_opt),
             "critic": ({"val": actor_critic.val}, config.critic_opt),
@@ -80,7 +80,7 @@ class SeparateUpdates:
         self.opt = OptimizerGroup(
             {
                 name: make(trainable_parameters(modules), settings, ())
-                for name, (modules, settings) in parts.items()
+                for name, (modules, settings) in networks.items()
             }
         )
 
@@ -97,10 +97,10 @@ class SeparateUpdates:
         if agent.config.representation != "decoder":
             agent.world.update_slow(stepped)
             agent.accelerator.refresh_slow_copies()
-        by_name, behaviour = {"world": metrics}, None
+        by_optimizer, behaviour = {"world": metrics}, None
         if agent.config.behaviour:
             states = tree_map(lambda x: x.detach(), world.states)
-            behaviour, stepped, metrics_by_name = update_actor_critic(
+            behaviour, stepped, others = update_actor_critic(
                 agent,
                 agent.actor_critic,
                 self.opt,
@@ -110,8 +110,8 @@ class SeparateUpdates:
                 rng,
                 stepped,
             )
-            by_name |= metrics_by_name
-        metrics = {**self.opt.metrics(by_name), **harmony}
+            by_optimizer |= others
+        metrics = {**self.opt.metrics(by_optimizer), **harmony}
         return join_losses(world, behaviour), stepped, metrics
 
 
@@ -131,20 +131,20 @@ def update_actor_critic(
     `opts` has the optimizers `actor` and `critic`. The weights `frozen` get no
     gradients. If `stepped` is False, because an update before this one was skipped,
     this one is skipped, too. Returns the losses, whether all optimizers took their
-    step, and the metrics of both.
+    step, and the metrics by optimizer.
     """
     actor_critic.update_slow(agent.updates_taken, stepped)
     agent.accelerator.refresh_slow_copies()
     with _without_gradients(list(frozen)):
         loss = actor_critic.losses(agent.world, states, batch, rng, True, reward_fn)
-    by_name: dict[str, Metrics] = {}
+    by_optimizer: dict[str, Metrics] = {}
     for name, keys in (("actor", ("policy",)), ("critic", ("value", "repval"))):
         losses = {key: loss.losses[key] for key in keys if key in loss.losses}
         total = agent.total_loss(losses)
         total = torch.where(stepped, total, torch.nan)  # a NaN loss skips the step
-        own_stepped, by_name[name] = opts[name].update(total)
-        stepped = stepped & own_stepped
-    return loss, stepped, by_name
+        took_step, by_optimizer[name] = opts[name].update(total)
+        stepped = stepped & took_step
+    return loss, stepped, by_optimizer
 
 
 def join_losses(world: WorldLoss, behaviour: BehaviourLoss | None) -> DreamerLoss:

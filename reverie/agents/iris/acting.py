@@ -25,10 +25,10 @@ from reverie.kernels.accelerate import Accelerator
 from reverie.nets.rng import Rng
 from reverie.nets.tree import tree_map, tree_where
 
-TRAINING = ("train", "explore")
+COLLECTING_MODES = ("train", "explore")
 """Modes in which data is collected."""
 NO_BURN_IN = -1
-"""Entry of `IrisCarry.epoch` before the first burn-in."""
+"""Value of `IrisCarry.burn_in_id` before the first burn-in."""
 
 
 class IrisCarry(NamedTuple):
@@ -36,7 +36,7 @@ class IrisCarry(NamedTuple):
 
     lstm: LSTMState
     frames: UInt8[Tensor, "N T h w c"]  # zero before the first frame of the episode
-    epoch: Int[Tensor, " N"]  # of the last burn-in, see `burn_in_epoch`; on the CPU
+    burn_in_id: Int[Tensor, " N"]  # identifies the last burn-in; on the CPU
 
 
 class DeviceCarry(NamedTuple):
@@ -46,8 +46,8 @@ class DeviceCarry(NamedTuple):
     frames: UInt8[Tensor, "N T h w c"]
 
 
-class EvaluationState(NamedTuple):
-    """Recurrent state of the exported policy."""
+class ExportedPolicyState(NamedTuple):
+    """Recurrent state of the step for `reverie export`."""
 
     lstm: LSTMState
     started: Bool[Tensor, " N"]  # False before the first step, which has a burn-in
@@ -80,11 +80,11 @@ class PixelPolicy:
         self._run = {
             mode: accelerator.make_policy(
                 partial(self._step, mode),
-                (acting.online,),
+                (networks.online,),
                 self._rng(mode),
-                mode in TRAINING,
+                mode in COLLECTING_MODES,
             )
-            for mode, acting in self.actor_critics.items()
+            for mode, networks in self.actor_critics.items()
         }
 
     def initial(self, batch: int) -> IrisCarry:
@@ -108,33 +108,33 @@ class PixelPolicy:
     ) -> tuple[IrisCarry, Int[np.ndarray, " N"]]:
         """Return the next carry and action indices for a batch of observations.
 
-        Episodes whose last burn-in was in another epoch get a new burn-in. With
-        `random`, actions are uniformly random and the network does not run.
+        Episodes whose last burn-in was in another epoch get a new burn-in, except in
+        their last row. With `random`, actions are uniform and the network does not run.
         """
         first = torch.as_tensor(np.asarray(is_first))
         last = torch.as_tensor(np.asarray(is_last))
         state = DeviceCarry(carry.lstm, carry.frames)
         inputs = {"image": torch.as_tensor(image), "is_first": first}
-        burned_in, current = carry.epoch, burn_in_epoch(mode, epoch)
+        last_id, current_id = carry.burn_in_id, burn_in_id(mode, epoch)
         action: dict[str, Any]
         if random:
             state, action = self._random_step(state, inputs)
-        elif (outdated := (burned_in != current) & ~last).any():
-            acting = self.actor_critics[mode]
-            state = self._burn_in(acting, state, first, outdated)
+        elif (outdated := (last_id != current_id) & ~last).any():
+            actor_critic = self.actor_critics[mode]
+            state = self._burn_in(actor_critic, state, first, outdated)
             inputs["is_first"] = torch.zeros_like(first)
-            state, action, _ = self._step(mode, acting.online, state, inputs)
-            burned_in = torch.where(outdated, current, burned_in)
+            state, action, _ = self._step(mode, actor_critic.online, state, inputs)
+            last_id = torch.where(outdated, current_id, last_id)
         else:
             state, action, _ = self._run[mode](state, inputs)
         index = action["index"]  # a NumPy array if computed by `self._run`
         index = index.cpu().numpy() if isinstance(index, Tensor) else index
-        return IrisCarry(state.lstm, state.frames, burned_in), index
+        return IrisCarry(state.lstm, state.frames, last_id), index
 
     def _step(
         self, mode: str, net: PixelNet, carry: DeviceCarry, inputs: Batch
     ) -> tuple[DeviceCarry, dict[str, Tensor], Extras]:
-        """Run the device part of a policy step; captured as a CUDA graph."""
+        """Run a policy step on the device; may be captured as a CUDA graph."""
         image = inputs["image"].to(self.device)
         lstm, frames = _reset(carry, inputs["is_first"])
         lstm, logits = net.policy_step(lstm, image)
@@ -151,12 +151,12 @@ class PixelPolicy:
         black = torch.zeros(1, self.actor_critic.config.burn_in, *self.shape)
         burned_in = self.actor_critic.burn_in(black.to(self.device, torch.uint8))
 
-        def initial(batch: int) -> EvaluationState:
-            return EvaluationState(
+        def initial(batch: int) -> ExportedPolicyState:
+            return ExportedPolicyState(
                 net.initial(batch), torch.zeros(batch, dtype=torch.bool)
             )
 
-        def step(inputs: Batch, state: EvaluationState, rng: Rng) -> Any:
+        def step(inputs: Batch, state: ExportedPolicyState, rng: Rng) -> Any:
             lstm = tree_where(
                 inputs["is_first"], tree_map(lambda _: 0, state.lstm), state.lstm
             )
@@ -164,7 +164,7 @@ class PixelPolicy:
             lstm, logits = net.policy_step(lstm, inputs["image"])
             index = self._sample(logits, mode, rng)
             started = torch.ones_like(state.started)
-            return {"index": index}, EvaluationState(lstm, started)
+            return {"index": index}, ExportedPolicyState(lstm, started)
 
         return StepModule(step, net), initial
 
@@ -192,7 +192,7 @@ class PixelPolicy:
         """Sample actions or take the most probable ones; random with `epsilon`."""
         if mode == "greedy":
             return logits.argmax(-1)
-        config, training = self.config, mode in TRAINING
+        config, training = self.config, mode in COLLECTING_MODES
         epsilon = config.epsilon if training else config.eval_epsilon
         temperature = config.temperature if training else config.eval_temperature
         sample = config.sample if training else config.eval_sample
@@ -207,17 +207,17 @@ class PixelPolicy:
         return index
 
     def _rng(self, mode: str) -> Rng:
-        return self.rng["policy" if mode in TRAINING else "eval"]
+        return self.rng["policy" if mode in COLLECTING_MODES else "eval"]
 
     def _uniform(self, count: int, rng: Rng) -> Int[Tensor, " N"]:
         return rng.categorical(torch.ones(count, self.actions, device=self.device))
 
 
-def burn_in_epoch(mode: str, epoch: int) -> int:
-    """Return the number that the carry stores after a burn-in in an epoch.
+def burn_in_id(mode: str, epoch: int) -> int:
+    """Return the number that identifies the epoch and policy of a burn-in.
 
-    It is different for the exploration policy and the task policy, so that a change of
-    the policy causes a burn-in.
+    The exploration policy has negative numbers, so that a change of the policy causes
+    a burn-in.
     """
     return -2 - epoch if mode == "explore" else epoch
 

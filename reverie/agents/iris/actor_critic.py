@@ -7,6 +7,8 @@ the lambda-returns, and are the baseline of the policy gradient.
 
 Rollouts are imagined without gradients; the network then runs on all their frames again
 for the losses. Frames after the predicted end of the episode are masked.
+
+Shapes: `W` units of the LSTM, `V` outputs of the value head, `H1` = H + 1 frames.
 """
 
 from __future__ import annotations
@@ -93,7 +95,7 @@ class ActorCriticOutput(NamedTuple):
     """Outputs of the policy head (logits) and of the value head."""
 
     policy: Float[Tensor, "*b A"]
-    value: Float[Tensor, "*b V"]  # V is BINS, or 1 without two-hot values
+    value: Float[Tensor, "*b V"]  # BINS, or 1 without two-hot values
 
 
 class ActorCriticLoss(NamedTuple):
@@ -103,7 +105,7 @@ class ActorCriticLoss(NamedTuple):
     returns: Float[Tensor, "N H"]
     mask: Bool[Tensor, "N H"]  # False after the predicted end of the episode
     output: ActorCriticOutput
-    values: Float[Tensor, "N H1"]  # of the target network, for H + 1 frames
+    values: Float[Tensor, "N H1"]  # of the target network
     metrics: Metrics
 
 
@@ -214,7 +216,7 @@ class PixelActorCritic(nn.Module):
         self.register_buffer("bins", symlog_bins(BINS), persistent=False)
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Initialize the network from a generator; the target is its copy."""
+        """Initialize `online` from a generator, and copy it to `target`."""
         initialize(self.online, generator)
         self.target.load_state_dict(self.online.state_dict())
 
@@ -232,23 +234,23 @@ class PixelActorCritic(nn.Module):
         action: Int[Tensor, "N L"],
         rng: Rng,
         lstm: LSTMState | None = None,
-        acts_last: bool = True,
+        act_in_last_frame: bool = True,
         reward: StepReward | None = None,
     ) -> Rollout:
         """Imagine a rollout with the policy, starting from the last real frame.
 
         `action` are the actions chosen in the real frames; the last one is not used.
         `lstm` is the state before the last frame, if it is already computed. The action
-        in the last frame of the rollout has no effect; without `acts_last` it is 0 and
-        the network does not run. `reward` replaces the rewards of the world model.
+        in the last imagined frame has no effect; without `act_in_last_frame` it is 0,
+        and the network does not run. `reward` replaces the predicted rewards.
         """
         net, steps = self.online, self.config.horizon
         state: LSTMState = lstm or self.burn_in(image[:, :-1])
-        frames = count()
+        frame_index = count()
 
         def policy(world_state: Any) -> dict[str, Tensor]:
             nonlocal state
-            if next(frames) == steps and not acts_last:
+            if next(frame_index) == steps and not act_in_last_frame:
                 zeros = torch.zeros_like(world_state.reward, dtype=torch.int64)
                 return {"action": zeros}
             state, logits = net.policy_step(state, world_state.image)
@@ -275,14 +277,14 @@ class PixelActorCritic(nn.Module):
         frames: IrisFrames,
         action: Int[Tensor, "N H"],
         lstm: LSTMState | None = None,
-        update: bool = True,
+        update_stats: bool = True,
     ) -> ActorCriticLoss:
         """Return the losses `actions`, `entropy` and `values` of imagined rollouts.
 
         `context` are the real frames before the rollout, and `lstm` the state of the
         network after them, if it is already computed. A rollout of H actions has H + 1
-        frames; `reward` and `end` belong to *arriving* at a frame. `update` includes
-        the returns in the running statistics of `retnorm`.
+        frames; `reward` and `end` belong to *arriving* at a frame. `update_stats`
+        includes the returns in the running statistics of `retnorm`.
         """
         config, (image, reward, end) = self.config, frames
         with torch.no_grad(), on_stream(image, TARGET):
@@ -300,7 +302,7 @@ class PixelActorCritic(nn.Module):
             mask = end[:, :-1].long().cumsum(1) == 0  # until the first end is reached
             advantage = returns - values[:, :-1]
             if self.retnorm:
-                _, scale = self.retnorm(returns, update)
+                _, scale = self.retnorm(returns, update_stats)
                 advantage = advantage / scale
         policy = Categorical(output.policy)
         entropy = policy.entropy()
@@ -326,7 +328,7 @@ class PixelActorCritic(nn.Module):
         return list(self.retnorm.buffers()) if self.retnorm else []
 
     def changed_by_loss(self) -> list[Tensor]:
-        """Return the tensors that training changes before the optimizer step."""
+        """Return the tensors that `loss` and `update_target` change."""
         target = self.target
         return [*target.parameters(), *target.buffers(), *self.running_stats()]
 

@@ -59,8 +59,9 @@ from reverie.worlds.iris.segment import EpisodeSegment
 from reverie.worlds.iris.world import IrisWorld, StepReward
 
 Update = Callable[[tuple[api.Batch, ...]], api.Metrics]
-"""Runs one update of a component on batches whose gradients are averaged."""
+"""Runs one update of a component with the mean gradient of several batches."""
 NONFINITE_IN_ROW = "opt/nonfinite_in_row"
+"""Metric that counts consecutive updates that were skipped."""
 REPORT_SEQUENCES = 8
 """Sequences in the batch of a report."""
 
@@ -94,7 +95,7 @@ class Iris(TrainedAgent):
         self.config, self.device = config, device
         self.obs_space, self.act_space = obs_space, act_space
         self.image = select_image(obs_space, config.image)
-        self.action, self.low, num_actions = select_action(act_space)
+        self.action, self.lowest_action, num_actions = select_action(act_space)
         space = obs_space[self.image]
         self.world = IrisWorld(
             space,
@@ -184,16 +185,16 @@ class Iris(TrainedAgent):
             obs["is_first"],
             obs["is_last"],
             epoch=self.schedule.epoch if training else 0,
-            random=training and self.schedule.is_random,
+            random=training and self.schedule.uses_random_actions,
         )
         dtype = self.act_space[self.action].dtype
-        return carry, {self.action: (index + self.low).astype(dtype)}, {}
+        return carry, {self.action: (index + self.lowest_action).astype(dtype)}, {}
 
     # Export
 
     def export_policy(self, greedy: bool) -> ExportStep:
         inner, initial = self._policy.exported_step("greedy" if greedy else "eval")
-        low, space = self.low, self.act_space[self.action]
+        low, space = self.lowest_action, self.act_space[self.action]
         dtype = torch.as_tensor(space.zeros()).dtype
 
         def step(inputs: api.Batch, state: Any, rng: Rng) -> Any:
@@ -256,50 +257,50 @@ class Iris(TrainedAgent):
     def _update(self, name: str, batches: tuple[api.Batch, ...]) -> api.Metrics:
         """Run the computations of an update; may be captured as a CUDA graph."""
         count, names = len(batches), self._trained_with(name)
-        totals = {part: torch.zeros((), device=self.device) for part in names}
+        totals = {key: torch.zeros((), device=self.device) for key in names}
         grads: dict[str, list[Tensor]] = {}
         sums = dict[str, Any]()
         stats = [] if self.explorer is None else self.explorer.running_stats(name)
         old_stats = [buffer.clone() for buffer in stats]
         for batch in batches:
             values: dict[str, Any] = {}
-            for part, (losses, metrics) in self.losses(
+            for component, (losses, metrics) in self.losses(
                 name, self._to_segment(batch)
             ).items():
                 terms = [mean_contribution(x) for x in losses.values()]
                 loss = torch.stack(terms).sum() / count
-                new = self.opt[part].gradients(loss)
-                if part in grads:
-                    torch._foreach_add_(grads[part], new)
+                batch_grads = self.opt[component].gradients(loss)
+                if component in grads:
+                    torch._foreach_add_(grads[component], batch_grads)
                 else:
-                    grads[part] = new
-                totals[part] = totals[part] + loss.detach()
+                    grads[component] = batch_grads
+                totals[component] = totals[component] + loss.detach()
                 for key, x in losses.items():
-                    values[f"loss/{part}/{key}"] = x.mean().detach()
-                values |= {f"{part}/{key}": x for key, x in metrics.items()}
+                    values[f"loss/{component}/{key}"] = x.mean().detach()
+                values |= {f"{component}/{key}": x for key, x in metrics.items()}
             sums = {k: sums[k] + x for k, x in values.items()} if sums else values
         if count > 1:
             sums = {key: value / count for key, value in sums.items()}
         nonfinite = []
-        for part in names:
-            stepped, metrics = self.opt[part].apply(totals[part], grads[part])
+        for component, total in totals.items():
+            stepped, metrics = self.opt[component].apply(total, grads[component])
             nonfinite.append(metrics.pop(NONFINITE_IN_ROW))
-            sums |= {f"{part}/{key}": x for key, x in metrics.items()}
-        # `stepped` is that of the last component, which is the exploration component
+            sums |= {f"{component}/{key}": x for key, x in metrics.items()}
+        # `stats` belong to the exploration component, which is the last one
         for buffer, old in zip(stats, old_stats, strict=True):
             buffer.copy_(torch.where(stepped, buffer, old))
         worst = torch.stack(nonfinite).amax() if len(names) > 1 else nonfinite[0]
         return {**sums, NONFINITE_IN_ROW: worst}
 
     def _trained_with(self, name: str) -> list[str]:
-        """Return a component and the exploration component with its batches, if any."""
+        """Return a component and the exploration component trained with it, if any."""
         if self.explorer and name in EXPLORE_COMPONENTS:
             return [name, EXPLORE_COMPONENTS[name]]
         return [name]
 
     def state_changed_by_loss(self) -> tuple[list[Tensor], list[Stateful]]:
-        """Return the codebook of the tokenizer, or the target networks and running
-        statistics of the actor-critics, and the random generator."""
+        """Return what the loss of this component changes: the codebook, or the target
+        networks and statistics of the actor-critics, and the random generator."""
         name = self.schedule.component or COMPONENTS[0]
         tensors: list[Tensor] = []
         if name == "tokenizer":
@@ -354,7 +355,7 @@ class Iris(TrainedAgent):
         rollout = actor_critic.imagine(
             *(world, segment.image, segment.action, rng),
             lstm=lstm,
-            acts_last=False,
+            act_in_last_frame=False,
             reward=reward,
         )
         frames, action = rollout.states, rollout.actions["action"][:, :-1]
@@ -370,7 +371,7 @@ class Iris(TrainedAgent):
         return names
 
     def _refresh_imagination_world(self) -> IrisWorld:
-        """Return the world for imagination, with the current weights."""
+        """Copy new weights to the world for imagination, if needed, and return it."""
         if self._copy_is_outdated and self.imagination_world is not self.world:
             self.world.refresh(self.imagination_world)
         self._copy_is_outdated = False
@@ -378,7 +379,7 @@ class Iris(TrainedAgent):
 
     def _to_segment(self, batch: api.Batch) -> EpisodeSegment:
         end_key = "is_last" if self.config.ends == "last" else "is_terminal"
-        return to_segment(batch, self.image, self.action, self.low, end_key)
+        return to_segment(batch, self.image, self.action, self.lowest_action, end_key)
 
     def sections(self, feed: api.Feed) -> dict[str, Callable[[], Any]]:
         """Return one update of each component, in order.
@@ -405,7 +406,7 @@ class Iris(TrainedAgent):
         )
 
     def episode_losses(self, batch: api.Batch) -> tuple[dict[str, Tensor], Tensor]:
-        """Return the world model losses of episodes; the first row has none."""
+        """Return the world model losses of episodes; the first row is masked."""
         length, training = batch["mask"].shape[1], self.config.training
         lengths = {name: getattr(training, name).length for name in WORLD_COMPONENTS}
         keys = (self.image, self.action, "reward", "is_last", "is_terminal", "mask")

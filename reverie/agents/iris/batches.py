@@ -19,8 +19,8 @@ def to_segment(
     """Convert a batch of T rows to a segment of T - 1 rows.
 
     Row t has the observation and action of row t, and reward and end (`end_key`) of
-    row t + 1. It is `real` if both rows belong to the episode; all other rows are zero.
-    Actions are counted from `low`.
+    row t + 1. It is `real` if both rows belong to the episode; rows that are not real
+    are zero. The action `low` has the index 0.
     """
     mask = batch["mask"]
     real = mask[:, :-1] & mask[:, 1:]
@@ -35,12 +35,13 @@ def to_segment(
 
 
 def select_image(obs_space: Spaces, key: str) -> str:
-    """Return the image key to use: `key`, or if it is empty the only or main one."""
+    """Return `key`; if it is empty, return the only image key, or `image`."""
     images = [k for k, space in agent_obs_space(obs_space).items() if space.is_image]
     if key and key not in images:
+        fix = f"--iris.image {' or '.join(images)}"
         raise UserError(
             f"iris.image is {key!r}, which is not an image of this environment.\n"
-            f"  Fix: use one of {', '.join(images) or 'another environment'}."
+            f"  Fix: {fix if images else 'choose an environment with images.'}"
         )
     if key or len(images) == 1:
         return key or images[0]
@@ -64,11 +65,12 @@ def select_action(act_space: Spaces) -> tuple[str, int, int]:
     """Return key, lowest value and number of values of the one discrete action."""
     for key, space in act_space.items():
         if not space.is_discrete or space.shape or len(act_space) > 1:
-            kind = "continuous" if not space.is_discrete else "one of several"
+            kind = "discrete" if space.is_discrete else "continuous"
             raise UserError(
-                f"Δ-IRIS needs a single discrete action, but {key!r} is {kind}, with "
-                f"shape {space.shape}.\n  Fix: use `--agent dreamer`, or an "
-                "environment with one discrete action."
+                f"Δ-IRIS needs a single discrete action, but {key!r} is {kind} with "
+                f"shape {space.shape}, and the environment has {len(act_space)} action "
+                "keys.\n  Fix: use `--agent dreamer`, or an environment with one "
+                "discrete action."
             )
         return key, int(space.low), space.classes
     raise UserError(

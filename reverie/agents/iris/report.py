@@ -48,24 +48,25 @@ def report_metrics(
     losses use as many frames as fit into the context of the transformer.
     """
     blocks = world.dynamics.config.transformer.blocks
-    short = EpisodeSegment(*(x[:, :tokenizer_length] for x in segment))
-    fitting = EpisodeSegment(*(x[:, :blocks] for x in segment))
-    tokenizer_loss = world.tokenizer.loss(short, rng, update_codebook=False)
-    dynamics_loss = world.dynamics_loss(fitting)
+    for_tokenizer = EpisodeSegment(*(x[:, :tokenizer_length] for x in segment))
+    for_dynamics = EpisodeSegment(*(x[:, :blocks] for x in segment))
+    tokenizer_loss = world.tokenizer.loss(for_tokenizer, rng, update_codebook=False)
+    dynamics_loss = world.dynamics_loss(for_dynamics)
     metrics: Metrics = {}
     components = {
         "tokenizer": (tokenizer_loss.losses, tokenizer_loss.metrics),
         "world_model": (dynamics_loss.losses, dynamics_loss.metrics),
     }
     if explorer:
-        tokens = world.tokenizer.tokenize(fitting.image, fitting.action)
-        heads = explorer.head_loss(dynamics_loss.states, tokens, fitting)
+        tokens = world.tokenizer.tokenize(for_dynamics.image, for_dynamics.action)
+        heads = explorer.head_loss(dynamics_loss.states, tokens, for_dynamics)
         components[ENSEMBLE] = heads
     for name, (losses, values) in components.items():
         metrics |= {f"loss/{name}/{k}": x.mean() for k, x in losses.items()}
         metrics |= {f"{name}/{k}": x for k, x in values.items()}
 
-    tokens = tokenizer_loss.states[short.real[:, :-1] & short.real[:, 1:]]
+    is_real = for_tokenizer.real[:, :-1] & for_tokenizer.real[:, 1:]
+    tokens = tokenizer_loss.states[is_real]
     metrics |= _codebook_metrics(world, tokens)
 
     shown = EpisodeSegment(
@@ -88,7 +89,7 @@ def report_metrics(
 
 
 def _codebook_metrics(world: IrisWorld, tokens: Int[Tensor, "n K"]) -> Metrics:
-    """Return entropy and perplexity of the codes: running average, and this batch."""
+    """Return entropy and perplexity of the running code usage and of this batch."""
     quantizer = world.tokenizer.quantizer
     counts = F.one_hot(tokens, quantizer.config.codes).sum(0).float()  # (K, codes)
     frequencies = counts.sum(0) / counts.sum().clamp(min=1)
@@ -130,9 +131,9 @@ def episode_losses(
     """Return the losses of all rows of full episodes, and a mask of the valid rows.
 
     As in the original, episodes are split into chunks of the training length of each
-    component (`lengths`); a chunk with a single frame is left out. Transitions between
-    chunks, and to the last observation, have no loss; the mean of the preceding losses
-    is returned for them.
+    component (`lengths`); a chunk with a single frame is left out. A transition to the
+    next chunk or to the last observation has no loss; it gets the mean of the losses
+    before it.
     """
     empty, mask = torch.zeros_like(segment.reward), torch.zeros_like(segment.real)
     losses: dict[str, Tensor] = {}
@@ -142,7 +143,8 @@ def episode_losses(
             chunk = EpisodeSegment(*(x[:, start : start + length] for x in segment))
             real = chunk.real & (chunk.real.sum(1, keepdim=True) > 1)
             chunk, both = chunk._replace(real=real), real[:, :-1] & real[:, 1:]
-            # the rows over which each loss was averaged
+            # rows over which each loss is averaged: `scale_by_mask` has multiplied the
+            # loss by all rows / these rows, which is undone below
             if component == "tokenizer":
                 new = world.tokenizer.loss(chunk, rng, update_codebook=False).losses
                 averaged = dict.fromkeys(new, both)
@@ -153,8 +155,6 @@ def episode_losses(
                 mask[:, start : start + length] = real
             for name, loss in new.items():
                 rows = averaged[name]
-                # losses are scaled so that their mean over all rows is the mean over
-                # these rows: undo this
                 loss = loss * rows.sum().clamp(min=1) / rows.numel()
                 key, steps = f"{component}/{name}", slice(start, start + loss.shape[1])
                 losses.setdefault(key, empty.clone())[:, steps] = loss
@@ -209,7 +209,7 @@ def usage_image(counts: Int[np.ndarray, "K N"]) -> UInt8[np.ndarray, "height wid
 def side_by_side(
     videos: UInt8[np.ndarray, "N T h w c"],
 ) -> UInt8[np.ndarray, "T h2 w2 c"]:
-    """Join several videos to one, next to each other with a gap."""
+    """Join videos horizontally, with a gap of two pixels."""
     gap = [(0, 0), (0, 0), (0, 0), (0, 2), (0, 0)]
     padded = np.pad(videos, gap)
     steps, height, channels = padded.shape[1], padded.shape[2], padded.shape[-1]

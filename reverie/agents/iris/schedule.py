@@ -4,7 +4,7 @@ An epoch takes a number of environment steps (more in the first epoch), then run
 number of updates of each component in order. A component may start to train in a later
 epoch (`start_after`). Epochs after `collect_epochs` only train. If an epoch takes more
 steps than planned, the next one takes fewer. If `collect_epochs` is increased in a
-resumed run, completed epochs that only trained do not collect data afterwards.
+resumed run, this affects only epochs that are not complete.
 
 Environment steps are actions: unlike agent steps (see `run/clock.py`), the last row of
 an episode is not counted.
@@ -40,7 +40,7 @@ class EpochSchedule:
         self.config, self.training = config, dict(training)
         self.epoch = 1
         self.env_steps = 0  # environment steps so far
-        self.env_steps_goal = 0  # value of `env_steps` at which this epoch can train
+        self.env_steps_goal = 0  # value of `env_steps` at which training starts
         self.goal_epoch = 0  # last epoch whose steps are included in the goal
         self.index = 0  # of the component to train
         self.updates = 0  # updates of that component in this epoch
@@ -72,8 +72,8 @@ class EpochSchedule:
         return first + others * config.steps
 
     @property
-    def is_random(self) -> bool:
-        """True if data is collected with random actions now."""
+    def uses_random_actions(self) -> bool:
+        """True if actions are random: in the first epoch, unless `first_steps` is 0."""
         return self.epoch == 1 and self.config.first_steps > 0
 
     @property
@@ -85,7 +85,7 @@ class EpochSchedule:
 
     @property
     def updates_left(self) -> int:
-        """Updates of all components left in this epoch, once it is collected."""
+        """Updates of all components left in this epoch; 0 while collecting."""
         if self.should_collect or self.finished:
             return 0
         planned = [x.updates_in(self.epoch) for x in self.training.values()]
@@ -119,7 +119,7 @@ class EpochSchedule:
         self._advance()
 
     def _add_goal(self) -> None:
-        """If an epoch that collects data starts now, add its steps to the goal."""
+        """Add the steps of an epoch to the goal when it starts, if it collects data."""
         starts = (self.index, self.updates) == (0, 0) and not self.finished
         if starts and self.goal_epoch < self.epoch <= self.config.collect_epochs:
             first = self.config.first_steps if self.epoch == 1 else 0

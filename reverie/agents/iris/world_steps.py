@@ -28,7 +28,7 @@ class FrameContext(NamedTuple):
     is_real: Bool[Tensor, "N L"]  # False for black frames before the episode
 
     def reset(self, where: Bool[Tensor, " N"]) -> FrameContext:
-        """Remove all frames of some sequences."""
+        """Remove all frames of the sequences that are True in `where`."""
         keep = ~where
         return FrameContext(
             self.image * keep[:, None, None, None, None],
@@ -60,8 +60,8 @@ def iris_world_steps(
         actions = torch.zeros(batch, frames, dtype=torch.int64, device=device)
         return FrameContext(pixels, actions, actions.bool())
 
-    # The networks amplify rounding errors in images without any contrast, so that the
-    # tokens of black frames depend on the program. They are constants of the step.
+    # The networks amplify rounding errors in images without contrast, so the tokens of
+    # black frames differ between PyTorch and ONNX. The step stores them as constants.
     black = initial(1)
     black_i_token = world.dynamics.embed_frames(black.image[:, :1]).detach()
     black_tokens = world.tokenizer.tokenize(black.image[:, :2], black.action[:, :1])

@@ -85,7 +85,7 @@ def _f1_or_zero(counts: MatchCounts) -> float:
 
 
 def cohens_kappa(first: FrameMask, second: FrameMask) -> float:
-    """Return Cohen's kappa of two detectors: 1 if they agree, 0 if only by chance.
+    """Return Cohen's kappa of two detectors: 1 for agreement, 0 for chance agreement.
 
     No events are needed. The result is 0 if both detectors mark all frames, or none.
     """
@@ -156,7 +156,7 @@ def mean_losses(
 
 
 def roc_auc(labels: Bool[np.ndarray, "*b"], values: Float[np.ndarray, "*b"]) -> float:
-    """Return the area under the ROC curve."""
+    """Return the area under the ROC curve; NaN if a class or a value is missing."""
     labels, values = labels.ravel(), values.ravel()
     positive, negative = int(labels.sum()), int((~labels).sum())
     if not positive or not negative or np.isnan(values).any():

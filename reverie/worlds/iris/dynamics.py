@@ -13,9 +13,8 @@ one.
 Padding frames outside the episode are embedded like all others: the attention mask is
 causal only, and positions are counted from the start of the segment.
 
-Shapes: `L` frames, `K` Δ-tokens per frame, `S` sequence positions, `C` codes, `P`
-positions that predict Δ-tokens, `Q` positions that predict reward and end, `R` reward
-classes.
+Shapes: `L` frames, `K` Δ-tokens per frame, `S` positions, `C` codes, `R` reward
+classes, `P` positions that predict Δ-tokens, `Q` positions that predict reward and end.
 """
 
 from __future__ import annotations
