@@ -31,7 +31,7 @@ from reverie.results.report import describe_command, format_number
 from reverie.results.runs import INDEX, SCORE, SCORES, Run, find_runs
 from reverie.results.scores import ScoreWindow
 from reverie.results.statistics import AGGREGATES, QUANTILES, RESAMPLES, Statistic
-from reverie.run.folder import last_end
+from reverie.run.folder import read_last_end
 from reverie.storage.atomic import write_file, write_json
 
 FOLDER = Path(__file__).parent / "atari100k"
@@ -82,7 +82,7 @@ def find_finished(paths: Iterable[Path]) -> list[Run]:
         folders += [queue.run_folder(name) for name in done]
     runs = find_runs(folders) if folders else []
     for run in runs:
-        if run.path.is_dir() and not last_end(run.path).finished:
+        if run.path.is_dir() and not read_last_end(run.path).finished:
             raise SystemExit(f"{run.path} has not finished.")
     return [run for run in runs if run.task.startswith("atari100k_")]
 

@@ -41,6 +41,7 @@ from reverie.cli.train import (
 )
 from reverie.distributed.launch import find_launch
 from reverie.log.messages import print_message, record_output
+from reverie.log.status import StatusLine
 from reverie.run.signals import Interrupted
 from reverie.run.trust import allow
 from reverie.storage.os_errors import FILE_ERRORS, TOO_MANY_FILES, describe_error
@@ -152,12 +153,12 @@ def _output_failed(error: OSError) -> int:
 
 def _describe_system_error(error: Exception) -> str | None:
     """Return a message for memory and file errors; None for other errors."""
-    from reverie.run.memory import describe, is_out_of_memory
+    from reverie.run.memory import describe_out_of_memory, is_out_of_memory
 
     if is_out_of_memory(error):
         return (
-            f"{describe(error, 'running this command')}\n  Fix: use smaller batches, "
-            "sequences or replay buffers, or fewer --episodes."
+            f"{describe_out_of_memory(error, 'running this command')}\n  Fix: use "
+            "smaller batches, sequences or replay buffers, or fewer --episodes."
         )
     code = error.errno if isinstance(error, OSError) else None
     if TOO_MANY_FILES in str(error):
@@ -215,7 +216,8 @@ def _import_paths(words: Sequence[str]) -> list[str]:
     first = next((i for i, word in enumerate(words) if word[:2] == "--"), len(words))
     if not any(":" in word for word in words[first:]):
         return []
-    from reverie.run.config import import_paths
+    with StatusLine("importing PyTorch"):
+        from reverie.run.config import import_paths
 
     return list(import_paths([dict(configs.parse_flags(words[first:]))]).values())
 

@@ -26,7 +26,7 @@ from reverie.replay.buffer import Replay
 from reverie.run import device
 from reverie.run.collectors import agent_obs, zero_last_actions
 from reverie.run.config import for_evaluation, with_flags
-from reverie.run.factory import FIRST_EVAL_ENV, MakeEnv, in_workers, make_envs
+from reverie.run.factory import FIRST_EVAL_ENV, MakeEnv, make_envs, with_env_workers
 from reverie.run.load import open_run
 from reverie.spaces import SUCCESS
 
@@ -84,7 +84,7 @@ def evaluate(
     if videos:
         config = replace(config, env=replace(config.env, render=True))
     if overlap and count > 1 and make_env is None:  # as in a training run
-        config = in_workers(config)
+        config = with_env_workers(config)
     envs = make_envs(config, count, FIRST_EVAL_ENV, make_env)
     with contextlib.closing(envs):
         agent = run.load_policy(envs)
@@ -132,10 +132,10 @@ def play_episodes(
     recorders: Sequence[EpisodeRecorder] = (),
     stop: Callable[[], bool] = lambda: False,
 ) -> list[PlayedEpisode]:
-    """Play complete episodes, the same number in every environment (or one more).
+    """Play complete episodes, the same number (or one more) in every environment.
 
-    Counting whichever episodes end first would favor short episodes. Returns an empty
-    list if `stop` returns True before all episodes have ended.
+    The first episodes to end would be short ones on average. Returns an empty list if
+    `stop` returns True before all episodes have ended.
     """
     quota = np.full(len(envs), episodes // len(envs))
     quota[: episodes % len(envs)] += 1

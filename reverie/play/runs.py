@@ -22,7 +22,7 @@ from reverie.campaign.queue import QUEUE, Queue, RunStatus
 from reverie.envs import action_repeat
 from reverie.log.jsonl import METRICS, SCORES
 from reverie.run.config import Config
-from reverie.run.folder import LOCK, SUBFOLDERS, is_locked, last_end, read_config
+from reverie.run.folder import LOCK, SUBFOLDERS, is_locked, read_config, read_last_end
 
 MAX_DEPTH = 4
 """Maximum depth of run folders below the folder."""
@@ -39,18 +39,18 @@ MEDIA_KINDS = ("mp4", "gif", "png")
 
 
 Point = tuple[int, float, float]
-"""Simulator frame, seconds and value."""
+"""Simulator frames and seconds since the start of the run, and the value."""
 
 
 @dataclass
 class MetricsFile:
-    """Columns of a JSONL file; `update` reads the lines that were added."""
+    """Columns of a JSONL file, whose `step` is in frames; `update` reads new lines."""
 
     path: Path
     offset: int = 0
     columns: dict[str, list[Point]] = field(default_factory=dict)
     """Points by metric."""
-    last_step: int = 0
+    last_frame: int = 0
 
     def update(self) -> None:
         """Read new lines; read the whole file again if it was shortened."""
@@ -59,7 +59,7 @@ class MetricsFile:
         except OSError:
             return
         if size < self.offset:
-            self.offset, self.columns, self.last_step = 0, {}, 0
+            self.offset, self.columns, self.last_frame = 0, {}, 0
         if size == self.offset:
             return
         with self.path.open("rb") as file:
@@ -74,14 +74,14 @@ class MetricsFile:
     def _add(self, line: bytes) -> None:
         try:
             entry = json.loads(line)
-            step, seconds = int(entry["step"]), float(entry.get("seconds") or 0.0)
+            frame, seconds = int(entry["step"]), float(entry.get("seconds") or 0.0)
             numbers = {k: float(v) for k, v in entry.items() if type(v) in (int, float)}
         except (ArithmeticError, ValueError, KeyError, TypeError, RecursionError):
             return
-        self.last_step = max(self.last_step, step)
+        self.last_frame = max(self.last_frame, frame)
         for name, value in numbers.items():
             if name not in ("step", "seconds"):
-                self.columns.setdefault(name, []).append((step, seconds, value))
+                self.columns.setdefault(name, []).append((frame, seconds, value))
 
 
 @dataclass
@@ -138,7 +138,7 @@ class RunIndex:
         points = _mean_by_frame(_columns(run).get(key, []))
         stride = max(1, -(-len(points) // MAX_POINTS))
         points = points[::stride]
-        repeat = _repeat_of(run)
+        repeat = _frames_per_step(run)
         return {
             "step": [frames // repeat for frames, _, _ in points],
             "frames": [frames for frames, _, _ in points],
@@ -263,8 +263,8 @@ def _mean_by_frame(points: list[Point]) -> list[Point]:
     return result
 
 
-def _repeat_of(run: ListedRun) -> int:
-    """Return the simulator frames per agent step."""
+def _frames_per_step(run: ListedRun) -> int:
+    """Return the simulator frames per agent step (the action repeat)."""
     if run.config is None:
         return 1
     try:
@@ -274,8 +274,9 @@ def _repeat_of(run: ListedRun) -> int:
 
 
 def _steps_of(run: ListedRun) -> int:
-    """Return the agent steps so far; the logs count frames."""
-    return max(run.metrics.last_step, run.scores.last_step) // _repeat_of(run)
+    """Return the number of agent steps so far."""
+    frames = max(run.metrics.last_frame, run.scores.last_frame)
+    return frames // _frames_per_step(run)
 
 
 def _status(run: ListedRun) -> str:
@@ -286,13 +287,13 @@ def _status(run: ListedRun) -> str:
         return "running"
     if _error_of(run):
         return "failed"
-    return "finished" if last_end(run.path).finished else "stopped"
+    return "finished" if read_last_end(run.path).finished else "stopped"
 
 
 def _error_of(run: ListedRun) -> str:
     """Return why a run failed, or why its config cannot be read."""
     queued = run.queued.error if run.queued and run.queued.state == "failed" else ""
-    return queued or last_end(run.path).error or run.problem
+    return queued or read_last_end(run.path).error or run.problem
 
 
 def _list_media(run: ListedRun) -> list[Path]:

@@ -1,6 +1,6 @@
 """`BaseRun`: base class of online and offline training runs.
 
-It has the locked run folder, device, checkpoints, clock and logger, and runs updates.
+It opens the run folder, device, checkpoints and logger, and runs updates.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from reverie.run.resources import Resources
 from reverie.run.signals import Interrupted, Stopper
 
 SAVING = "saving a checkpoint"  # an activity of the status line
-STOP_SECONDS = 10.0
-"""Seconds after a signal until a run that has not stopped prints its activity."""
+NOTICE_SECONDS = 10.0
+"""A run that has not stopped this long after a signal prints its activity."""
 
 
 class BaseRun(Resources):
@@ -84,7 +84,7 @@ class BaseRun(Resources):
         """
         self.was_finished = False
         """True if the restored checkpoint and log are those of a finished run."""
-        self._final_metrics: Metrics = {}  # of the last step, if a log was due there
+        self._final_metrics: Metrics = {}  # of the last step, written by `finish`
 
     def print_message(self, text: str) -> None:
         """Print to standard error, after erasing the progress line."""
@@ -181,7 +181,7 @@ class BaseRun(Resources):
 
     @contextlib.contextmanager
     def modifying(self) -> Iterator[None]:
-        """Context manager for changes of the parts: set `should_save` afterwards.
+        """Context in which parts of the run change; sets `should_save` at its end.
 
         After an error inside, the parts may be inconsistent, so the run is not saved.
         """
@@ -237,15 +237,12 @@ class BaseRun(Resources):
 
     def _stop_notice(self, activity: str) -> str:
         """Return a message if a signal was received and the run has not stopped yet."""
-        if not self.stopper.is_set() or activity == SAVING:
+        if not self.stopper.is_set() or activity == SAVING or self._notice_was_shown:
             return ""
-        if (
-            time.monotonic() - self.stopper.time < STOP_SECONDS
-            or self._notice_was_shown
-        ):
+        if time.monotonic() - self.stopper.time < NOTICE_SECONDS:
             return ""
         self._notice_was_shown = True
-        return f"The run will be saved after: {self.status.line()}."
+        return f"The run is saved after the current activity: {self.status.line()}."
 
     def _record_end(self) -> None:
         """Write to the folder that the run has finished, or the error that ended it."""
@@ -279,7 +276,7 @@ class BaseRun(Resources):
         self.was_finished = self.is_complete and has_final_write
         if final and final["due"] and not has_final_write and not self.is_complete:
             self.logger.add(self._run_metrics())
-            self.logger.write(final["step"])  # was not written, e.g. to a full disk
+            self.logger.write(final["step"])  # failed before, e.g. on a full disk
         if self.was_finished:
             self.print_message("This run has already finished.")
 
@@ -295,7 +292,7 @@ class BaseRun(Resources):
         return newest
 
     def _begin_save(self) -> None:
-        """Set the status line; raise if the run folder was deleted or moved."""
+        """Update the status line; raise if the run folder was deleted or moved."""
         self.status.begin(SAVING)
         check_lock(self.path, self._lock)
 
@@ -304,10 +301,10 @@ class BaseRun(Resources):
         state = self.ranks.state_dict() if self.ranks else self.agent.state_dict()
         name = checkpoint.find_nonfinite(state)
         if name:
-            left, fix = restart_advice(self.checkpoints)
+            remaining, fix = restart_advice(self.checkpoints)
             raise UserError(
-                f"The agent's {name} is not finite, so the run was not saved. {left}"
-                f"\n  Fix: {fix}"
+                f"The agent's {name} is not finite, so the run was not saved. "
+                f"{remaining}\n  Fix: {fix}"
             )
         return state
 

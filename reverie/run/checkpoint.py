@@ -330,7 +330,7 @@ def explain_mismatch(path: Path) -> Iterator[None]:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(
             f"The checkpoint {path} does not fit this run ({reason[:300]}).\n  Fix: "
-            "remove it to resume from the one before, or start in a new --logdir."
+            "delete it to resume from the previous one, or start in a new --logdir."
         ) from error
 
 
@@ -430,16 +430,16 @@ def _delete(path: Path) -> None:
 
 
 def _pack(value: Any, arrays: dict[str, torch.Tensor], name: str) -> Any:
-    """Return a state as JSON data, in which names replace arrays; fill `arrays`."""
+    """Return a state as JSON data; add its arrays to `arrays` and store their names."""
     if isinstance(value, dict):
         packed = {}
         for key, item in value.items():
-            assert isinstance(key, str), f"state key {key!r} under {name!r} is no str"
+            assert isinstance(key, str), f"key {key!r} under {name!r} is not a str"
             packed[key] = _pack(item, arrays, f"{name}/{key}" if name else key)
         return {"$dict": packed} if any(k.startswith("$") for k in packed) else packed
     if isinstance(value, (list, tuple)):
         return [_pack(item, arrays, f"{name}/{i}") for i, item in enumerate(value)]
-    while name in arrays:  # as for x and y in {"a/b": x, "a": {"b": y}}
+    while name in arrays:  # in {"a/b": x, "a": {"b": y}}, both are named a/b
         name += "+"
     if isinstance(value, torch.Tensor):
         arrays[name] = value.detach().to("cpu").contiguous().clone()

@@ -34,7 +34,7 @@ INTERVALS: dict[str, dict[str, float]] = {
 """Default of each `_every` setting, by the unit `run.clock`."""
 
 MIN_RANK_TIMEOUT = 3
-"""A process of a run sends a heartbeat every two seconds."""
+"""Minimum of `run.rank_timeout`; heartbeats are sent every two seconds."""
 MAX_ENVS = 65_536
 """Maximum of `run.envs` and `run.eval_envs`; more would take hours to build."""
 
@@ -141,7 +141,7 @@ class TrainRatio:
     def __init__(self, updates_per_step: float, pretrain: int = 0):
         assert updates_per_step >= 0
         self.updates_per_step, self.pretrain = updates_per_step, pretrain
-        self.trained_step: float | None = None  # no update is due up to here
+        self.trained_step: float | None = None  # due updates up to here were run
 
     def updates_due(self, step: int) -> int:
         if self.updates_per_step == 0:
@@ -189,7 +189,7 @@ class Clock:
         }
         self._keep_epochs = config.keep_epochs if self.epochs else 0
         self._collected_epochs = 0  # at the last call of `collection_ended`
-        self._seen_epochs = 0  # completed epochs at the last `_is_epoch_to_keep`
+        self._seen_epochs = 0  # completed at the last call of `_is_epoch_to_keep`
         self._restart_intervals()
 
     @property
@@ -199,7 +199,7 @@ class Clock:
 
     @property
     def running(self) -> bool:
-        """True if agent steps, or updates for the steps taken, remain."""
+        """True if agent steps remain, or updates for the steps so far."""
         more = self.step < self.steps or not self.should_collect
         return more and not self.schedule.finished
 
@@ -209,7 +209,7 @@ class Clock:
         return self.schedule.should_collect and not self.updates_left
 
     def advance(self, steps: int, env_steps: int = 0) -> None:
-        """Count agent steps, and the environment steps (actions taken) among them."""
+        """Count agent steps; `env_steps` are those whose action was executed."""
         self.step += steps
         self.schedule.add_env_steps(env_steps)
 

@@ -39,7 +39,7 @@ class CanAct(Protocol):
 
 
 class InProcessCollector:
-    """Chooses actions, and then steps the environments while the caller waits.
+    """Chooses actions; steps the environments in `wait`, while the caller waits.
 
     For the first `prefill` steps, and while the exploration policy is `random`, the
     actions come from `random_agent`. Other exploration policies are those of the agent.
@@ -63,7 +63,7 @@ class InProcessCollector:
         self.steps = 0
         self._obs: Obs = {}
         self._carry: Any = None
-        self._action: Action | None = None  # of the step that `wait` finishes
+        self._action: Action | None = None  # of the step that has not finished
 
     def reset(self) -> None:
         """Start an episode in every environment."""

@@ -52,8 +52,8 @@ from reverie.run.imported import (
     check_agent,
     encoder_importer,
     find_imported,
+    infer_settings,
     missing_task,
-    settings_of_file,
 )
 from reverie.run.offline.datasets import OfflineConfig
 from reverie.run.presets import NamedLayers, expand_presets, last_value
@@ -133,7 +133,7 @@ class Config:
             raise UserError(f"seed must be at most {MAX_SEED}.\n  Fix: --seed 0")
         if self.deterministic and self.run.clock == "seconds":
             raise UserError(
-                "A deterministic run cannot log, report and save at times in seconds.\n"
+                "The intervals of a deterministic run cannot be in seconds.\n"
                 "  Fix: add `--run.clock steps`, or use `--configs deterministic`."
             )
         if self.deterministic and self.run.overlap == "on":
@@ -145,8 +145,8 @@ class Config:
         settings = getattr(self, settings_name(base), None)
         if base and (base == self.agent or not isinstance(settings, AgentConfig)):
             raise UserError(
-                f"The agent {self.agent!r} cannot use the agent {base!r} as its base "
-                "agent, which is that of the base run and set automatically.\n"
+                f"The base agent of {self.agent!r} cannot be {base!r}: it is the agent "
+                "of the base run, and set automatically.\n"
                 f"  Fix: remove the setting of the agent {self.agent!r} that has the "
                 f"value {base!r}."
             )
@@ -258,8 +258,7 @@ def _with_checkpoint(
     """Add the settings that a checkpoint of another implementation implies, if any.
 
     This is the checkpoint of the initial weights (`run.from_checkpoint`) or of the base
-    run. If no setting selects an agent, that of the checkpoint is used, with the config
-    that was saved with it.
+    run. If no setting selects an agent, the checkpoint's agent and config are used.
     """
     schema, flags = stack.schema, ("the flags", stack.flags)
     config = configs.resolve(schema, [*stack.layers, flags])
@@ -280,10 +279,10 @@ def _with_checkpoint(
         saved = None if file_layers else importer.find_config(imported.path)
         if saved is not None:
             defaults, (_, settings) = _file_layers(str(saved))
-            own = {k: v for k, v in settings.items() if k != "logdir"}
-            given = [(f"the file {saved}", own), *given]
+            settings = {k: v for k, v in settings.items() if k != "logdir"}
+            given = [(f"the file {saved}", settings), *given]
             preset_layers = [*defaults, given[0], *preset_layers]
-            user_settings |= own
+            user_settings |= settings
         if "task" not in user_settings and (task := importer.find_task(imported.path)):
             preset_layers = [(origin, {"task": task}), *preset_layers]
             user_settings |= {"task": task}
@@ -293,16 +292,17 @@ def _with_checkpoint(
         if saved is None:
             with imported.explain_import_errors():
                 presets = importer.presets(config.task, imported.contents)
-                fitting = (origin, importer.defaults(imported.contents))
-            preset_layers = [*expand_presets(presets), fitting, *preset_layers]
+                defaults = [(origin, importer.defaults(imported.contents))]
+            preset_layers = [*expand_presets(presets), *defaults, *preset_layers]
         stack = _combine(preset_layers, file_layers, pairs)
     values = configs.values_in(stack.schema, given)
+    # the file does not determine these settings
     known = {name: values[name] for name in importer.undetermined if name in values}
     inferred: dict[str, Any] = {}
     if initial or config.agent_config.uses_base_world:
-        inferred = settings_of_file(imported, known, config.run.from_components)
+        inferred = infer_settings(imported, known, config.run.from_components)
     if not initial or not config.agent_config.trains_policy:
-        inferred.pop("explore.policy", None)  # nothing acts or explores
+        inferred.pop("explore.policy", None)  # no policy is trained
     layers = [*expand_presets(importer.algorithm), *stack.layers, (origin, inferred)]
     return stack._replace(layers=layers)
 
@@ -310,7 +310,7 @@ def _with_checkpoint(
 def _size_layers(
     schema: type[Config], layers: Sequence[tuple[str, Layer]], saved: Config | None
 ) -> list[tuple[str, Layer]]:
-    """Return the layers of a network size that fits, if `layers` give no size."""
+    """Return the layers of the network size to use, if `layers` give no size."""
     config = configs.resolve(schema, layers)
     sizes = config.agent_config.sizes
     size_names = configs.names_in(schema, expand_presets(sizes))
@@ -376,7 +376,7 @@ def import_paths_of(config: Config) -> dict[str, str]:
 
 @functools.cache
 def _schema(agent: str, components: tuple[tuple[str, str], ...]) -> type[Config]:
-    """Return `Config`, extended by the settings of plug-ins, by setting and name."""
+    """Return `Config` with the settings of plug-ins; components: (setting, path)."""
     groups: dict[str, type] = {}
     for setting, name in components:
         group = setting.partition(".")[0]
@@ -405,8 +405,8 @@ def _settings_class(name: str, flag: str) -> type:
     settings = getattr(import_object(name, flag), "Config", None)
     if not (isinstance(settings, type) and dataclasses.is_dataclass(settings)):
         raise UserError(
-            f"{flag} {name}: the class has no settings.\n  Fix: add an attribute "
-            "`Config`, a frozen dataclass; it may be empty."
+            f"{flag} {name} has no attribute `Config`.\n  Fix: add it, a frozen "
+            "dataclass; it may be empty."
         )
     return settings
 
@@ -471,9 +471,10 @@ def _file_layers(file: str) -> FileLayers:
     converted = from_vta_file(data)
     _warn_of_unknown(name, converted.unknown)
     preset = expand_presets([converted.preset])
-    task = {k: last_value([x for _, x in preset], k, "") for k in ("agent", "task")}
+    layers = [layer for _, layer in preset]
+    selected = {k: last_value(layers, k, "") for k in ("agent", "task")}
     defaults = [*preset, (origin, converted.defaults)]
-    return defaults, (origin, {**task, **converted.settings})
+    return defaults, (origin, {**selected, **converted.settings})
 
 
 def _warn_of_unknown(file: str, unknown: Sequence[str]) -> None:

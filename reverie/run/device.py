@@ -22,8 +22,8 @@ def pick_device(name: str, train_devices: Sequence[int] = ()) -> torch.device:
     `train_devices` if that is given.
     """
     if name == "auto":
-        mps = "mps" if torch.backends.mps.is_available() else "cpu"
-        name = "cuda" if torch.cuda.is_available() else mps
+        name = "mps" if torch.backends.mps.is_available() else "cpu"
+        name = "cuda" if torch.cuda.is_available() else name
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -52,7 +52,7 @@ def pick_device(name: str, train_devices: Sequence[int] = ()) -> torch.device:
             raise UserError(
                 f"{launch.local_world_size} processes were started on this machine, "
                 f"but the number of GPUs is {torch.cuda.device_count()}.\n"
-                "  Fix: one process per GPU, or --device cpu."
+                "  Fix: start one process per GPU, or --device cpu."
             )
         torch.cuda.set_device(device)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -158,8 +158,8 @@ def autotuning_disabled() -> Iterator[None]:
     """Use the default algorithms of cuDNN within this context.
 
     Needed while other work runs on the GPU, which would make the benchmark unreliable.
-    cuDNN caches the choice separately for each value of these flags, so it has no
-    effect after the context.
+    cuDNN caches its choices separately for each value of these flags, so code after the
+    context is not affected.
     """
     cudnn: Any = torch.backends.cudnn
     before = cudnn.benchmark, cudnn.deterministic

@@ -30,8 +30,8 @@ FIRST_EVAL_ENV = 1_000_000
 index, so evaluation and training have different seeds."""
 
 
-def in_workers(config: Config) -> Config:
-    """Return the config with one worker per CPU core, unless it sets workers."""
+def with_env_workers(config: Config) -> Config:
+    """Return the config with one env worker per CPU core, unless it sets workers."""
     vector = config.env.vector
     if vector.workers or vector.native:
         return config

@@ -128,7 +128,7 @@ class RunEnd(NamedTuple):
     error: str = ""
 
 
-def last_end(path: Path) -> RunEnd:
+def read_last_end(path: Path) -> RunEnd:
     """Return how the last start of a run ended, if it was recorded."""
     starts = _read_starts(path)
     if not starts or not isinstance(starts[-1], dict):
@@ -294,7 +294,7 @@ def read_config(logdir: Path, replaces_task: bool = False) -> Config:
 
     check(import_paths([settings]))  # before plug-ins are imported to parse settings
     config = config_from_settings(settings, str(path))
-    check(import_paths_of(config))  # also settings that a regular expression sets
+    check(import_paths_of(config))  # settings may also be set by patterns of names
     return config
 
 
@@ -346,8 +346,8 @@ def resolve_logdir(template: str) -> Path:
     """Return the folder of `--logdir`, with `{timestamp}` and `~` replaced."""
     if not template.strip():
         raise UserError("--logdir is empty.\n  Fix: --logdir ~/logdir/{timestamp}")
-    kaggle = Path("/kaggle/working")
-    if template.startswith("~/logdir/") and kaggle.is_dir():  # kept after a session
+    kaggle = Path("/kaggle/working")  # the folder that is kept after a session
+    if template.startswith("~/logdir/") and kaggle.is_dir():
         template = str(kaggle / template.removeprefix("~/"))
     stamp = time.strftime("%Y%m%dT%H%M%S")
     return Path(template.replace("{timestamp}", stamp)).expanduser().absolute()

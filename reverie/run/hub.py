@@ -112,8 +112,8 @@ def explain(error: Exception, name: str) -> Exception:
             f"The Hub refused the request for {repository}: {reason}\n"
             "  Fix: log in with `hf auth login`, or try again later."
         )
-    from_client = type(error).__module__.startswith("http")
-    if is_offline or from_client or isinstance(error, OSError):
+    is_http_error = type(error).__module__.startswith("http")
+    if is_offline or is_http_error or isinstance(error, OSError):
         reason = " ".join(str(error).split())[:200]
         return UserError(
             f"The Hub cannot be reached for {repository}: {reason}\n"

@@ -37,14 +37,14 @@ def check_agent(imported: ImportedFile, agent: str) -> None:
             presets = imported.importer.presets(no_task, imported.contents)
         fix = f"--configs {presets[0]}" if presets else f"--agent {imported.agent}"
         raise UserError(
-            f"{imported.describe()}, which the agent {imported.agent!r} imports, but "
-            f"the agent of this run is {agent!r}.\n  Fix: {fix}, without settings that "
-            "choose another agent."
+            f"{imported.describe()}. The agent {imported.agent!r} can load it, but the "
+            f"agent of this run is {agent!r}.\n  Fix: {fix}, without settings that "
+            "select another agent."
         )
 
 
 def missing_task(imported: ImportedFile) -> UserError:
-    """Return the error for a file that is used without a task."""
+    """Return the error for a checkpoint without a task, if the user gives none."""
     return UserError(
         f"{imported.describe()} and does not contain its task.\n"
         f"  Fix: {imported.importer.task_hint}"
@@ -63,13 +63,13 @@ def encoder_importer(imported: ImportedFile) -> EncoderImporter:
     return encoder
 
 
-def settings_of_file(
+def infer_settings(
     imported: ImportedFile, given: Settings, components: str
 ) -> dict[str, Any]:
-    """Return the settings that follow from a file, for the components to load."""
-    infer = imported.importer.infer_settings
+    """Infer the settings of the components to load from a checkpoint."""
+    importer = imported.importer
     with imported.explain_import_errors():
-        inferred = infer(imported.path, imported.contents, given)
+        inferred = importer.infer_settings(imported.path, imported.contents, given)
     settings: dict[str, Any] = {}
     for component, values in inferred.items():
         # settings of the component "" are always used

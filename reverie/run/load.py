@@ -29,7 +29,11 @@ from reverie.api import (
     UserError,
 )
 from reverie.capabilities import HasWorldModelEnv, WorldModelEnv
-from reverie.datasets.action_units import Convert, check_same_actions, convert_actions
+from reverie.datasets.action_units import (
+    ActionConverter,
+    check_same_actions,
+    make_action_converter,
+)
 from reverie.datasets.images import ImageCrop, check_obs_space
 from reverie.run import checkpoint, device
 from reverie.run.checkpoint import Checkpoints, find_checkpoint
@@ -48,7 +52,7 @@ class UntrainedPolicy(UserError):
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run folder, one of its checkpoints, and the config to use it with."""
+    """A run folder, one of its checkpoints, and the config to load it with."""
 
     folder: Path
     checkpoint: Path
@@ -99,24 +103,28 @@ class SavedRun:
         return source.adapt(self._load_weights(source.trained_spaces, state))
 
     def policy_source(self, spaces: Any) -> PolicySource:
-        """Return what a policy for an environment with these spaces is built from."""
+        """Return config, spaces and image crop of a policy for this environment."""
         self._check_policy()
         spaces = RunSpaces(spaces.obs_space, spaces.act_space)
         crop = self.image_crop()
         if crop is None:
-            trained = self._trained_in(spaces)
+            trained = self._training_spaces(spaces)
             return PolicySource(self.config, spaces, trained, None)
         trained, task = read_spaces(self.folder), self.config.task
         check_obs_space(crop, spaces.obs_space, task)
         check_same_actions(
-            "the recordings", trained.act_space, task, spaces.act_space, values=False
+            "the recordings",
+            trained.act_space,
+            task,
+            spaces.act_space,
+            check_range=False,
         )
         return PolicySource(self.config, spaces, trained, crop)
 
-    def _trained_in(self, spaces: RunSpaces) -> RunSpaces:
-        """Return these spaces with the action bounds of the environment of the run.
+    def _training_spaces(self, spaces: RunSpaces) -> RunSpaces:
+        """Return these spaces with the action bounds of the run's environment.
 
-        Raises if their actions or the shapes of their observations are others.
+        Raises if the run has other actions or other shapes of observations.
         """
         if not (self.folder / SPACES_FILE).exists():
             return spaces
@@ -140,7 +148,7 @@ class SavedRun:
         data = " ".join(as_paths(config.offline.data)) or "PATH"
         raise UserError(
             f"{self.folder} has no trained policy, only a world model.\n"
-            f"  Fix: clone recorded actions with `reverie bc --bc.run {self.folder} "
+            f"  Fix: train one by behavior cloning, `reverie bc --bc.run {self.folder} "
             f"--offline.data {data}`, or train with --{config.agent}."
             f"{settings.policy_setting} True. Without --task, `reverie eval` evaluates "
             "the world model on recordings."
@@ -149,12 +157,12 @@ class SavedRun:
 
 @dataclass(frozen=True)
 class ImportedRun(SavedRun):
-    """A checkpoint of another implementation, and the config to use it with."""
+    """A checkpoint of another implementation, and the config to load it with."""
 
     def image_crop(self) -> None:
         return None
 
-    def _trained_in(self, spaces: RunSpaces) -> RunSpaces:
+    def _training_spaces(self, spaces: RunSpaces) -> RunSpaces:
         return spaces  # the bounds of its actions are not known
 
     def spaces(self) -> RunSpaces:
@@ -190,7 +198,7 @@ class PolicySource(NamedTuple):
         """
         if self.crop is None and self.trained_spaces == self.spaces:
             return agent
-        convert, message = convert_actions(
+        convert, message = make_action_converter(
             self.trained_spaces.act_space,
             self.spaces.act_space,
             "the run" if self.crop is None else "the recordings",
@@ -224,10 +232,9 @@ def _make_agent(config: Config, spaces: Any) -> Agent:
 
 
 class ConvertingAgent:
-    """Wraps an agent that was trained on recorded episodes, or in an environment with
-    other bounds of actions, to act in an environment."""
+    """Wraps an agent that was trained with other action bounds or images."""
 
-    def __init__(self, agent: Agent, crop: ImageCrop | None, convert: Convert):
+    def __init__(self, agent: Agent, crop: ImageCrop | None, convert: ActionConverter):
         self.agent, self.crop, self.convert = agent, crop, convert
         self.windows, self.extras = agent.windows, agent.extras
         self.schedule = agent.schedule
@@ -261,9 +268,9 @@ class ConvertingAgent:
 
 
 class ConvertingWorldModelAgent(ConvertingAgent):
-    """A `ConvertingAgent` whose agent has a world model.
+    """A `ConvertingAgent` with a world model.
 
-    The world model uses the action units and image crops of the training.
+    The world model uses the action bounds and image crops of the training.
     """
 
     agent: Any

@@ -1,6 +1,6 @@
 """Errors for runs that do not fit into memory.
 
-`check_memory` refuses settings that need more memory than there is, by a lower bound.
+`check_memory` refuses settings whose minimum memory is more than is available.
 `explain_out_of_memory` converts a failed allocation to an error with the requested size
 and the settings that reduce it.
 """
@@ -22,7 +22,7 @@ from reverie.replay.memory_plan import available_memory, format_bytes
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.config import Config
 from reverie.run.folder import resolve_logdir
-from reverie.run.size import free_gpu_memory, smaller_size, uses_cuda
+from reverie.run.size import free_gpu_memory, smaller_size_flag, uses_cuda
 
 MIN_ROW_BYTES = 256
 """Lower bound of the memory per row of a batch: 64 activations in float32."""
@@ -105,7 +105,7 @@ def _check_networks(config: Config, memory: int, where: str) -> None:
 def _refuse(
     config: Config, group: dict[str, int], needed: str, memory: int, where: str
 ) -> None:
-    """Raise an error for batch settings that need too much memory."""
+    """Raise the error for batches that need too much memory."""
     settings = " and ".join(f"--{name} {value}" for name, value in group.items())
     default = configs.flatten(type(config.agent_config)())
     prefix = settings_name(config.agent) + "."
@@ -113,8 +113,8 @@ def _refuse(
     largest = max(group, key=lambda name: group[name] / defaults[name])
     fix = f"--{largest} {defaults[largest]}"
     if group[largest] <= defaults[largest]:  # the networks are too large
-        size = smaller_size(config) or "smaller networks"
-        fix = f"{size}, and no other setting of the size of the networks."
+        size = smaller_size_flag(config) or "smaller networks"
+        fix = f"{size}, without other settings of network sizes."
     raise UserError(
         f"Training with {settings} needs {needed} of {where}, but "
         f"{format_bytes(memory)} are available.\n  Fix: {fix}"
@@ -144,12 +144,13 @@ def explain_out_of_memory(
         if not is_out_of_memory(error):
             raise
         raise UserError(
-            f"{describe(error, activity)}\n  Fix: {_advice(config, settings)}"
+            f"{describe_out_of_memory(error, activity)}\n"
+            f"  Fix: {_advice(config, settings)}"
         ) from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True if an allocation of the host or of a GPU failed."""
+    """True if an allocation in host or GPU memory failed."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     if isinstance(error, OSError):
@@ -159,7 +160,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def describe(error: BaseException, activity: str) -> str:
+def describe_out_of_memory(error: BaseException, activity: str) -> str:
     """Return a sentence about which memory is full, and the requested size."""
     text = error_message(error)
     on_gpu = isinstance(error, torch.OutOfMemoryError) or re.search("CU[A-Z]", text)
@@ -173,14 +174,14 @@ def describe(error: BaseException, activity: str) -> str:
 
 
 def _advice(config: Config, settings: tuple[str, ...]) -> str:
-    """Return which settings reduce the memory, with half of their values."""
+    """Return flags that reduce the memory: half of the current values."""
     values = configs.flatten(config)
     current: dict[str, int] = {name: values[name] for name in settings}
     if not settings:
         for group in _batch_settings(config):
             current |= group
     advice = [f"--{k} {v // 2} (now {v:,})" for k, v in current.items() if v > 1]
-    if smaller := smaller_size(config):
+    if smaller := smaller_size_flag(config):
         advice.append(f"smaller networks ({smaller})")
     advice.append("end other programs that use this memory")
     has_checkpoint = Checkpoints(resolve_logdir(config.logdir) / "ckpt").paths()

@@ -47,7 +47,7 @@ class NonfiniteCheck:
 
 
 def restart_advice(checkpoints: Checkpoints) -> tuple[str, str]:
-    """Return which checkpoint remains after an error in training, and the fix."""
+    """Return a sentence about the last checkpoint, and how to restart from it."""
     changes = "a lower learning rate or --precision float32"
     if not checkpoints.paths():
         fix = f"start it in a new --logdir with {changes}."

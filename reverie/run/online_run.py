@@ -1,4 +1,4 @@
-"""The parts of an online training run: built, saved and restored together."""
+"""`OnlineRun`: builds, saves and restores all parts of an online training run."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ EVAL_REPLAY = "eval_replay"
 
 
 class OnlineRun(BaseRun):
-    """The parts of an online training run.
+    """An online training run: environments, agent, replay, clock and log.
 
-    Entering it builds the parts; `start` restores them if the folder has a checkpoint;
-    `save` writes one checkpoint of all parts. If an error ends the run while its parts
-    are consistent, the run is saved first; otherwise the last checkpoint is kept.
+    Entering the context builds these parts; `start` restores them if the folder has a
+    checkpoint; `save` writes one checkpoint of all. If an error ends the run while its
+    parts are consistent, the run is saved first; otherwise the last checkpoint is kept.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class OnlineRun(BaseRun):
             self.envs = self._open_envs(config, count, first)
         self.status.begin("building the agent")
         self.agent = make_agent(config, self.envs, self.device, self.precision)
-        if not self.share.has_all:
+        if not self.share.is_whole:
             check_can_act_remotely(self.agent, config.agent)
         self._connect_ranks(self.envs, self.path)
         self.shards = self.ranks.shards if self.ranks else None
@@ -111,15 +111,14 @@ class OnlineRun(BaseRun):
         )
         if self.replay.plan.wanted:
             self.print_message(self.replay.plan.describe_reduction())
-            capacity = self.replay.capacity * self.share.ranks
+            capacity = self.replay.capacity * self.share.world_size
             replay = replace(config.replay, capacity=capacity)
             self.config = config = replace(config, replay=replay)
             write_config(self.path, config)
         self.replays = {"replay": self.replay}
         """Replay buffers by the name of their folder and part of the checkpoint."""
         self.replay_states: dict[Path, dict[str, StateDict]] = {}
-        """States of the replay buffers in each kept checkpoint: which files it needs.
-        """
+        """States of the replay buffers in each kept checkpoint, with names of files."""
         self.feed = self._open_feed(self.replay)
         self.clock = Clock(
             config.run,
@@ -338,7 +337,7 @@ class OnlineRun(BaseRun):
             "loop": {
                 **self._loop_state(),
                 "evaluates": self._evaluates,
-                "shards": self.share.ranks,
+                "shards": self.share.world_size,
             },
         }
         if self.shards:
@@ -365,15 +364,15 @@ class OnlineRun(BaseRun):
         """
         known = self.replay_states
         if self.shards:
-            self.shards.keep(kept, saved)
+            self.shards.delete_unused_files(kept, saved)
         try:
             self.replay_states = {
                 path: known.get(path) or self._read_parts(path, self.replays)
                 for path in kept
             }
             for name, replay in self.replays.items():
-                indices = self.replay_states.values()
-                replay.delete_unused_files([i[name] for i in indices if name in i])
+                states = self.replay_states.values()
+                replay.delete_unused_files([x[name] for x in states if name in x])
         except WriteFailed:
             raise
         except (UserError, checkpoint.Damaged, LookupError, InvalidFile) as error:
@@ -437,9 +436,9 @@ class OnlineRun(BaseRun):
         loop = checkpoint.read_part(path, "loop")
         parts.check_share(self.share, loop.get("shards", 1))
         self.agent.load_state_dict(checkpoint.read_part(path, "agent"))
-        indices = self.replay_states[path] = self._read_parts(path, self.replays)
-        for name, index in indices.items():
-            self.replays[name].load(index)
+        states = self.replay_states[path] = self._read_parts(path, self.replays)
+        for name, state in states.items():
+            self.replays[name].load(state)
         if self.ranks and self.shards:
             self.ranks.load()
             self.shards.restore(path)
@@ -462,10 +461,10 @@ class OnlineRun(BaseRun):
         config, clock = self.config, self.clock
         window = self.agent.windows.get("train")
         epochs = config.agent_config.epochs
-        due, most = "", f"{epochs:,} epochs, at most " if epochs else ""
+        updates, limit = "", f"{epochs:,} epochs, at most " if epochs else ""
         if window and config.run.train_ratio and self.agent.schedule is None:
             rows = window.batch * window.length
-            due = (
+            updates = (
                 f"  one update trains on {window.batch} x {window.length} steps and is "
                 f"due every {rows / config.run.train_ratio:.4g} agent steps\n"
             )
@@ -473,8 +472,8 @@ class OnlineRun(BaseRun):
             f"{config.agent} on {config.task}, {self.device} in {self.precision}\n"
             f"{describe_size(config, not self.clock.step)}"
             f"  run folder {self.path}\n"
-            f"  {most}{config.run.steps:,} agent steps of {clock.repeat} frames each, "
-            f"{self.config.actors.num_envs or self.config.run.envs} at a time\n{due}"
+            f"  {limit}{config.run.steps:,} agent steps of {clock.repeat} frames each, "
+            f"in {config.actors.num_envs or config.run.envs} environments\n{updates}"
             f"  {self.replay.plan.describe()}{self.feed.describe()}"
-            f"{'' if self.share.has_all else ', on each rank'}"
+            f"{'' if self.share.is_whole else ', on each rank'}"
         )

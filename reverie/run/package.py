@@ -51,7 +51,7 @@ OpenFile = Callable[[str], AbstractContextManager[Any]]
 
 
 def run_path(name: str | Path) -> Path:
-    """Return the run folder of `name`: unpack a package, return other paths unchanged.
+    """Return the run folder to load: unpack a package; other paths are unchanged.
 
     `name` is a run folder, a checkpoint, a file `*.reverie`, or `hf://user/name` with
     an optional `@revision`.

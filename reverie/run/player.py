@@ -25,7 +25,7 @@ OUTCOME = ("reward", "cont")
 
 
 class ImaginedRollout(NamedTuple):
-    """A rollout of a world model; entry h follows the h-th action.
+    """A rollout of a world model; entry h is the prediction after the h-th action.
 
     Arrays are `(H, ...)`, or `(N, H, ...)` for a batch.
     """
@@ -251,7 +251,7 @@ class Player:
         if unknown := [key for key in flags if key not in FLAGS]:
             raise UserError(
                 f"act() got {', '.join(unknown)}.\n"
-                f"  Fix: pass greedy, {', '.join(FLAGS)}, or none of them."
+                f"  Fix: the arguments are obs, greedy, {', '.join(FLAGS)}."
             )
         arrays = {k: _to_array(k, value, "observation") for k, value in flat.items()}
         is_batch = _has_batch_axis(arrays, self.obs_space)

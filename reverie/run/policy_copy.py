@@ -24,7 +24,7 @@ class PolicyCopy:
     def __init__(self, agent: Agent, copy: Any, updates: Callable[[], int]):
         assert isinstance(agent, CanActRemotely)
         self.agent, self.copy = agent, copy
-        self._updates, self._copied = updates, -1
+        self._updates, self._copied = updates, -1  # updates at the last copy
 
     @property
     def extras(self) -> Spaces:

@@ -1,6 +1,6 @@
 """Traces of some updates and of the loop around them, with `torch.profiler`.
 
-The file can be opened with Perfetto (https://ui.perfetto.dev) and with the profiler
+The trace can be opened with Perfetto (https://ui.perfetto.dev) and with the profiler
 plug-in of TensorBoard. The sections of the run's timer are regions of the trace.
 """
 
@@ -21,7 +21,7 @@ FOLDER = "profile"
 WARMUP_UPDATES = 5
 """Updates before the trace, in which kernels are compiled and CUDA graphs captured."""
 REGIONS = {"train": "update"}
-"""Names in the trace of timer sections that have another name there."""
+"""Timer sections that have another name in the trace."""
 
 
 class Profiler:

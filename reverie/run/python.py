@@ -125,7 +125,7 @@ def _refuse_presets(logdir: str | Path, presets: list[str], imported: bool) -> N
 def _config(configs: Sequence[str], flags: dict[str, Any]) -> Config:
     """Return the config of a new run, or of the run in `logdir` to resume.
 
-    If presets are given for a run to resume, they must give its saved settings.
+    Presets that are given for a run to resume must result in its saved settings.
     """
     logdir = resolve_logdir(str(flags["logdir"])) if "logdir" in flags else None
     if logdir is None or not (logdir / "ckpt").exists():
@@ -151,9 +151,8 @@ def evaluate(
 
     Returns what `reverie eval` writes to `eval.json`: `result.summary["score"]` is the
     mean score, `result.episodes` has every episode. With `videos`, that many episodes
-    are recorded (`result.files`). `env`, `trust` and settings are those of `train`.
-    `logdir` may be what `load` takes; `configs` are the presets of a checkpoint of
-    another implementation.
+    are recorded (`result.files`). `env`, `trust` and settings are those of `train`,
+    `logdir` and `configs` are those of `load`.
     """
     flags, presets = _flags(env, settings), _presets(configs)
     with allow(import_paths([flags]).values(), everything=trust):
@@ -218,12 +217,13 @@ def load(
 
     `logdir` is a run folder, a checkpoint, a file of `reverie pack`, or a repository on
     the Hugging Face Hub: `hf://user/name` or `hf://user/name@revision`. `device` is
-    `cuda`, `cpu` or `mps`; None for that of the run. `logdir` may also be a checkpoint
-    of another implementation, a file or its run folder: `agent.pkl` of
-    danijar/dreamerv3, `latest.pt` of dreamerv3-torch, or `last.pt` of Δ-IRIS. Then
-    `task` is needed if no config was saved with it, and `configs` (presets) and
-    settings, as those of `train`, give what cannot be inferred from its tensors.
-    `trust` loads a run of another user or machine whose config names modules to import.
+    `cuda`, `cpu` or `mps`; None for that of the run. `trust` loads a run of another
+    user or machine whose config names modules to import.
+
+    `logdir` may also be a checkpoint of another implementation, a file or its run
+    folder: `agent.pkl` of danijar/dreamerv3, `latest.pt` of dreamerv3-torch, or
+    `last.pt` of Δ-IRIS. If no config was saved with it, give a `task`. Presets
+    (`configs`) and settings, as in `train`, set what its tensors do not determine.
     """
     given = {**_flags(None, settings), "device": device, "task": task}
     flags = [(name, value) for name, value in given.items() if value is not None]

@@ -1,7 +1,7 @@
-"""Runs updates that a signal can abort before the optimizer step (`nets/abort.py`).
+"""Updates that a signal can abort before the optimizer step (`nets/abort.py`).
 
-After an aborted update, everything that it has changed is restored: the position of the
-feed, and the state that the agent lists in `state_changed_by_loss`.
+An aborted update is undone, so that a resumed run repeats it: the position of the feed
+and the state that the agent lists in `state_changed_by_loss` are restored.
 """
 
 from __future__ import annotations

@@ -8,11 +8,14 @@ the run is resumed or its agent is loaded.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import torch
 
+from reverie import config as configs
 from reverie.capabilities import AgentConfig
+from reverie.run.presets import expand_presets
 
 if TYPE_CHECKING:
     from reverie.run.config import Config
@@ -72,7 +75,12 @@ def describe_size(config: Config, is_new: bool) -> str:
     )
 
 
-def smaller_size(config: Config) -> str:
-    """Return the flag for smaller networks; empty if the agent has no sizes."""
-    sizes = config.agent_config.sizes
-    return f"--configs {sizes[-1]}" if sizes and config.size != sizes[-1] else ""
+def smaller_size_flag(config: Config) -> str:
+    """Return the flag for the smallest networks; empty if it would not reduce them."""
+    agent = config.agent_config
+    if not agent.sizes:
+        return ""
+    layers = [("the config", asdict(config)), *expand_presets(agent.sizes[-1:])]
+    smallest = configs.resolve(type(config), layers).agent_config
+    is_smaller = smallest.training_memory < agent.training_memory
+    return f"--configs {agent.sizes[-1]}" if is_smaller else ""

@@ -37,8 +37,7 @@ def train(
 
 
 def train_online(run: OnlineRun) -> Path:
-    """Build the parts of a run, restore them if it is resumed, and train; return its
-    folder."""
+    """Build the parts of a run, restore or start it, and train; return its folder."""
     with explain_out_of_memory(run.config, "training"), run:
         feed, clock, logger = run.feed, run.clock, run.logger
         run.start()

@@ -52,9 +52,9 @@ _allowed: ContextVar[_Allowed] = ContextVar("_allowed", default=_NOTHING)
 
 @contextlib.contextmanager
 def allow(names: Iterable[str] = (), everything: bool = False) -> Iterator[None]:
-    """Allow the modules of these import paths, or all modules, for all stored configs.
+    """Context in which saved configs may import these modules, or everything.
 
-    Applies to code inside the block. Nested blocks add to the allowed modules.
+    Nested contexts add to the allowed modules.
     """
     before = _allowed.get()
     modules = before.modules | {_module_of(name) for name in names}

@@ -128,14 +128,14 @@ OFFLINE = (
 )
 """Settings that training on recorded data does not use."""
 
-WITHOUT_TASK = (
+WITHOUT_ENV = (
     UnusedSetting("env.resize", NO_ENVS, "--offline.read.size {value}"),
     UnusedSetting("env.", NO_ENVS),
     UnusedSetting("run.eval_envs", NO_ENVS),
     UnusedSetting("run.eval_configs", NO_ENVS),
 )
-"""Settings without effect if the task is not an environment. A run on recordings can
-have an environment as its task: `reverie eval` then evaluates the agent in it."""
+"""Settings that offline training does not use if the task is not an environment. If it
+is one, `reverie eval` evaluates the agent in it."""
 
 WITHOUT_RECORDINGS = tuple(
     UnusedSetting(f"offline.{name}", SEQUENCE_DATASET, instead)
@@ -184,9 +184,9 @@ def resolve_for_command(
 
 
 def unused_in_environment(config: Config) -> list[UnusedSetting]:
-    """Return what an evaluation in an environment does not use."""
-    agent, reason = settings_name(config.agent), "an evaluation does not train"
-    training = (UnusedSetting(f"{agent}.{x}", reason) for x in TRAINING_SETTINGS)
+    """Return the settings that an evaluation in an environment does not use."""
+    agent = settings_name(config.agent)
+    training = (UnusedSetting(f"{agent}.{x}", NO_TRAINING) for x in TRAINING_SETTINGS)
     return [*IN_ENVIRONMENT, *training]
 
 
@@ -200,8 +200,8 @@ def with_used_flags(
     """Return a saved config with some settings changed; refuse unused ones.
 
     For an unknown name, only `options` and settings that the command uses are
-    suggested. For an evaluation, no settings of the agent are, because most of them are
-    about training.
+    suggested. For `reverie eval`, settings of the agent are not suggested, because most
+    of them are about training.
     """
     try:
         changed = with_flags(config, flags)
@@ -286,21 +286,21 @@ def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
     if command in ("eval", "bench"):
         unused = [
             *(EVALUATION if command == "eval" else BENCH),
-            *_unused_of_other_agents(config),
-            *_unused_of_one_process(config),
+            *_settings_of_other_agents(config),
+            *_unused_with_one_process(config),
         ]
         is_env = config.task != "recordings" and not is_sequence_task(config.task)
-        return [*unused, *(_unused_of_other_suites(config) if is_env else ())]
-    unused = [*config.agent_config.unused, *_unused_of_other_agents(config)]
-    unused += _unused_of_one_process(config)
+        return [*unused, *(_settings_of_other_suites(config) if is_env else ())]
+    unused = [*config.agent_config.unused, *_settings_of_other_agents(config)]
+    unused += _unused_with_one_process(config)
     on_sequences = config.agent_config.sequence_window is not None
     if on_sequences or command in OFFLINE_COMMANDS:
         unused += OFFLINE
         is_env = config.task != "recordings" and not is_sequence_task(config.task)
         if not is_env:
-            unused += WITHOUT_TASK
+            unused += WITHOUT_ENV
         if on_sequences:
-            unused += _unused_of_sequences(config)
+            unused += _unused_on_sequences(config)
         if is_sequence_task(config.task):
             unused += WITHOUT_RECORDINGS
         elif not on_sequences:
@@ -312,8 +312,8 @@ def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
             every = "--run.report_every sets the interval of evaluations."
             unused.append(UnusedSetting("offline.report_epochs", reason, every))
     else:
-        unused += [*ONLINE, *_unused_of_recordings(config), *_unused_sampling(config)]
-        unused += _unused_of_actors(config)
+        unused += [*ONLINE, *_unused_online(config), *_unused_sampling(config)]
+        unused += _unused_with_or_without_actors(config)
         is_env = True
         if not config.agent_config.epochs:
             reason = f"the agent {config.agent!r} is not trained in epochs"
@@ -322,7 +322,7 @@ def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
         if command == "train":
             unused += WITHOUT_EVALUATION
     if is_env:
-        unused += _unused_of_other_suites(config)
+        unused += _settings_of_other_suites(config)
         if not any(config.env.resize):
             reason = "images are not resized"
             fix = "add --env.resize 64 64, or remove --env.resample."
@@ -338,14 +338,14 @@ def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
     return unused
 
 
-def _unused_of_one_process(config: Config) -> Iterator[UnusedSetting]:
-    """Yield the settings that have no effect if one process trains alone."""
+def _unused_with_one_process(config: Config) -> Iterator[UnusedSetting]:
+    """Yield the settings that have no effect in a run of one process."""
     if max(config.processes, find_launch().world_size) == 1:
         for name in ("run.rank_timeout", "replay.ranks"):
             yield UnusedSetting(name, "one process trains", "add --devices 2")
 
 
-def _unused_of_actors(config: Config) -> Iterator[UnusedSetting]:
+def _unused_with_or_without_actors(config: Config) -> Iterator[UnusedSetting]:
     """Yield the settings that have no effect with actors, or without them."""
     if config.actors.count:
         yield from ACTORS
@@ -355,8 +355,8 @@ def _unused_of_actors(config: Config) -> Iterator[UnusedSetting]:
             yield UnusedSetting(name, "it has no actors", "add --actors.count 8.")
 
 
-def _unused_of_recordings(config: Config) -> Iterator[UnusedSetting]:
-    """Yield the settings of recorded episodes that online training does not use."""
+def _unused_online(config: Config) -> Iterator[UnusedSetting]:
+    """Yield the settings of offline training that online training does not use."""
     for name in settings_of(config):
         if name.startswith("offline.") and not name.startswith("offline.read."):
             yield UnusedSetting(name, COLLECTS)
@@ -382,10 +382,10 @@ def _unused_sampling(config: Config) -> Iterator[UnusedSetting]:
 
 def _unused_exploration(config: Config, command: str) -> list[UnusedSetting]:
     """Return the settings of exploration that have no effect."""
-    policy, acts = config.explore.policy, command not in OFFLINE_COMMANDS
+    policy, is_online = config.explore.policy, command not in OFFLINE_COMMANDS
     settings = config.agent_config
-    unused = [] if acts else [UnusedSetting("explore.until", NO_ENVS)]
-    if policy == "random" and not acts:
+    unused = [] if is_online else [UnusedSetting("explore.until", NO_ENVS)]
+    if policy == "random" and not is_online:
         unused.append(UnusedSetting("explore.", NO_ENVS))
     used = {"none": [], "random": ["until"]}.get(policy)
     reason, fix = f"the exploration policy is {policy!r}", ""
@@ -424,7 +424,7 @@ def _names_in(schema: Any, prefix: str) -> list[str]:
     return [name for name in configs.settings_of(schema) if name.startswith(prefix)]
 
 
-def _unused_of_other_agents(config: Config) -> Iterator[UnusedSetting]:
+def _settings_of_other_agents(config: Config) -> Iterator[UnusedSetting]:
     """Yield the settings of other agents.
 
     If this agent has a setting of the same name, it is suggested instead.
@@ -443,7 +443,7 @@ def _unused_of_other_agents(config: Config) -> Iterator[UnusedSetting]:
         yield UnusedSetting(f"{group}.", reason)
 
 
-def _unused_of_other_suites(config: Config) -> Iterator[UnusedSetting]:
+def _settings_of_other_suites(config: Config) -> Iterator[UnusedSetting]:
     """Yield the settings of other suites.
 
     If the suite of the task has a setting of the same name, it is suggested instead.
@@ -466,7 +466,7 @@ def _unused_of_other_suites(config: Config) -> Iterator[UnusedSetting]:
         yield UnusedSetting(prefix, reason)
 
 
-def _unused_of_sequences(config: Config) -> Iterator[UnusedSetting]:
+def _unused_on_sequences(config: Config) -> Iterator[UnusedSetting]:
     """Yield the settings that the sequence dataset of a run does not use."""
     dataset_class: type = EpisodeSequences
     if is_sequence_task(config.task):

@@ -18,7 +18,7 @@ from reverie.api import UserError
 from reverie.cli import main as cli
 from reverie.convert.importers import find_file, open_file
 from reverie.run.config import Config, resolve
-from reverie.run.imported import import_state, settings_of_file
+from reverie.run.imported import import_state, infer_settings
 
 IRIS = {"tokenizer.quantizer.codebook": torch.zeros(4, 2)}
 VTA = {"state_model.abs_feat.weight": torch.zeros(4, 6)}
@@ -181,7 +181,7 @@ def test_wrong_files_of_two_programs_are_named(tmp_path):
     save_pickle({"x": 1}, tmp_path / "agent.pkl")
     (tmp_path / "a.txt").write_text("hello")
     for name, kind in (("a.txt", "text file"), ("agent.pkl", "pickle with the")):
-        with pytest.raises(UserError, match=f"{kind}.*\n  Fix: give the folder of"):
+        with pytest.raises(UserError, match=f"{kind}.*\n  Fix: use the folder of"):
             open_file(tmp_path / name, Config)
 
 
@@ -189,7 +189,7 @@ def test_files_next_to_a_checkpoint_lead_to_it(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     torch.save(IRIS, tmp_path / "checkpoints" / "last.pt")
     torch.save(7, tmp_path / "checkpoints" / "epoch.pt")
-    with pytest.raises(UserError, match=r"with a int.*\n  Fix: give .*last\.pt"):
+    with pytest.raises(UserError, match=r"with a int.*\n  Fix: use .*last\.pt"):
         open_file(tmp_path / "checkpoints" / "epoch.pt", Config)
     own = tmp_path / "000000000001-000001"
     own.mkdir()
@@ -293,7 +293,7 @@ def test_unexpected_shapes_are_one_message(shape, tmp_path):
                 try:
                     save(contents, path)
                     imported = open_file(path, Config)
-                    settings_of_file(imported, {}, ".*")
+                    infer_settings(imported, {}, ".*")
                     import_state(imported, {"dyn": {}, "enc": {}, "world": {}}, ".*")
                 except UserError as error:
                     assert "Fix:" in str(error)  # noqa: PT017

@@ -48,9 +48,7 @@ def test_chunks_are_put_in_order_and_duplicates_are_ignored():
 def test_missing_rows_are_found():
     sequence = ChunkSequence(incarnation=0, envs=1)
     sequence.add(make_chunk(0, 0))
-    with pytest.raises(
-        MissingChunkError, match=r"\[3\] were expected and \[4\] received"
-    ):
+    with pytest.raises(MissingChunkError, match=r"rows \[4\] instead of \[3\]"):
         sequence.add(make_chunk(1, 4))
 
 
@@ -74,7 +72,7 @@ class StubWorker:
     def open(self):
         return self.info
 
-    def begin(self, state):
+    def reset(self, state):
         self.state = state
 
     def collect(self, request, weights):

@@ -124,7 +124,7 @@ def test_every_setting_that_names_code_is_checked(foreign, folder, setting, name
 def test_a_base_agent_that_does_not_exist_is_refused(foreign):
     for name in ("bc", "task", "-1.5"):
         change(foreign, agent="bc", bc__run_agent=name)
-        with pytest.raises(UserError, match="cannot use the agent"):
+        with pytest.raises(UserError, match="The base agent of 'bc' cannot be"):
             read_config(foreign)
 
 

@@ -1,6 +1,6 @@
-"""Remote actors: processes that step environments and act, also on other machines.
+"""Remote actors: processes that act in environments, on this and other machines.
 
-`worker.py` is the code in the process of an actor, `pool.py` starts actors and checks
-what they send, `collector.py` is the `api.Collector` of the training loop. They use Ray
-through `ray_transport.py` only.
+`worker.py` runs in the process of an actor. In the process of the learner, `pool.py`
+starts actors and checks what they send, and `collector.py` is the `api.Collector` of
+the training loop. Only `ray_transport.py` uses Ray.
 """

@@ -1,4 +1,4 @@
-"""Messages between the learner and its actors, and the check that none is missing.
+"""Messages between the learner and its actors, and a check for missing chunks.
 
 The learner requests a number of steps from an actor. The actor collects them with the
 newest weights it has and returns one chunk. The chunks of an actor are numbered from 0.
@@ -37,14 +37,14 @@ class ActorSpec:
 
     actor: int
     incarnation: int
-    """Counts the processes of the actor, from 0, since the learner was started."""
+    """Number of restarts of the actor since the learner was started."""
     times_lost: int
-    """How many times the actor was lost in the whole run, also before the run was
-    resumed; part of its seeds."""
+    """How many times the actor was lost since the run began, also before the run was
+    resumed; its seeds depend on it."""
     settings: dict[str, Any]
     """The config as nested dicts, because its class may be defined at run time."""
     make_env: bytes | None
-    """Pickled function that builds an environment; None for the task."""
+    """Pickled function that builds an environment; None to build those of `task`."""
     folder: str
     """Working directory of the learner, from which user modules can be imported."""
     import_paths: tuple[str, ...] = ()
@@ -63,15 +63,15 @@ class ActorInfo:
 
 @dataclass(frozen=True)
 class ChunkRequest:
-    """Request of one chunk."""
+    """Request for one chunk."""
 
     number: int
     """Sequence number of the chunk."""
     steps: int
     """Maximum steps of every environment."""
     first_step: int
-    """Agent steps of the run that were requested before this chunk; the first
-    `run.prefill` steps have random actions."""
+    """Number of agent steps of the run before this chunk; the first `run.prefill` have
+    random actions."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,10 @@ class Chunk:
 
     actor: int
     incarnation: int
-    """Process of the actor that collected it, as in `ActorSpec`."""
+    """As in `ActorSpec`."""
     number: int
     version: int
-    """Version of the weights it was collected with."""
+    """Version of the weights with which it was collected."""
     values: dict[str, np.ndarray]
     """Rows of all steps `(rows, ...)` by key."""
     streams: np.ndarray
@@ -111,7 +111,7 @@ class Chunk:
     envs_per_step: np.ndarray
     """Number of environments that returned a row at each step."""
     row_offsets: np.ndarray
-    """Rows of each environment before this chunk, since the last restart."""
+    """Number of rows of each environment before this chunk, since the last restart."""
     metrics: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Metrics of the episodes that ended, by step in the chunk."""
     env_metrics: dict[str, Any] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class Chunk:
     idle: float = 0.0
     """Seconds that the actor waited before this chunk."""
     busy: float = 0.0
-    """Seconds that collecting it took."""
+    """Seconds that the actor took to collect it."""
     failure: Failure | None = None
     """The error that ended the chunk, if any."""
 
@@ -140,19 +140,19 @@ class Chunk:
 
 
 class ChunkSequence:
-    """Puts the chunks of an actor, until its next restart, in order and checks them."""
+    """Sorts the chunks of one process of an actor and checks that none is missing."""
 
     def __init__(self, incarnation: int, envs: int):
         self.incarnation = incarnation
         self.next_number = 0
         self._next_rows = np.zeros(envs, np.int64)
-        self._early: dict[int, Chunk] = {}
+        self._early: dict[int, Chunk] = {}  # received before a previous chunk
         self.duplicates = 0
 
     def add(self, chunk: Chunk) -> list[Chunk]:
         """Buffer the chunk; return all chunks that can now be delivered in order.
 
-        Chunks from before the restart, and chunks that arrived before, are ignored.
+        Duplicates, and chunks from before the restart, are ignored.
         """
         is_known = chunk.number < self.next_number or chunk.number in self._early
         if chunk.incarnation != self.incarnation or is_known:
@@ -164,8 +164,8 @@ class ChunkSequence:
             chunk = self._early.pop(self.next_number)
             if not np.array_equal(chunk.row_offsets, self._next_rows):
                 raise MissingChunkError(
-                    f"rows {self._next_rows.tolist()} were expected and "
-                    f"{chunk.row_offsets.tolist()} received"
+                    f"it starts at rows {chunk.row_offsets.tolist()} instead of "
+                    f"{self._next_rows.tolist()}"
                 )
             self._next_rows += np.bincount(
                 chunk.streams, minlength=len(self._next_rows)

@@ -33,8 +33,8 @@ from reverie.run.clock import Clock
 
 MAX_AHEAD = 2
 """Maximum chunks of an actor that were requested and not yet returned as rows."""
-PUBLISH_SHARE = 0.05
-"""Maximum share of the time that is used to copy weights for the actors."""
+MAX_COPY_FRACTION = 0.05
+"""Maximum fraction of the time that is spent copying weights for the actors."""
 CHECK_SECONDS = 0.02
 """Time between two checks for new chunks while the queue is not empty."""
 
@@ -47,7 +47,7 @@ class QueuedStep(NamedTuple):
     """The rows of one step of an actor's environments."""
 
     order: tuple[int, int]
-    """Step in the chunk, and actor."""
+    """Position in lockstep: step within the chunk, then actor."""
     rows: Rows
     actor: int
     version: int
@@ -56,15 +56,11 @@ class QueuedStep(NamedTuple):
 
 
 class QueuedFailure(NamedTuple):
-    """An error that is raised when all rows before it were returned."""
+    """An error that is raised after all rows before it were returned."""
 
     order: tuple[int, int]
     failure: Failure
     actor: int
-
-
-def order_of(item: QueuedStep | QueuedFailure) -> tuple[int, int]:
-    return item.order
 
 
 class RemoteCollector:
@@ -83,15 +79,16 @@ class RemoteCollector:
         self.timer, self.rates, self.should_stop = timer, rates, should_stop
         self.envs, self.lockstep = pool.config.envs, pool.config.lockstep
         self.steps = 0
-        """Rows that were returned."""
+        """Number of rows that were returned."""
         self._queue: deque[QueuedStep | QueuedFailure | ActorLost] = deque()
         self._round: list[QueuedStep | QueuedFailure] = []
-        """Steps of the current round, in lockstep."""
+        """Steps of the current round of chunks, in lockstep."""
         self._queued_rows = 0
         self._ahead = [0] * pool.config.count  # chunks requested and not returned
         self._last: dict[int, tuple[Rows, int]] = {}
-        """The newest row of every stream whose episode has not ended."""
-        self._weights: tuple[Any, Any] = ((-1, -1), None)  # version, shared value
+        """Rows and index of the newest row of each stream whose episode continues."""
+        self._weights: tuple[Any, Any] = ((-1, -1), None)
+        """Version (updates, completed epochs) and reference of published weights."""
         self._publish_time, self._publish_cost = -math.inf, 0.0
         self._truncated = 0
         self._ended_episodes: list[tuple[float, float]] = []  # score, length
@@ -131,7 +128,7 @@ class RemoteCollector:
         return summarize_ended(ended)
 
     def metrics(self) -> Metrics:
-        """Return counts of the run, and averages since the last call."""
+        """Return totals of the run, and rates and averages since the last call."""
         seconds = max(1e-9, time.monotonic() - self._start_time)
         actor_seconds = max(1e-9, self._idle + self._busy)
         metrics: Metrics = {
@@ -154,7 +151,7 @@ class RemoteCollector:
         return metrics
 
     def state_dict(self) -> StateDict:
-        """Wait for the requested chunks; return the state of all actors."""
+        """Wait for the requested chunks; return the queue and all actors' states."""
         while any(record.requested for record in self.pool.records):
             self._receive(POLL_SECONDS)
         open_streams = sorted(self._last)
@@ -236,7 +233,7 @@ class RemoteCollector:
                 (self._round if self.lockstep else self._queue).extend(queued)
         if self._round and not any(record.requested for record in self.pool.records):
             # the same order in every run: by step, then by actor
-            self._round.sort(key=order_of)
+            self._round.sort(key=lambda item: item.order)
             self._queue.extend(self._round)
             self._round = []
 
@@ -255,7 +252,7 @@ class RemoteCollector:
         return items
 
     def _request(self) -> None:
-        """Request chunks, up to the steps that the run and its schedule need."""
+        """Request at most `_steps_left` steps from the actors that may collect."""
         if self.should_stop():
             return
         actors = self.pool.running
@@ -268,9 +265,9 @@ class RemoteCollector:
             actors = [r for r in actors if self._ahead[r.index] < MAX_AHEAD]
             actors.sort(key=lambda record: self._ahead[record.index])
         requested = sum(sum(r.requested.values()) for r in self.pool.records)
-        ahead = self._queued_rows + requested * self.envs
-        left = self._steps_left() - ahead
-        if not ahead:
+        pending_rows = self._queued_rows + requested * self.envs
+        left = self._steps_left() - pending_rows
+        if not pending_rows:
             left = max(left, 1)  # the training loop needs at least one step
         for index, record in enumerate(actors):
             share = left / (self.envs * (len(actors) - index))
@@ -278,15 +275,16 @@ class RemoteCollector:
             if steps <= 0:
                 break
             weights = self._publish_weights()
-            self.pool.request(record, steps, self.steps + ahead, *weights)
+            self.pool.request(record, steps, self.steps + pending_rows, *weights)
             self._ahead[record.index] += 1
-            left, ahead = left - steps * self.envs, ahead + steps * self.envs
+            left -= steps * self.envs
+            pending_rows += steps * self.envs
 
     def _steps_left(self) -> float:
-        """Return the steps until the end of the run, or until the schedule trains.
+        """Return the agent steps until the end of the run or the next update.
 
         In lockstep, the end of the run is ignored, so that a run that is extended later
-        equals one that was configured with the longer length.
+        equals one that was longer from the start.
         """
         left = math.inf if self.lockstep else self.clock.steps - self.steps
         schedule = self.clock.schedule
@@ -297,16 +295,16 @@ class RemoteCollector:
     def _publish_weights(self) -> tuple[Any, Any]:
         """Publish the weights if due; return the last published version and weights.
 
-        Copying is limited to a small share of the time, except in lockstep and for a
-        new epoch of the agent's schedule.
+        Copying takes at most `MAX_COPY_FRACTION` of the time, except in lockstep and
+        in a new epoch of the agent's schedule.
         """
         version = (self.clock.updates, self.clock.completed_epochs or 0)
         (_, epochs), shared = self._weights
         begin = time.monotonic()
-        is_early = begin - self._publish_time < self._publish_cost / PUBLISH_SHARE
+        interval = self._publish_cost / MAX_COPY_FRACTION
         if version == self._weights[0] or (
             shared is not None
-            and is_early
+            and begin - self._publish_time < interval
             and not self.lockstep
             and version[1] == epochs
         ):
@@ -327,7 +325,7 @@ class RemoteCollector:
     # Rows
 
     def _next_rows(self) -> Rows:
-        """Return the next rows of the queue; none if it is empty."""
+        """Return the next rows of the queue, or `NO_ROWS` if it is empty."""
         while self._queue:
             item = self._queue[0]
             if isinstance(item, QueuedFailure):
@@ -439,6 +437,6 @@ def to_array(value: Any) -> Any:
 
 
 def saved_metrics(metrics: Metrics) -> list[list[Any]]:
-    """Return metrics in the form of a checkpoint, without videos."""
+    """Return metrics without videos, as lists that a checkpoint can store."""
     arrays = {key: np.asarray(value) for key, value in metrics.items()}
     return [[key, value] for key, value in arrays.items() if value.ndim < 3]

@@ -8,17 +8,17 @@ from reverie.api import UserError
 from reverie.config import check_minimum
 
 MAX_ACTORS = 4096
-"""Limit of the number of actors."""
+"""Maximum number of actors."""
 
 
 @dataclass(frozen=True)
 class ActorsConfig:
-    """Actors in processes of their own, also on other machines (extra `ray`)."""
+    """Remote actors, on this and other machines (needs the extra `ray`)."""
 
     count: int = 0
-    """Number of actors. 0 steps `run.envs` environments without actors."""
+    """Number of actors; with 0, the learner steps `run.envs` environments instead."""
     envs: int = 4
-    """Environments of each actor, which step together."""
+    """Number of environments of each actor, which step together."""
     address: str = ""
     """Ray cluster: `auto` for the one that `ray start` started on this machine, or
     `HOST:PORT`. Empty starts actors on this machine only."""

@@ -23,10 +23,10 @@ def open_actors(
     print_message: Callable[[str], None],
     check_stop: Callable[[], None],
 ) -> ActorPool:
-    """Start the actors of a run; `check_stop` raises if the run is asked to stop."""
+    """Start the actors of a run; `check_stop` raises if a signal was received."""
     if config.deterministic and not config.actors.lockstep:
         raise UserError(
-            "A deterministic run with actors has to collect in rounds.\n"
+            "A deterministic run with actors must collect in lockstep.\n"
             "  Fix: add `--actors.lockstep True`."
         )
     pickled = pickle_make_env(make_env)
@@ -49,7 +49,7 @@ def open_actors(
 
 
 def pickle_make_env(make_env: MakeEnv | None) -> bytes | None:
-    """Pickle a function of the user that makes environments, with cloudpickle."""
+    """Pickle the user's function that makes environments, with cloudpickle."""
     if make_env is None:
         return None
     # also pickles functions of the main module

@@ -1,4 +1,4 @@
-"""The actors of a run, in the process of the learner: restarts, requests and chunks.
+"""`ActorPool`: starts, restarts and calls the actors of a run, for the learner.
 
 An actor is lost if its process or machine ends, if it does not answer in time, or if a
 chunk is missing. It is then started again, on any machine of the cluster that has free
@@ -26,12 +26,12 @@ from reverie.run.actors.chunks import (
 from reverie.run.actors.config import ActorsConfig
 
 FIRST_DELAY, MAX_DELAY = 1.0, 30.0
-"""Seconds before an actor is restarted, after the first and after many failures."""
+"""Seconds before an actor is restarted: after the first failure, and the maximum."""
 POLL_SECONDS = 0.2
-"""Longest wait between two checks of signals and of delays."""
+"""Maximum time between two checks for signals and for actors to restart."""
 
 MakeSpec = Callable[[int, int, int], ActorSpec]
-"""Maps index, incarnation, and times that the actor was lost, to its spec."""
+"""Returns the spec of an actor from its index, incarnation and `times_lost`."""
 
 
 class CallResult(NamedTuple):
@@ -79,17 +79,18 @@ class ActorRecord:
     index: int
     sequence: ChunkSequence
     phase: Literal["starting", "ready", "resetting", "running", "backoff"] = "starting"
-    """`starting`: builds its environments; `ready`: has built them; `resetting`:
-    starts episodes; `running`: can collect; `backoff`: is restarted later."""
+    """`starting`: builds its environments; `ready`: has built them; `resetting`: starts
+    episodes; `running`: can collect; `backoff`: waits for its restart."""
     incarnation: int = 0
     """As in `ActorSpec`."""
     times_lost: int = 0
-    """How many times it was lost in the whole run."""
+    """As in `ActorSpec`."""
     failures: int = 0
     """How many times in a row it was lost, without a chunk in between."""
     retry_time: float = 0.0
+    """When it is restarted, in `backoff`."""
     waiting_since: float = 0.0
-    """Start of the current wait for a result; set again with each result."""
+    """When the learner began to wait for its next result."""
     pending_calls: int = 0
     """Calls without a result."""
     requested: dict[int, int] = field(default_factory=dict)
@@ -99,7 +100,7 @@ class ActorRecord:
     """Version of the weights that were last sent to it: the numbers of updates and of
     completed epochs of the agent."""
     state_to_restore: StateDict | None = None
-    """Saved state with which `reset_envs` continues."""
+    """Saved state from which `reset_envs` continues."""
 
 
 class ActorLost(NamedTuple):
@@ -111,7 +112,7 @@ class ActorLost(NamedTuple):
 class ActorPool:
     """Starts and restarts actors, requests chunks and returns them in order.
 
-    Has the properties of `api.VecEnv` that describe environments.
+    It has the spaces, `render_fps` and `len` of an `api.VecEnv`.
     """
 
     def __init__(
@@ -130,8 +131,8 @@ class ActorPool:
             for index in range(config.count)
         ]
         self.counts = dict.fromkeys(("restarts", "lost_chunks", "duplicates"), 0)
-        self._states: dict[int, StateDict | None] = {}
-        self._has_begun = False
+        self._states: dict[int, StateDict | None] = {}  # received by `states`
+        self._is_collecting = False  # True after `reset_envs`
         self._info: ActorInfo | None = None
         self._data_time = self._poll_time = now()
         """Times of the last chunk and of the last `_poll`, for the timeout."""
@@ -145,7 +146,7 @@ class ActorPool:
 
     @property
     def info(self) -> ActorInfo:
-        """Environments of the first actor that was ready; waits for it."""
+        """Machine and spaces of the first actor that is ready; waits for it."""
         while self._info is None:
             self._check_stop()
             self._poll(POLL_SECONDS)
@@ -172,7 +173,7 @@ class ActorPool:
 
     def reset_envs(self, states: list[StateDict | None] | None = None) -> None:
         """Let the actors start episodes, or continue from saved states."""
-        self._has_begun, self._data_time = True, self._now()
+        self._is_collecting, self._data_time = True, self._now()
         for record, state in zip(
             self.records, states or [None] * len(self.records), strict=True
         ):
@@ -222,7 +223,7 @@ class ActorPool:
             record.pending_calls -= 1
             record.waiting_since = self._now()
             if isinstance(result.value, CallFailed):
-                results.append(self._stop_lost(record, result.value.reason))
+                results.append(self._schedule_restart(record, result.value.reason))
             else:
                 results += self._handle(record, result.method, result.value)
         results += self._restart_and_check()
@@ -261,7 +262,7 @@ class ActorPool:
     def _reset_envs(self, record: ActorRecord) -> None:
         record.phase = "resetting"
         state, record.state_to_restore = record.state_to_restore, None
-        self._call(record, "begin", state)
+        self._call(record, "reset", state)
 
     def _call(self, record: ActorRecord, method: str, *arguments: Any) -> None:
         if not record.pending_calls:
@@ -272,15 +273,15 @@ class ActorPool:
     def _handle(
         self, record: ActorRecord, method: str, result: Any
     ) -> list[Chunk | ActorLost]:
-        """Handle the result of a call that was answered."""
+        """Handle the result of a call; return its chunks."""
         if isinstance(result, Failure):
             raise_failure(result, record.index)
         if method == "open":
             self._check_spaces(record, result)
             record.phase = "ready"
-            if self._has_begun:
+            if self._is_collecting:
                 self._reset_envs(record)
-        elif method == "begin":
+        elif method == "reset":
             record.phase = "running"
         elif method == "state_dict":
             self._states[record.index] = result
@@ -293,22 +294,22 @@ class ActorPool:
         try:
             chunks = record.sequence.add(chunk)
         except MissingChunkError as error:
-            return [self._stop_lost(record, f"a chunk is missing: {error}")]
+            return [self._schedule_restart(record, f"a chunk is missing: {error}")]
         self.counts["duplicates"] += record.sequence.duplicates - duplicates
         record.requested.pop(chunk.number, None)
         record.failures = 0
         self._data_time = self._now()
         if not record.requested and record.sequence.next_number != record.next_request:
-            return [*chunks, self._stop_lost(record, "a chunk is missing")]
+            return [*chunks, self._schedule_restart(record, "a chunk is missing")]
         return list(chunks)
 
     def _check_spaces(self, record: ActorRecord, info: ActorInfo) -> None:
         if self._info is None:
             self._info = info
             return
-        mine, first = ((each.obs_space, each.act_space) for each in (info, self._info))
+        infos = (self._info, info)
         try:
-            common_spaces([first, mine])
+            common_spaces([(each.obs_space, each.act_space) for each in infos])
         except UserError:
             raise UserError(
                 f"The environments of actor {record.index} on {info.host} have "
@@ -318,8 +319,8 @@ class ActorPool:
 
     # Lost actors
 
-    def _stop_lost(self, record: ActorRecord, reason: str) -> ActorLost:
-        """Stop an actor, and restart it later."""
+    def _schedule_restart(self, record: ActorRecord, reason: str) -> ActorLost:
+        """Stop a lost actor, and restart it after a delay."""
         self.transport.stop(record.index)
         self.counts["lost_chunks"] += len(record.requested)
         record.requested = {}
@@ -327,7 +328,7 @@ class ActorPool:
         if record.failures >= self.config.restarts:
             raise UserError(
                 f"Actor {record.index} ended {record.failures + 1} times in a row "
-                f"without sending data; the last time because {reason}\n"
+                f"without sending data. Last reason: {reason}\n"
                 "  Fix: `ray status` and the logs in /tmp/ray/session_latest/logs show "
                 "why; --actors.restarts allows more restarts."
             )
@@ -352,7 +353,7 @@ class ActorPool:
                 self._start_process(record)
             elif waited > timeout and record.phase in ("resetting", "running"):
                 reason = f"it did not answer for {timeout:.0f} s."
-                lost.append(self._stop_lost(record, reason))
+                lost.append(self._schedule_restart(record, reason))
         is_waiting = self._info is None or any(r.pending_calls for r in self.records)
         if not is_waiting:
             self._data_time = now

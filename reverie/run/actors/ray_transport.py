@@ -22,7 +22,7 @@ from reverie.run.actors.pool import CallFailed, CallResult
 from reverie.run.actors.worker import ActorProcess
 
 STORE_BYTES = 500_000_000
-"""Shared memory of Ray for chunks and weights, if it is started for this run."""
+"""Size of Ray's object store, if this run starts Ray."""
 CLOSE_SECONDS = 3.0
 """Time that actors have to close their environments at the end of a run."""
 
@@ -36,17 +36,17 @@ class RayTransport:
         self._owns_ray = not self.ray.is_initialized()
         if self._owns_ray:
             connect(self.ray, config)
-        # each actor reserves `num_cpus` cores, and calls of its methods none
+        # the actor reserves `num_cpus` cores; its method calls reserve no more
         remote: Any = self.ray.remote(ActorProcess)
-        self._make = remote.options(
+        self._make_actor = remote.options(
             num_cpus=config.cpus, max_restarts=0, scheduling_strategy="SPREAD"
         ).remote
         self._actors: dict[int, Any] = {}
         self._incarnations: dict[int, int] = {}
-        self._calls: dict[Any, tuple[int, int, str]] = {}  # by the future of its result
+        self._calls: dict[Any, tuple[int, int, str]] = {}  # pending, by future
 
     def start(self, spec: ActorSpec) -> None:
-        self._actors[spec.actor] = self._make(spec)
+        self._actors[spec.actor] = self._make_actor(spec)
         self._incarnations[spec.actor] = spec.incarnation
 
     def call(self, actor: int, method: str, *arguments: Any) -> None:

@@ -1,6 +1,6 @@
 """The process of an actor: steps its environments and acts with copies of the weights.
 
-It uses the collector of a run without actors, so that both collect the same rows. An
+It uses `InProcessCollector`, so that rows are the same as in a run without actors. An
 error is returned to the learner as a `Failure`; an actor that ends in any other way is
 restarted.
 """
@@ -60,7 +60,7 @@ def returns_failure(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def describe_failure(error: Exception) -> Failure:
-    """Return the message of an error, with its traceback if it is an internal one."""
+    """Return the message of an error, with its traceback unless it is a `UserError`."""
     if isinstance(error, UserError):
         return Failure(str(error), True)
     return Failure("".join(traceback.format_exception(error)), False)
@@ -107,9 +107,9 @@ class ActorWorker:
         )
 
     @returns_failure
-    def begin(self, state: StateDict | None) -> None:
+    def reset(self, state: StateDict | None) -> None:
         """Start new episodes, or continue from a saved state."""
-        self._rows = np.zeros(len(self.envs), np.int64)
+        self._row_counts = np.zeros(len(self.envs), np.int64)  # since this call
         self._version = 0
         if state is None:
             self.collector.reset()
@@ -120,8 +120,8 @@ class ActorWorker:
 
     @returns_failure
     def collect(self, request: ChunkRequest, weights: Weights | None) -> Chunk:
-        """Collect one chunk; `weights` are given if they have changed."""
-        begin = time.perf_counter()
+        """Collect one chunk; `weights` is None if they have not changed."""
+        start = time.perf_counter()
         if weights is not None:
             self._load_weights(weights)
         self.collector.steps = request.first_step
@@ -136,15 +136,15 @@ class ActorWorker:
             stored = {k: v for k, v in rows.values.items() if k[:4] != "log/"}
             steps.append(dataclasses.replace(rows, values=stored))
             size += sum(value.nbytes for value in stored.values())
-            if time.perf_counter() - begin > self._max_seconds:
+            if time.perf_counter() - start > self._max_seconds:
                 break
-        chunk = self._make_chunk(request, steps, failure, begin)
+        chunk = self._make_chunk(request, steps, failure, start)
         self._idle_since = time.perf_counter()
         return chunk
 
     @returns_failure
     def state_dict(self) -> StateDict:
-        """Return the state from which `begin` continues exactly."""
+        """Return the state from which `reset` continues exactly."""
         return {
             "collector": self.collector.state_dict(),
             "rng": self.agent.policy_rng().state_dict(),
@@ -167,7 +167,7 @@ class ActorWorker:
         request: ChunkRequest,
         steps: list[Rows],
         failure: Failure | None,
-        begin: float,
+        start: float,
     ) -> Chunk:
         all_envs = np.arange(len(self.envs))
         streams = [
@@ -177,26 +177,26 @@ class ActorWorker:
         joined = np.concatenate([*streams, all_envs[:0]])
         messages, self._messages[:] = tuple(self._messages), []
         chunk = Chunk(
-            self.spec.actor,
-            self.spec.incarnation,
-            request.number,
-            self._version,
-            {key: np.concatenate([each.values[key] for each in steps]) for key in keys},
-            joined,
-            np.array([len(each) for each in streams], np.int64),
-            self._rows.copy(),
-            {
+            actor=self.spec.actor,
+            incarnation=self.spec.incarnation,
+            number=request.number,
+            version=self._version,
+            values={k: np.concatenate([x.values[k] for x in steps]) for k in keys},
+            streams=joined,
+            envs_per_step=np.array([len(each) for each in streams], np.int64),
+            row_offsets=self._row_counts.copy(),
+            metrics={
                 step: self._without_videos(each.metrics)
                 for step, each in enumerate(steps)
                 if each.metrics
             },
-            self.envs.metrics(),
-            messages,
-            begin - self._idle_since,
-            time.perf_counter() - begin,
-            failure,
+            env_metrics=self.envs.metrics(),
+            messages=messages,
+            idle=start - self._idle_since,
+            busy=time.perf_counter() - start,
+            failure=failure,
         )
-        self._rows += np.bincount(joined, minlength=len(self.envs))
+        self._row_counts += np.bincount(joined, minlength=len(self.envs))
         return chunk
 
     def _without_videos(self, metrics: dict[str, Any]) -> dict[str, Any]:
@@ -207,7 +207,7 @@ class ActorWorker:
 
 
 class ActorProcess(ActorWorker):
-    """An actor in a process of its own."""
+    """An `ActorWorker` that sets up its own process: imports, threads and logging."""
 
     @returns_failure
     def open(self) -> ActorInfo:

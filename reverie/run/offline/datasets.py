@@ -1,6 +1,6 @@
 """Datasets of offline training: recorded episodes and sequences.
 
-`OfflineDataset` is the interface for the offline loop: a feed of training batches, and
+`OfflineDataset` is the interface to the training loop: a feed of training batches, and
 an evaluation. `OfflineEpisodes` uses the episodes of `offline.data`.
 `OfflineSequences` is for agents that declare a `sequence_window` (VTA); it uses a
 sequence dataset (`datasets/sequences`), or sequences of the episodes of `offline.data`.
@@ -26,7 +26,7 @@ from reverie.capabilities import (
 )
 from reverie.config import check_minimum
 from reverie.convert.importers import ImportedFile
-from reverie.datasets.action_units import ConvertedActions, check_same_actions
+from reverie.datasets.action_units import ConvertedActionsReader, check_same_actions
 from reverie.datasets.episode_cache import EpisodeCacheConfig
 from reverie.datasets.episode_format import BadEpisode
 from reverie.datasets.episodes import ReaderConfig, open_episodes
@@ -38,7 +38,7 @@ from reverie.datasets.images import (
     load_image_crop,
 )
 from reverie.datasets.joined import join_readers
-from reverie.datasets.readers import Reader, SelectedKeys
+from reverie.datasets.readers import Reader, SelectedKeysReader
 from reverie.datasets.sequences import (
     SequenceDataset,
     is_sequence_task,
@@ -126,7 +126,7 @@ class OfflineDataset(Protocol):
         """
 
     def prepare_agent(self, agent: Agent) -> None:
-        """Prepare the agent of a new run before its first update."""
+        """Prepare the agent of a new run, before its first update."""
 
     def evaluate(self, agent: Agent, feed: Any) -> Metrics:
         """Return metrics on the evaluation data; `loss` selects the best checkpoint."""
@@ -214,6 +214,7 @@ class OfflineEpisodes:
         return {key: Moments(*(moment[key] for moment in cropped)) for key in keys}
 
     def _base_weights(self, run: str | ImportedFile, base: Agent | None) -> StateDict:
+        """Read the weights of the base run, or of the encoder of an imported file."""
         if isinstance(run, ImportedFile):
             if base is None:
                 with run.explain_import_errors():
@@ -243,7 +244,7 @@ class OfflineEpisodes:
 
 
 class OfflineSequences:
-    """Sequences of a dataset, with the length that the agent of the config declares.
+    """Sequences of a dataset, with the length of the agent's `sequence_window`.
 
     `seed_offset` is added to the seed, so that a later evaluation of the run can use
     other sequences.
@@ -321,7 +322,7 @@ def open_split(
 ) -> tuple[Reader, Reader]:
     """Open `offline.data` and return its training and evaluation episodes.
 
-    `incomplete` also accepts NPZ files without actions, rewards or flags.
+    With `incomplete`, NPZ files without actions, rewards or flags are accepted, too.
     """
     if not config.data:
         raise UserError("No recorded episodes are given.\n  Fix: --offline.data PATH")
@@ -332,18 +333,20 @@ def open_split(
             for path in as_paths(data)
         ]
 
-    reader = join_readers([SelectedKeys(r, config.keys) for r in open_all(config.data)])
+    reader = join_readers(
+        [SelectedKeysReader(r, config.keys) for r in open_all(config.data)]
+    )
     if config.eval_data:
         others = open_all(config.eval_data)
         crop = ImageCrop(config.images, reader.obs_space)
         for other in others:
             check_obs_space(crop, other.obs_space, other.origin)
         keys = tuple(reader.obs_space)
-        held_out = join_readers([SelectedKeys(other, keys) for other in others])
+        held_out = join_readers([SelectedKeysReader(other, keys) for other in others])
         check_same_actions(
             reader.origin, reader.act_space, held_out.origin, held_out.act_space
         )
-        return reader, ConvertedActions(held_out, reader.act_space, reader.origin)
+        return reader, ConvertedActionsReader(held_out, reader.act_space, reader.origin)
     if {"train", "valid"} <= reader.masks.keys():
         names = split_by_mask(reader, "train", "valid")
     elif config.split:

@@ -1,4 +1,4 @@
-"""`OfflineRun`: the parts of an offline training run, saved and restored together."""
+"""`OfflineRun`: builds, saves and restores all parts of an offline training run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from reverie.storage.run_spaces import write_spaces
 
 
 class OfflineRun(BaseRun):
-    """The parts of an offline training run.
+    """An offline training run: its agent, feed, clock, log and checkpoints.
 
     `saved_config` is written to the run folder. It has the settings of the user; in
     `config`, `offline.epochs` is converted to updates (`run.steps`).
@@ -83,7 +83,7 @@ class OfflineRun(BaseRun):
         """Print agent, data, device, run folder and number of updates."""
         config = self.config
         epochs = ""
-        if config.run.steps < self.saved_config.run.steps:  # limited by the epochs
+        if config.run.steps < self.saved_config.run.steps:  # by `offline.epochs`
             epochs = f" (offline.epochs {config.offline.epochs})"
         self.print_message(
             f"{config.agent} on {config.task}, {self.device} in {self.precision}\n"

@@ -1,4 +1,4 @@
-"""Prepares the config of offline training: adds the base run, converts epochs.
+"""Prepares the config of offline training: settings of the base run, and epochs.
 
 An agent with a base run (behavior cloning on the world model of another run) uses the
 agent settings, observation keys and image crop of that run. If the recorded episodes
@@ -83,7 +83,7 @@ def with_base_run(config: Config) -> Config:
     base_images = images.config if images else ImageConfig()
     if max(crop) and crop != base_images.crop:
         raise UserError(
-            f"{base_run} was trained on images of {base_images.crop}, but "
+            f"{base_run} was trained on images with the crop {base_images.crop}, but "
             f"offline.images.crop is {crop}.\n"
             "  Fix: --offline.images.crop 0 0, which uses the crop of that run."
         )
@@ -114,9 +114,9 @@ def check_initial_weights(config: Config, dataset: OfflineEpisodes) -> None:
 
 
 def check_action_range(config: Config, dataset: OfflineEpisodes) -> None:
-    """Raise if the policy is trained in a world model, but cannot output the actions.
+    """Raise if a policy is trained in imagination, but the actions have no bounds.
 
-    Such a policy outputs actions in [-1, 1]. Behavior cloning outputs any action.
+    Such a policy outputs actions in [-1, 1]. Behavior cloning needs no bounds.
     """
     settings = config.agent_config
     if not (settings.policy_setting and settings.trains_policy):
