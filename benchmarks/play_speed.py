@@ -255,13 +255,13 @@ def run_server(changes: str, *words: str) -> int:
         fps = property(lambda loaded: 1000.0)
         LoadedRun.fps = fps  # type: ignore[assignment, method-assign]
     if "endless" in changes:
-        original: Any = vars(Simulation)["ended"]
+        original: Any = vars(Simulation)["end_reason"]
 
-        def ended(simulation: Simulation) -> Any:
+        def end_reason(simulation: Simulation) -> Any:
             in_model = simulation.mode in IN_MODEL
             return "" if in_model else original.fget(simulation)
 
-        setattr(Simulation, "ended", property(ended))  # noqa: B010
+        setattr(Simulation, "end_reason", property(end_reason))  # noqa: B010
     return cli.main(list(words))
 
 

@@ -30,7 +30,7 @@ class ServerOptions:
     port: int = 0
     """Port of the server; 0 for the first free one from 8642."""
     host: str = "127.0.0.1"
-    """Address to listen on. The default can only be reached from this machine, also
+    """Address to listen on. The default can be reached only from this machine or
     through an SSH tunnel."""
     no_open: bool = False
     """Print the address without opening a browser."""
@@ -89,7 +89,7 @@ def play(words: list[str]) -> int:
     if not logdir.expanduser().is_file():
         arguments.refuse_presets("A session uses the settings saved with the run.")
     loaded = load_run(logdir, arguments.flags, arguments.presets, arguments.files)
-    reasons = loaded.modes()
+    reasons = loaded.mode_problems()
     if mode and reasons[mode]:
         raise UserError(
             f"This mode is not available: {reasons[mode]}.\n"
@@ -104,12 +104,12 @@ def play(words: list[str]) -> int:
         )
     session = Session(loaded, mode, options.seed, save, options.header)
 
-    def sessions() -> Sessions:
-        collection = Sessions()
-        collection.add("", session)
-        return collection
+    def make_sessions() -> Sessions:  # in the event loop of the server
+        sessions = Sessions()
+        sessions.add("", session)
+        return sessions
 
-    _serve(sessions, options)
+    _serve(make_sessions, options)
     return 0
 
 
@@ -138,8 +138,8 @@ def view(words: list[str]) -> int:
 
     def open_run(name: str) -> Session:
         loaded = load_run(runs.folder_of(name))
-        modes = loaded.modes()
-        mode = next((key for key, reason in modes.items() if not reason), "recorded")
+        reasons = loaded.mode_problems()
+        mode = next((key for key, reason in reasons.items() if not reason), "recorded")
         return Session(loaded, mode)
 
     _serve(lambda: Sessions(open_run), options, runs)
@@ -147,7 +147,7 @@ def view(words: list[str]) -> int:
 
 
 def _serve(
-    sessions: Callable[[], Sessions],
+    make_sessions: Callable[[], Sessions],
     options: ServerOptions,
     runs: RunIndex | None = None,
 ) -> None:
@@ -157,7 +157,7 @@ def _serve(
         print(f"Open {address}\nStop with Ctrl-C.", flush=True)
 
     open_page = not options.no_open
-    serve(sessions, options.host, options.port, open_page, runs, print_address)
+    serve(make_sessions, options.host, options.port, open_page, runs, print_address)
 
 
 def take_short_flags(words: list[str]) -> tuple[str, bool, list[str]]:
@@ -185,6 +185,6 @@ def take_short_flags(words: list[str]) -> tuple[str, bool, list[str]]:
 def _check_installed() -> None:
     if missing := missing_packages(PLAY_PACKAGES):
         raise UserError(
-            f"The page in the browser needs {', '.join(missing)}, not installed here.\n"
+            f"The web page needs {', '.join(missing)}, which is not installed.\n"
             f"  Fix: {install_command('play')}"
         )

@@ -1,7 +1,8 @@
 """Clients: browser pages that are connected to a session.
 
-One client controls the session; the others are view-only. At most two views are sent to
-a client before it acknowledges them. Meanwhile, only the newest view is kept for it.
+One client controls the session; the others are view-only. A client gets a `View` for
+every step, unless it is slow: while two views are not acknowledged, no others are sent,
+and only the newest one is kept for it.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ class Client:
 
     def __init__(self, number: int, connection: Connection):
         self.number, self.connection = number, connection
-        self.newest: View | None = None
-        self.changed = asyncio.Event()
-        self.unacknowledged: list[int] = []
+        self.next_view: View | None = None  # to send; a newer view replaces it
+        self.wake_sender = asyncio.Event()
+        self.unacknowledged: list[int] = []  # numbers of views
         self._tokens, self._time = MESSAGE_BURST, time.monotonic()
 
     def check_rate(self) -> None:
@@ -58,21 +59,21 @@ class Client:
 
     def acknowledge(self, number: int) -> None:
         self.unacknowledged = [sent for sent in self.unacknowledged if sent > number]
-        self.changed.set()
+        self.wake_sender.set()
 
     async def send_views(self, encode: Callable[[View], bytes]) -> None:
         """Send the newest view when enough earlier ones are acknowledged."""
         while True:
-            await self.changed.wait()
-            self.changed.clear()
-            view = self.newest
+            await self.wake_sender.wait()
+            self.wake_sender.clear()
+            view = self.next_view
             if view is None or len(self.unacknowledged) >= MAX_UNACKNOWLEDGED:
                 continue
-            self.newest = None
+            self.next_view = None
             self.unacknowledged.append(view.number)
             await self.connection.send_bytes(encode(view))
-            if self.newest is not None:
-                self.changed.set()
+            if self.next_view is not None:
+                self.wake_sender.set()
 
 
 class ClientGroup:
@@ -95,10 +96,11 @@ class ClientGroup:
 
     def publish(self, view: View) -> None:
         for client in self.clients.values():
-            client.newest = view
-            client.changed.set()
+            client.next_view = view
+            client.wake_sender.set()
 
     def encode(self, view: View) -> bytes:
+        """Return the message of a view, encoded once for all clients."""
         if self._encoded[0] != view.number:
             self._encoded = view.number, encode_view(view)
         return self._encoded[1]
@@ -115,8 +117,8 @@ class ClientGroup:
             self.controller = client.number
         self.session.send({"type": "idle", "on": False})
         if self.session.view is not None:
-            client.newest = self.session.view
-            client.changed.set()
+            client.next_view = self.session.view
+            client.wake_sender.set()
         await self.announce()
         return client
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -58,7 +57,8 @@ PAGE_KEYS = ("KeyP", "Period", "KeyR", "KeyF", "KeyT", "KeyH", "Comma", "Slash")
 MAX_CONTROLS = 64
 """Maximum number of entries of an action space with controls; others are zero."""
 
-_WORDS = re.compile("|".join(("left", "right", "up", "down", "fire")))
+_JOINED_WORDS = re.compile("left|right|up|down|fire")
+"""Words of names that have no underscores, such as `upright` or `downleftfire`."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,6 @@ class Control:
     """Index of the value that is selected while no key is held."""
     low: float = -1.0
     high: float = 1.0
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def make_controls(act_space: Spaces, names: Sequence[str] = ()) -> list[Control]:
@@ -102,14 +99,14 @@ def make_controls(act_space: Spaces, names: Sequence[str] = ()) -> list[Control]
                 continue
             values = int(high - low)
             given = tuple(names) if discrete == 1 and len(names) == values else ()
-            group = sum(1 for control in controls if control.value_names)
+            number = sum(1 for control in controls if control.value_names)
             controls.append(
                 Control(
                     key,
                     index,
                     label,
                     given or tuple(str(int(low) + n) for n in range(values)),
-                    named_keys(given) if given else _row_keys(group, values),
+                    named_keys(given) if given else _row_keys(number, values),
                     _noop_value(given),
                     low,
                     high,
@@ -119,7 +116,7 @@ def make_controls(act_space: Spaces, names: Sequence[str] = ()) -> list[Control]
 
 
 def named_keys(names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Return the keys of every named action."""
+    """Return the keys of every action; names without known words get free keys."""
     combinations = {name: _word_keys(name) for name in names}
     used = {key for keys in combinations.values() for key in keys}
     others = [key for row in KEY_ROWS for key in row]
@@ -137,22 +134,23 @@ def named_keys(names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
 
 
 def _word_keys(name: str) -> tuple[str, ...]:
+    """Return the keys of the words in a name; empty if a word has no key."""
     words = [word for word in name.lower().split("_") if word != "move"]
-    if len(words) == 1 and "".join(_WORDS.findall(words[0])) == words[0]:
-        words = _WORDS.findall(words[0])
+    if len(words) == 1 and "".join(_JOINED_WORDS.findall(words[0])) == words[0]:
+        words = _JOINED_WORDS.findall(words[0])
     keys = [WORD_KEYS.get(word, "") for word in words]
     return tuple(keys) if all(keys) else ()
 
 
-def _row_keys(group: int, values: int) -> tuple[tuple[str, ...], ...]:
+def _row_keys(number: int, values: int) -> tuple[tuple[str, ...], ...]:
     """Return a key of a keyboard row for each value; none after the end of the row."""
-    row = KEY_ROWS[group] if group < len(KEY_ROWS) else ()
+    row = KEY_ROWS[number] if number < len(KEY_ROWS) else ()
     row = tuple(key for key in row if key not in PAGE_KEYS)
     return tuple((row[n],) if n < len(row) else () for n in range(values))
 
 
 def _noop_value(names: Sequence[str]) -> int:
-    for name in (*NOOP_NAMES, "done"):
+    for name in (*NOOP_NAMES, "done"):  # `done` has no effect in most MiniGrid tasks
         if name in names:
             return list(names).index(name)
     return 0

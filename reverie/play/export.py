@@ -101,12 +101,12 @@ def _record_sessions(folder: Path) -> list[dict[str, Any]]:
     except UserError as error:
         print_message(f"{folder.name} is exported without sessions: {error}")
         return []
-    modes = loaded.modes()
+    reasons = loaded.mode_problems()
     try:
         return [
             record_session(loaded, mode)
             for mode in (AGENT_ENV, AGENT_MODEL)
-            if not modes[mode]  # no reason why the mode is not available
+            if not reasons[mode]
         ]
     finally:
         loaded.close()
@@ -115,7 +115,7 @@ def _record_sessions(folder: Path) -> list[dict[str, Any]]:
 def record_session(
     loaded: LoadedRun, mode: str, steps: int = SESSION_STEPS
 ) -> dict[str, Any]:
-    """Return a session of the agent, over several episodes if they are short.
+    """Record `steps` steps of the agent, in several episodes if they are short.
 
     The frames of each pane are concatenated vertically to one image (sprite sheet).
     """
@@ -137,7 +137,7 @@ def record_session(
         scalars = {key: round(value, 4) for key, value in snapshot.scalars.items()}
         table.append({"step": snapshot.step, "action": action, "scalars": scalars})
         frames.append(frame)
-        if simulation.ended:
+        if simulation.end_reason:
             simulation.start(mode)
         else:
             simulation.step(_no_human)

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def entry_bytes(entry: Any) -> int:
-    """Return the size of the arrays of a row; 0 for other entries."""
+    """Return the size of the arrays of a row in bytes; 0 for other entries."""
     if not isinstance(entry, dict):
         return 0
     return sum(x.nbytes for x in entry.values() if isinstance(x, np.ndarray))
@@ -22,7 +22,7 @@ class History:
         self._entries: list[Any] = []
         self._sizes: list[int] = []
         self.num_bytes = 0
-        """Size of the arrays, when they were appended."""
+        """Size of the arrays in bytes, at the time when they were appended."""
 
     @property
     def stop(self) -> int:

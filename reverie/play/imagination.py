@@ -79,7 +79,7 @@ class Imagination:
         self.inspection = self._inspect()
 
     def step(self, action: Action) -> Obs:
-        """Return the next rows `(N, ...)`; every rollout gets the same action."""
+        """Step all N rollouts with one action; return the next rows `(N, ...)`."""
         batch = {
             key: np.repeat(np.asarray(action[key])[None], self.count, 0)
             for key in self.act_space
@@ -94,7 +94,7 @@ class Imagination:
         return rows
 
     def act(self) -> Action:
-        """Choose an action with the policy, in the first rollout."""
+        """Return the action that the policy chooses in the first rollout."""
         assert isinstance(self.model, PolicyWorldModelEnv)
         action = self._to_env(self.model.act(self._state))
         return {key: np.asarray(value)[0] for key, value in action.items()}

@@ -38,7 +38,7 @@ MODES = {
 
 @dataclass
 class LoadedRun:
-    """The parts of a run that a session needs."""
+    """Environment, agent, world model and recorded episodes of a run."""
 
     run: SavedRun
     episodes: RecordedEpisodes
@@ -50,19 +50,20 @@ class LoadedRun:
     obs_space: Spaces
     act_space: Spaces
     controls: list[Control]
-    crop: ImageCrop | None
-    to_model_units: Convert
-    reasons: dict[str, str]
-    """Why the parts `env`, `policy` or `model` (world model) are missing."""
+    crop: ImageCrop | None  # of the images in offline training
+    to_model_units: Convert  # converts actions of the environment
+    missing: dict[str, str]
+    """Why `env`, `policy` or `model` (the world model) is missing, by name."""
 
-    def modes(self) -> dict[str, str]:
+    def mode_problems(self) -> dict[str, str]:
         """Return why each mode is not available; an empty string if it is."""
-        env = self.reasons.get("env", "")
-        policy = self.reasons.get("policy", "")
-        model = self.reasons.get("model", "")
+        env = self.missing.get("env", "")
+        policy = self.missing.get("policy", "")
+        model = self.missing.get("model", "")
         episodes = ""
         if self.episodes.is_empty():
             episodes = "the run has no recorded episodes"
+        # rollouts start from a reset of the environment, or from a recorded episode
         no_start = env and episodes and f"{env}, and {episodes}"
         cannot_act = ""
         if not model and not isinstance(self.world_model_env, PolicyWorldModelEnv):
@@ -95,8 +96,8 @@ def load_run(
     run = open_run(logdir, flags, prefer_best=True, presets=presets, files=files)
     config = with_flags(for_evaluation(run.config), flags)
     run = replace(run, config=config)
-    reasons: dict[str, str] = {}
-    env = _try_env(config, reasons)
+    missing: dict[str, str] = {}
+    env = _try_env(config, missing)
     spaces = run.spaces()
     if not set(FLAGS) <= set(spaces.obs_space):
         raise UserError(
@@ -112,13 +113,13 @@ def load_run(
         agent = run.load_agent(trained)
         policy = source.adapt(agent)
     except UserError as error:
-        reasons["policy"] = _first_line(error)
+        missing["policy"] = _first_line(error)
         agent = run.load_agent(spaces)
     model = None
     if isinstance(agent, HasWorldModelEnv):
         model = agent.world_model_env(config.seed)
     else:
-        reasons["model"] = f"the agent {config.agent!r} has no world model"
+        missing["model"] = f"the agent {config.agent!r} has no world model"
     convert, _ = convert_actions(
         env_spaces.act_space, trained.act_space, config.task, "the recordings"
     )
@@ -136,17 +137,17 @@ def load_run(
         controls,
         crop,
         convert,
-        reasons,
+        missing,
     )
 
 
-def _try_env(config: Config, reasons: dict[str, str]) -> Env | None:
+def _try_env(config: Config, missing: dict[str, str]) -> Env | None:
     """Return the environment of the task, if possible with rendered images.
 
-    If it cannot be made, return None and add the reason.
+    If it cannot be made, return None and add the reason to `missing`.
     """
     if config.task == "recordings":
-        reasons["env"] = "the run was trained on recorded episodes, without a simulator"
+        missing["env"] = "the run was trained on recorded episodes, without a simulator"
         return None
     with contextlib.suppress(UserError):
         rendered = replace(config.env, render=True)
@@ -154,7 +155,7 @@ def _try_env(config: Config, reasons: dict[str, str]) -> Env | None:
     try:
         return envs.TaskFactory(config.task, config.env, config.seed)(FIRST_EVAL_ENV)
     except UserError as error:
-        reasons["env"] = _first_line(error)
+        missing["env"] = _first_line(error)
     return None
 
 

@@ -2,7 +2,7 @@
 
 A view is one binary message: the length of its header (4 bytes, little-endian), the
 header as JSON, and the images in the order in which the header lists them. Images of at
-most 64 pixels are PNG, which is exact; larger ones are WebP, which is smaller.
+most 64 x 64 pixels are PNG, which is lossless; larger ones are WebP, which is smaller.
 
 Commands of the page are JSON objects with a `type`.
 """
@@ -47,10 +47,12 @@ COMMANDS: dict[str, dict[str, type | tuple[type, ...]]] = {
 }
 """Fields of the commands to a session, with their types.
 
-`human` gives control to the human or back to the policy. `save` selects whether to save
-episodes when they end; then, `keep` answers the question whether to save this episode.
-`timestamp` is the time of an input in the browser. Views return it, so that the page
-can measure its latency.
+`fork` starts imagined rollouts at a step, `fork_every` starts them again every so many
+steps, and `rollouts` sets their number. `seek` shows an earlier step, and `open` a
+recorded episode. `human` gives control to the human or back to the policy. With `save`,
+the page asks at the end of each episode whether to save it; `keep` is the answer.
+Views contain the `timestamp` of the newest input, so that a client can measure its
+latency.
 """
 REQUIRED = {
     "keys": ("held",),

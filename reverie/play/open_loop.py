@@ -40,7 +40,7 @@ def draw_open_loop(
     model_env = loaded.world_model_env
     if model_env is None:
         raise UserError(
-            f"There is nothing to draw: {loaded.reasons['model']}.\n"
+            f"There is nothing to draw: {loaded.missing['model']}.\n"
             "  Fix: give a run of an agent with a world model."
         )
     batch = sample_clips(loaded, clips, observed + horizon, seed)
@@ -77,7 +77,7 @@ def draw_open_loop(
 
 
 def sample_clips(loaded: LoadedRun, count: int, rows: int, seed: int) -> Arrays:
-    """Return random parts of recorded episodes, as a batch in the model's units."""
+    """Return a batch of random parts of recorded episodes, in units of the model."""
     rng, clips = np.random.default_rng(seed), list[Arrays]()
     longest = 0
     for _ in range(MAX_TRIES):

@@ -24,9 +24,8 @@ class PolicyState:
 
     def reset(self) -> None:
         self.carry: Any = None
-        self.choice: Action | None = None
-        self.kl: float | None = None
-        """KL divergence from posterior to prior in the last row."""
+        self.choice: Action | None = None  # of the policy
+        self.kl: float | None = None  # KL(posterior || prior) in the last row
         self._step = -1
 
     def run(self, rows: Sequence[Obs], step: int) -> None:

@@ -17,7 +17,7 @@ from reverie.run.offline.datasets import as_paths
 RECORDINGS = "recordings"
 """Folder of a run with the episodes that were kept in save mode."""
 REAL, IMAGINED = "env", "model"
-"""Its subfolders: episodes of the environment and of the world model."""
+"""Subfolders of `RECORDINGS`: episodes of the environment and of the world model."""
 
 MAX_LISTED = 200
 """Maximum number of episodes that are listed per source."""
@@ -60,7 +60,7 @@ class RecordedEpisodes:
         return [*self._sources, *present]
 
     def table(self) -> list[dict[str, Any]]:
-        """Return source, number, name and rows of the episodes, last ones first."""
+        """Return source, number, name and length of the episodes, last ones first."""
         self._readers.clear()  # files may have been added
         table = []
         for source in self.sources():

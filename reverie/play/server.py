@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from reverie.play.runs import RunIndex
 
-TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self' ws: "
     "wss:; img-src 'self' data: blob:; media-src 'self'; base-uri 'none'; "
@@ -58,7 +58,7 @@ def page_files() -> dict[str, bytes]:
     return {
         item.name: item.read_bytes()
         for item in folder.iterdir()
-        if item.name.endswith(tuple(TYPES))
+        if item.name.endswith(tuple(MEDIA_TYPES))
     }
 
 
@@ -109,7 +109,7 @@ class AccessCheck:
 
 
 class Sessions:
-    """The sessions of a server, by id."""
+    """The sessions of a server, by the id of their run (empty in `reverie play`)."""
 
     def __init__(self, open_run: Callable[[str], Session] | None = None):
         self._open = open_run
@@ -184,7 +184,7 @@ def make_app(
         name = request.path_params["name"]
         if name not in files:
             return PlainTextResponse("Not found", 404, headers=HEADERS)
-        kind = TYPES["." + name.rpartition(".")[2]]
+        kind = MEDIA_TYPES["." + name.rpartition(".")[2]]
         return Response(files[name], media_type=kind, headers=HEADERS)
 
     async def info(request: Request) -> Response:
@@ -224,14 +224,14 @@ def make_app(
                 await sender
             await group.leave(client)
 
-    def checked(answer: Callable[[Request], Any]) -> Callable[[Request], Any]:
-        """Check a request, then call `answer` in a thread, because it reads files."""
+    def checked(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
+        """Check a request, then call its handler in a thread, as it reads files."""
 
         async def respond(request: Request) -> Response:
             if reason := access.problem(request):
                 return refuse(reason)
             try:
-                result = await asyncio.to_thread(answer, request)
+                result = await asyncio.to_thread(handler, request)
             except (UserError, LookupError, ValueError, OSError) as error:
                 return JSONResponse({"error": str(error)}, 404, headers=HEADERS)
             if isinstance(result, Response):

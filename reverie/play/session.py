@@ -14,6 +14,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,7 +122,7 @@ class Session:
         config = self.loaded.run.config
         modes = [
             {"name": name, "label": MODES[name], "reason": reason}
-            for name, reason in self.loaded.modes().items()
+            for name, reason in self.loaded.mode_problems().items()
         ]
         return {
             "type": "hello",
@@ -130,7 +131,7 @@ class Session:
             "logdir": self.loaded.run.folder.name,
             "checkpoint": self.loaded.run.checkpoint.name,
             "modes": modes,
-            "controls": [control.to_json() for control in self.loaded.controls],
+            "controls": [asdict(control) for control in self.loaded.controls],
             "speeds": SPEEDS,
             "max_rollouts": MAX_ROLLOUTS if self.simulation.imagination else 0,
             "save": self.save,
@@ -165,12 +166,12 @@ class Session:
                 self._apply(command)
             if not self._can_step:
                 continue
-            if self.simulation.ended:
+            if self.simulation.end_reason:
                 self._guard(self._next_episode)
                 next_step = time.perf_counter()
             period = 1 / (self.fps * self.speed)
             self._guard(self._step)
-            if self.simulation.ended:
+            if self.simulation.end_reason:
                 period += END_SECONDS / self.speed
             next_step = max(next_step + period, time.perf_counter())
 
@@ -235,7 +236,7 @@ class Session:
 
     def _on_step(self, command: dict[str, Any]) -> None:
         self.paused = True
-        if self.simulation.ended:
+        if self.simulation.end_reason:
             self._next_episode()
         elif not self.awaits_keep_answer:
             self._step()
@@ -314,7 +315,7 @@ class Session:
     def _step(self) -> None:
         """Advance the simulation by one step, and publish it."""
         simulation = self.simulation
-        if simulation.ended:
+        if simulation.end_reason:
             return
         was_live = simulation.is_live
         imagination = simulation.imagination
@@ -327,11 +328,11 @@ class Session:
         self.message = ""
         if imagination and imagination.context_resets > resets:
             self.message = (
-                "The context of the world model was full. It was cleared, and the "
-                "dream continues from the newest frame alone."
+                "The context of the world model was full, so the dream continues from "
+                "its newest frame without the earlier ones."
             )
         self._times.append(time.perf_counter())
-        if simulation.ended and self.save and simulation.mode != RECORDED:
+        if simulation.end_reason and self.save and simulation.mode != RECORDED:
             self.awaits_keep_answer = was_live
         self._publish()
 
@@ -396,7 +397,7 @@ class Session:
             "human": simulation.human,
             "episode": simulation.episode,
             "step": snapshot.step,
-            "first": history.start,
+            "first": history.start,  # first and last step that can be shown
             "last": history.stop - 1,
             "fork": simulation.imagined.start
             if snapshot.imagined is not None
@@ -407,7 +408,7 @@ class Session:
             "rollouts": simulation.rollouts,
             "fork_every": simulation.fork_every,
             "seed": simulation.seed,
-            "ended": simulation.ended,
+            "end_reason": simulation.end_reason,
             "ask": self.awaits_keep_answer,
             "save": self.save,
             "paused": self.paused,

@@ -67,11 +67,11 @@ class Simulation:
     def __init__(self, loaded: LoadedRun, seed: int = 0):
         self.loaded, self.seed = loaded, seed
         self.mode = RECORDED
-        self.human = False
+        self.human = False  # True if a human chooses the actions
         self.rollouts = 1
         self.fork_every = 50  # steps after which the rollouts start again; 0: never
         self.keep_all = False  # keep all rows, so that the episode can be saved
-        self.episode = -1
+        self.episode = -1  # number of the episode since the seed was set
         self.imagination: Imagination | None = None
         if loaded.world_model_env is not None:
             to_env, _ = convert_actions(
@@ -104,7 +104,7 @@ class Simulation:
 
     def start(self, mode: str, seed: int | None = None) -> None:
         """Start an episode in a mode; `seed` makes it and later ones reproducible."""
-        _check_possible(mode, self.loaded.modes()[mode])
+        _check_possible(mode, self.loaded.mode_problems()[mode])
         if seed is not None:
             self.seed, self.episode = seed, -1
         if mode == RECORDED:
@@ -169,8 +169,8 @@ class Simulation:
     # Steps
 
     @property
-    def ended(self) -> str:
-        """Why the episode cannot continue; empty if it can."""
+    def end_reason(self) -> str:
+        """Why the episode has ended; empty if it can continue."""
         if self.mode in IN_MODEL:
             row = self.imagined.get(self.cursor)
             if row is not None and self.cursor and bool(row["is_terminal"][0]):
@@ -194,9 +194,9 @@ class Simulation:
     def step(self, get_human_action: Callable[[], Action]) -> None:
         """Advance by one step; `get_human_action` is called if a human acts.
 
-        At a past step, the recorded actions are repeated.
+        After `seek` to an earlier step, the stored steps are shown again.
         """
-        assert not self.ended, "start another episode first"
+        assert not self.end_reason, "start another episode first"
         if self.mode in IN_MODEL:
             self._step_model(get_human_action)
         else:
@@ -261,7 +261,7 @@ class Simulation:
             age = imagination.age
         self._update_policy(self.cursor)
         self._store_step(action)
-        if 0 < self.fork_every <= age and not self.ended:
+        if 0 < self.fork_every <= age and not self.end_reason:
             self.fork()
 
     def _append(self, obs: Obs) -> None:
@@ -286,6 +286,7 @@ class Simulation:
         context = self._context(self.cursor)
         self._update_policy(self.cursor)
         carry = self.policy.carry
+        # another seed at every step, which does not depend on earlier forks
         seed = (self._episode_seed() + 7919 * self.cursor) % 2**31
         self.imagination.start(context, carry, self.rollouts, seed)
         start = {
@@ -304,7 +305,7 @@ class Simulation:
         self._store_step(None)
 
     def set_human(self, human: bool) -> None:
-        """Switch between a human and the agent, who choose the actions."""
+        """Let a human or the agent choose the actions."""
         if self.mode == RECORDED:
             return
         mode = {
@@ -313,11 +314,11 @@ class Simulation:
             (False, True): HUMAN_ENV,
             (False, False): AGENT_ENV,
         }[self.mode in IN_MODEL, human]
-        reason = self.loaded.modes()[mode]
+        reason = self.loaded.mode_problems()[mode]
         imagination = self.imagination
         if not human and self.mode in IN_MODEL and not reason:
             assert imagination is not None
-            reason = "" if imagination.can_act else "the rollout has no policy state"
+            reason = "" if imagination.can_act else "the policy has no state"
         _check_possible(mode, reason)
         self.mode, self.human = mode, human
 

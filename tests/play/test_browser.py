@@ -340,7 +340,7 @@ def test_one_of_two_pages_has_the_controls(loaded, serve, new_page):
 
 
 def test_unavailable_modes_show_the_reason(loaded, serve, new_page):
-    loaded.reasons["env"] = "the simulator is not installed"
+    loaded.missing["env"] = "the simulator is not installed"
     page = new_page(serve(Session(loaded, "human-model")).address)
     header(page)
     tab = page.get_by_role("radio", name=MODES["agent-env"])

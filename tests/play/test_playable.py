@@ -31,7 +31,7 @@ SMALL = {
 
 
 def available(loaded) -> set[str]:
-    return {mode for mode, reason in loaded.modes().items() if not reason}
+    return {mode for mode, reason in loaded.mode_problems().items() if not reason}
 
 
 def play(loaded, mode: str, steps: int = 2) -> Simulation:
@@ -40,7 +40,7 @@ def play(loaded, mode: str, steps: int = 2) -> Simulation:
     simulation.start(mode)
     zeros = {key: space.zeros() for key, space in loaded.act_space.items()}
     for _ in range(steps):
-        if simulation.ended:
+        if simulation.end_reason:
             simulation.start(mode)
         simulation.step(lambda: zeros)
     return simulation
@@ -74,7 +74,7 @@ def test_the_probability_of_a_segment_boundary_is_shown(loaded, mode):
 def test_an_agent_without_a_world_model_acts_in_the_environment(loaded):
     assert available(loaded) == {load.AGENT_ENV, load.HUMAN_ENV, load.RECORDED}
     for mode in (load.AGENT_MODEL, load.HUMAN_MODEL):
-        assert loaded.modes()[mode] == "the agent 'random' has no world model"
+        assert loaded.mode_problems()[mode] == "the agent 'random' has no world model"
     for mode in (load.AGENT_ENV, load.HUMAN_ENV, load.RECORDED):
         snapshot = play(loaded, mode).snapshot()
         assert snapshot.imagined is None
@@ -91,10 +91,11 @@ def test_a_clone_is_played_in_the_environment(run_folder, tmp_path):
     clone = train_offline(run_folder, tmp_path / "clone", "bc", **base)
     without = load.load_run(clone)
     assert available(without) == {load.RECORDED}
-    assert "without a simulator" in without.modes()[load.AGENT_ENV]
+    assert "without a simulator" in without.mode_problems()[load.AGENT_ENV]
     loaded = load.load_run(clone, [("task", "catch")])
     assert available(loaded) == {load.AGENT_ENV, load.HUMAN_ENV, load.RECORDED}
-    assert loaded.modes()[load.AGENT_MODEL] == "the agent 'bc' has no world model"
+    problems = loaded.mode_problems()
+    assert problems[load.AGENT_MODEL] == "the agent 'bc' has no world model"
     snapshot = play(loaded, load.AGENT_ENV).snapshot()
     assert snapshot.action["action"] in (0, 1, 2)
     assert snapshot.imagined is None
@@ -107,8 +108,8 @@ def test_dreams_of_an_offline_world_start_from_recordings(run_folder, tmp_path):
     assert loaded.env is None
     assert load.HUMAN_MODEL in available(loaded)
     for mode in (load.AGENT_ENV, load.HUMAN_ENV):
-        assert "without a simulator" in loaded.modes()[mode]
-    assert "no trained policy" in loaded.modes()[load.AGENT_MODEL]
+        assert "without a simulator" in loaded.mode_problems()[mode]
+    assert "no trained policy" in loaded.mode_problems()[load.AGENT_MODEL]
     simulation = play(loaded, load.HUMAN_MODEL)
     snapshot = simulation.snapshot()
     assert snapshot.imagined["image"].shape == (1, *loaded.obs_space["image"].shape)
@@ -151,7 +152,7 @@ def test_checkpoints_of_other_implementations_are_played(write, task, flags, tmp
         load.AGENT_MODEL,
         load.HUMAN_MODEL,
     }
-    assert loaded.modes()[load.RECORDED] == "the run has no recorded episodes"
+    assert loaded.mode_problems()[load.RECORDED] == "the run has no recorded episodes"
     for mode in (load.AGENT_ENV, load.HUMAN_MODEL, load.AGENT_MODEL):
         snapshot = play(loaded, mode).snapshot()
         assert snapshot.imagined["image"].shape[1:] == loaded.obs_space["image"].shape

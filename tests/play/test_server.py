@@ -289,8 +289,8 @@ def test_slow_clients_get_the_newest_view():
         client = Client(1, Slow())
         task = asyncio.create_task(client.send_views(encode))
         for number in range(1, 9):
-            client.newest = View(number, {}, [])
-            client.changed.set()
+            client.next_view = View(number, {}, [])
+            client.wake_sender.set()
             await asyncio.sleep(0.005)
         assert sent == [*range(1, MAX_UNACKNOWLEDGED + 1)]
         client.acknowledge(1)

@@ -74,7 +74,7 @@ def test_a_view_has_the_three_panes_and_the_traces(start):
 def test_episodes_follow_each_other(start, monkeypatch):
     monkeypatch.setattr("reverie.play.session.END_SECONDS", 0.0)
     views = start()
-    views.wait(lambda header: header["ended"] == "terminal state")
+    views.wait(lambda header: header["end_reason"] == "terminal state")
     views.wait(lambda header: header["episode"] == 1 and header["step"] == 0)
 
 
@@ -112,7 +112,7 @@ def test_held_and_tapped_keys_become_actions(start):
 
 
 def test_a_mode_that_fails_is_reported_and_pauses(start, loaded):
-    loaded.reasons["env"] = "there is no simulator"
+    loaded.missing["env"] = "there is no simulator"
     views = start(HUMAN_MODEL)
     views.wait()
     views.send("mode", mode=HUMAN_ENV)

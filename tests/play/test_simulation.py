@@ -18,7 +18,7 @@ def play(simulation: Simulation, steps: int, action=STAY) -> list[np.ndarray]:
     """Return the first imagined image of every step."""
     images = []
     for _ in range(steps):
-        if simulation.ended:
+        if simulation.end_reason:
             break
         simulation.step(lambda: action)
         images.append(simulation.snapshot().imagined["image"][0])
@@ -28,7 +28,7 @@ def play(simulation: Simulation, steps: int, action=STAY) -> list[np.ndarray]:
 @pytest.mark.parametrize("loaded", ["dreamer", "vta", "iris"], indirect=True)
 @pytest.mark.parametrize("mode", loading.MODES)
 def test_every_mode_steps_real_and_imagined_rows(loaded, mode):
-    assert loaded.modes()[mode] == ""
+    assert loaded.mode_problems()[mode] == ""
     simulation = Simulation(loaded, seed=1)
     simulation.start(mode)
     assert simulation.human == (mode in (loading.HUMAN_ENV, loading.HUMAN_MODEL))
@@ -175,7 +175,7 @@ def test_a_recorded_episode_can_be_scrubbed(loaded):
     simulation.open_recorded(loaded.episodes.read("replay", table[0]["number"]))
     last = table[0]["rows"] - 1
     simulation.seek(last)
-    assert simulation.ended == "end of the recording"
+    assert simulation.end_reason == "end of the recording"
     simulation.seek(0)
     play(simulation, 10)
     assert simulation.cursor == last
@@ -230,7 +230,7 @@ def test_all_rows_of_a_long_recording_are_kept(loaded, monkeypatch):
     steps = simulation.rows.stop - 1
     assert steps > 4
     play(simulation, steps)
-    assert simulation.ended == "end of the recording"
+    assert simulation.end_reason == "end of the recording"
     assert simulation.imagined.stop - simulation.imagined.start <= 3
     simulation.seek(0)
     assert simulation.cursor == 0
@@ -238,8 +238,8 @@ def test_all_rows_of_a_long_recording_are_kept(loaded, monkeypatch):
 
 def test_a_world_starts_from_recordings_without_a_simulator(loaded):
     loaded.env.close()
-    loaded.env, loaded.reasons["env"] = None, "there is no simulator"
-    modes = loaded.modes()
+    loaded.env, loaded.missing["env"] = None, "there is no simulator"
+    modes = loaded.mode_problems()
     assert (
         modes[loading.AGENT_ENV] == modes[loading.HUMAN_ENV] == "there is no simulator"
     )
@@ -265,7 +265,7 @@ def test_agents_without_a_world_model_play_in_the_environment(tmp_path):
     flags = {"task": "catch", "agent": "random", "run.steps": 80, "device": "cpu"}
     logdir = train(resolve([], flags={**flags, "logdir": str(tmp_path / "run")}))
     loaded = loading.load_run(logdir)
-    modes = loaded.modes()
+    modes = loaded.mode_problems()
     assert "no world model" in modes[loading.HUMAN_MODEL]
     assert "no world model" in modes[loading.AGENT_MODEL]
     simulation = Simulation(loaded, seed=2)

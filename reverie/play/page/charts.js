@@ -27,9 +27,10 @@ function tickLabel(value) {
   return Number.isInteger(rounded) ? format(rounded) : format(rounded).replace(/(\.\d*?)0+$/, "$1");
 }
 
+// `lines` have a name, a color, and arrays x and y; `weight` is that of `smooth`.
 export function drawChart(canvas, lines, weight) {
-  const [context, width, height, pixels] = fitCanvas(canvas);
-  const scale = pixels * parseFloat(getComputedStyle(document.documentElement).fontSize) / 16;
+  const [context, width, height, ratio] = fitCanvas(canvas);
+  const scale = ratio * parseFloat(getComputedStyle(document.documentElement).fontSize) / 16;
   const points = lines.flatMap((line) => line.x.map((x, index) => [x, line.y[index]]));
   context.font = `${12 * scale}px system-ui, sans-serif`;
   context.fillStyle = color("dim");

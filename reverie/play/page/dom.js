@@ -41,7 +41,8 @@ export function setUpTheme() {
   });
 }
 
-// Fit the bitmap of a canvas to its size on the screen; returns context, width and height.
+// Fit the bitmap of a canvas to its size on the screen. Returns its context, width and height,
+// and the number of bitmap pixels per CSS pixel.
 export function fitCanvas(canvas) {
   const scale = window.devicePixelRatio || 1;
   const width = Math.max(1, Math.round(canvas.clientWidth * scale));

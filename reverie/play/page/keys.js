@@ -1,5 +1,5 @@
-// Input from keyboard, buttons of the page and gamepads. Users can remap keys in the page;
-// the server gets the default key of each action.
+// Input from keyboard, buttons of the page and gamepads. Every action has default keys, which
+// the server knows. Users can map a default key to another, physical key of their keyboard.
 
 const NAMES = { ArrowLeft: "←", ArrowRight: "→", ArrowUp: "↑", ArrowDown: "↓", Space: "Space", Period: ".", Comma: ",", Slash: "/" };
 
@@ -13,8 +13,8 @@ export class KeyInput {
     this.onChange = onChange;
     this.isActive = isActive;
     this.sources = new Map(); // held default keys, by input source
-    this.used = new Set();
-    this.map = {};
+    this.used = new Set(); // default keys of all actions
+    this.map = {}; // from default to physical keys
     try { this.map = JSON.parse(localStorage.getItem(storageKey) || "{}"); } catch { /* no storage */ }
     window.addEventListener("keydown", (event) => this.onKey(event, true));
     window.addEventListener("keyup", (event) => this.onKey(event, false));
@@ -24,7 +24,6 @@ export class KeyInput {
     window.addEventListener("gamepadconnected", () => requestAnimationFrame(this.pollGamepad));
   }
 
-  // The key on the keyboard that is mapped to a default key.
   physical(code) { return this.map[code] || code; }
 
   remap(code, physical) {
@@ -40,6 +39,7 @@ export class KeyInput {
     try { localStorage.setItem(this.storageKey, JSON.stringify(this.map)); } catch { /* no storage */ }
   }
 
+  // The inverse of `physical`; null for a key that is mapped to another one.
   toDefault(physical) {
     for (const [code, value] of Object.entries(this.map)) if (value === physical) return code;
     return this.map[physical] ? null : physical;
@@ -57,6 +57,7 @@ export class KeyInput {
     this.hold(`key ${event.code}`, down ? [code] : []);
   }
 
+  // Sets the default keys that one source of input holds: a key, a button or the gamepad.
   hold(source, codes) {
     if (codes.length) this.sources.set(source, codes);
     else if (!this.sources.delete(source)) return;

@@ -14,7 +14,7 @@ export class Panes {
       const info = element("span", { className: "info" });
       const caption = element("figcaption", {}, element("strong", { textContent: label }), info);
       const figure = element("figure", { className: `pane ${kind}` }, caption, canvas);
-      const pane = { canvas, info, figure, label };
+      const pane = { canvas, info, figure };
       this.panes.set(name, pane);
       const order = ["real", "model", "difference"];
       const rank = (key) => order.indexOf(key.split("-")[0]) * 100 + Number(key.split("-")[1] || 0);
@@ -65,7 +65,11 @@ export class Panes {
 
   describe(header) {
     const real = this.panes.get("real-0");
-    if (real) setText(real.info, real.figure.classList.contains("empty") ? (this.startsFromRecordings ? "start, recorded" : "episode ended before this step") : header.ended && !header.mode.endsWith("model") ? header.ended : "");
+    if (real) {
+      const isEmpty = real.figure.classList.contains("empty");
+      const reason = this.startsFromRecordings ? "recorded first frame" : "episode ended before this step";
+      setText(real.info, isEmpty ? reason : header.mode.endsWith("model") ? "" : header.end_reason);
+    }
     const model = this.panes.get("model-0");
     if (model) {
       const context = header.context ? `, context ${header.context[0]} of ${header.context[1]}` : "";

@@ -13,9 +13,8 @@ export class PlayPage {
     this.panes = new Panes(byId("panes"));
     this.traces = new Traces(byId("traces"));
     this.actionRows = [];
-    this.latency = [];
     byId("play").hidden = false;
-    this.keys = new KeyInput("reverie-keys", (held) => this.send({ type: "keys", held, timestamp: performance.now() }), () => !document.querySelector("dialog[open]"));
+    this.keys = new KeyInput("reverie-keys", (held) => this.send({ type: "keys", held }), () => !document.querySelector("dialog[open]"));
     this.keys.onAxes = (axes) => this.moveSliders(axes);
     this.setUpButtons();
     this.connection = new SessionConnection(session, token, {
@@ -69,7 +68,6 @@ export class PlayPage {
       if (mode.reason) {
         button.setAttribute("aria-disabled", "true");
         button.title = `Not available: ${mode.reason}`;
-        button.classList.add("unavailable");
         button.style.opacity = 0.45;
       }
       return button;
@@ -86,7 +84,6 @@ export class PlayPage {
   enable() {
     for (const node of byId("play").querySelectorAll("button, select, input")) {
       if (node.id === "header" || node.id === "keysbutton") continue;
-      node.classList.toggle("viewer", !this.hasControls);
       node.disabled = !this.hasControls || (!this.hello?.max_rollouts && ["fork", "rollouts", "forkevery"].includes(node.id));
     }
   }
@@ -112,7 +109,7 @@ export class PlayPage {
         const press = (down) => {
           const codes = control.key_combinations[value];
           if (codes.length) this.keys.hold(source, down ? codes : []);
-          else this.send({ type: "slider", number, value: down ? value : control.noop, timestamp: performance.now() });
+          else this.send({ type: "slider", number, value: down ? value : control.noop });
         };
         row.onpointerdown = (event) => { row.setPointerCapture(event.pointerId); press(true); };
         row.onpointerup = row.onpointercancel = () => press(false);
@@ -140,7 +137,7 @@ export class PlayPage {
     input.dataset.number = number;
     input.oninput = () => {
       setText(value, format(Number(input.value)));
-      this.send({ type: "slider", number, value: Number(input.value), timestamp: performance.now() });
+      this.send({ type: "slider", number, value: Number(input.value) });
     };
     return element("label", { className: "slider" }, control.label, input, value);
   }
@@ -251,11 +248,6 @@ export class PlayPage {
     if (header.error !== undefined) { this.showMessage(header.error, true); return; }
     const before = this.header;
     this.header = header;
-    if (header.timestamp !== null && header.timestamp !== this.lastTimestamp) {
-      this.lastTimestamp = header.timestamp;
-      this.latency.push(performance.now() - header.timestamp);
-      if (this.latency.length > 200) this.latency.shift();
-    }
     this.panes.show(header, bitmaps);
     this.traces.add(header);
     this.showMessage(header.message, /Fix:|Error/.test(header.message));
@@ -271,7 +263,7 @@ export class PlayPage {
     byId("pause").setAttribute("aria-pressed", String(header.paused));
     setText(byId("pause"), header.paused ? "Continue" : "Pause");
     byId("takeover").setAttribute("aria-pressed", String(header.human));
-    setText(byId("takeover"), header.human ? "Hand back" : "Take over");
+    setText(byId("takeover"), header.human ? "Let the agent act" : "Take over");
     const scrub = byId("scrub");
     scrub.min = header.first;
     scrub.max = header.last;

@@ -7,7 +7,6 @@ export class SessionConnection {
     const query = new URLSearchParams({ token, session });
     this.url = `${scheme}://${location.host}/ws?${query}`;
     this.delay = 250;
-    this.closed = false;
     this.connect();
   }
 
@@ -20,13 +19,12 @@ export class SessionConnection {
       else this.receiveView(event.data);
     };
     this.socket.onclose = (event) => {
-      if (this.closed) return;
-      if (event.code === 1008 || event.code === 1013) {
+      if (event.code === 1008 || event.code === 1013) { // refused, or too many messages or clients
         this.handlers.status("refused");
         return;
       }
       this.handlers.status("reconnecting");
-      this.timer = setTimeout(() => this.connect(), this.delay);
+      setTimeout(() => this.connect(), this.delay);
       this.delay = Math.min(this.delay * 2, 4000);
     };
   }
@@ -48,11 +46,5 @@ export class SessionConnection {
 
   send(message) {
     if (this.socket.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(message));
-  }
-
-  close() {
-    this.closed = true;
-    clearTimeout(this.timer);
-    this.socket.close();
   }
 }

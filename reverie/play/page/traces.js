@@ -1,7 +1,7 @@
 // Traces of scalars over the steps of an episode, and the grid of latents.
 import { element, setText, color, format, fitCanvas } from "./dom.js";
 
-const ROWS = [
+const ROWS = [ // label, and the scalars that are drawn over each other
   ["reward", ["reward", "predicted reward"]],
   ["continue", ["continue"]],
   ["value", ["value"]],
@@ -15,11 +15,7 @@ export class Traces {
   constructor(root) {
     this.root = root;
     this.rows = new Map();
-    this.clear();
-  }
-
-  clear() {
-    this.points = new Map();
+    this.points = new Map(); // scalars by step
     this.episode = null;
   }
 
