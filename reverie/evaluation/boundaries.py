@@ -145,9 +145,9 @@ def compare_boundaries(
     windows = {(a.modeled_rows.start, a.modeled_rows.stop) for a in agents}
     if spaces[0] != spaces[1] or len(windows) > 1:
         raise UserError(
-            f"{logdir} and {other} use sequences of different kinds or lengths.\n"
-            "  Fix: compare runs of one task, with the same sequences.side and "
-            "actions, and vta.world.context and length."
+            f"{logdir} and {other} use sequences of different shapes.\n  Fix: compare "
+            "runs with the same task, sequences.side, sequences.actions, "
+            "vta.world.context and vta.world.length."
         )
     # the first frame of a sequence is always a boundary
     boundaries = [a.evaluate(batch).boundary[:, 1:].cpu().numpy() for a in agents]
@@ -177,7 +177,7 @@ def describe_agreement(agreement: Agreement) -> str:
 
 
 def describe(result: EvalResult) -> str:
-    """Return the result as lines of text, with the baselines."""
+    """Return the result of the agent and of the baselines as lines of text."""
     summary = result.summary
     lines = [
         f"{result.task}: {_describe_data(summary['count'], result.data)}, "

@@ -57,14 +57,14 @@ def follow(
                 loop = checkpoint.read_part(path, "loop")
                 clock = loop["clock"]
                 frames = clock["step"] * action_repeat(config.task, config.env)
-                point = frames, clock["updates"]
-                if point in evaluated:
+                progress = frames, clock["updates"]
+                if progress in evaluated:
                     continue
                 try:
                     result = evaluate(path)
                 except UntrainedPolicy:
                     continue
-                evaluated.add(point)
+                evaluated.add(progress)
                 if loop["logger"]["seconds"] is not None:
                     logger.seconds = loop["logger"]["seconds"]
                 logger.add({UPDATES: clock["updates"], **_metrics(result)})

@@ -94,19 +94,19 @@ class HeldOutResults(NamedTuple):
 
 
 def evaluate_held_out(
-    agent: Agent, feed: EpisodeFeed, images: ImageCrop, config: HeldOutConfig
+    agent: Agent, feed: EpisodeFeed, crop: ImageCrop, config: HeldOutConfig
 ) -> HeldOutResults:
-    """Evaluate an agent on the held-out episodes of a feed."""
-    losses = list(episode_losses(agent, feed, images, config))
+    """Evaluate an agent on the held-out episodes of a feed, with center crops."""
+    losses = list(episode_losses(agent, feed, crop, config))
     if not isinstance(agent, HasWorldModelEnv):
         return HeldOutResults(losses, {}, {}, {})
-    errors, media = open_loop_errors(agent.world_model_env(0), feed, images, config)
+    errors, media = open_loop_errors(agent.world_model_env(0), feed, crop, config)
     if not config.ensemble.samples:
         return HeldOutResults(losses, errors, {}, media)
     single = replace(config, batch=1, episodes=config.ensemble.episodes)
     episodes = (
         {key: value[0].cpu().numpy() for key, value in batch.items()}
-        for _, batch in _batches(feed, images, single)
+        for _, batch in _batches(feed, crop, single)
     )
     ensembles, figures = sample_ensembles(
         agent.world_model_env(1), episodes, config.ensemble, config.context
@@ -148,13 +148,13 @@ def mean_losses(table: Sequence[EpisodeLosses]) -> dict[str, float]:
 def episode_losses(
     agent: Agent | HasEpisodeLosses,
     feed: EpisodeFeed,
-    images: ImageCrop,
+    crop: ImageCrop,
     config: HeldOutConfig,
 ) -> Iterator[EpisodeLosses]:
     """Yield the losses of each held-out episode, if the agent can compute them."""
     if not isinstance(agent, HasEpisodeLosses):
         return
-    for names, batch in _batches(feed, images, config):
+    for names, batch in _batches(feed, crop, config):
         losses, mask = agent.episode_losses(batch)
         for i, name in enumerate(names):
             rows = int(mask[i].sum())
@@ -166,13 +166,13 @@ def episode_losses(
 
 
 def open_loop_errors(
-    env: WorldModelEnv, feed: EpisodeFeed, images: ImageCrop, config: HeldOutConfig
+    env: WorldModelEnv, feed: EpisodeFeed, crop: ImageCrop, config: HeldOutConfig
 ) -> tuple[dict[str, OpenLoopErrors], Metrics]:
-    """Return errors by key, and a video of the first episodes."""
+    """Return the errors by key, and videos of the first episodes by name."""
     pieces: dict[str, list[OpenLoopErrors]] = {}
     videos: Metrics = {}
-    mean_row = _mean_row(feed, images, list(env.obs_space))
-    for _, tensors in _batches(feed, images, config):
+    mean_row = _mean_row(feed, crop, list(env.obs_space))
+    for _, tensors in _batches(feed, crop, config):
         batch = {key: value.cpu().numpy() for key, value in tensors.items()}
         length = batch["mask"].shape[1]
         context = min(config.context, length - 1)
@@ -193,7 +193,7 @@ def open_loop_errors(
 
 
 def _batches(
-    feed: EpisodeFeed, images: ImageCrop, config: HeldOutConfig
+    feed: EpisodeFeed, crop: ImageCrop, config: HeldOutConfig
 ) -> Iterator[tuple[list[str], Batch]]:
     """Yield names and cropped rows of the held-out episodes."""
     names = feed.held_out.names()
@@ -201,17 +201,17 @@ def _batches(
     numbers: list[int] = []
     for batch in feed.episodes(config.batch, *limits):
         numbers = batch.pop("episode").tolist()
-        yield [names[number] for number in numbers], images.center_crop(batch)
+        yield [names[number] for number in numbers], crop.center_crop(batch)
     if not numbers:
         raise _no_usable_episodes(feed)
 
 
-def _mean_row(feed: EpisodeFeed, images: ImageCrop, keys: list[str]) -> Arrays:
+def _mean_row(feed: EpisodeFeed, crop: ImageCrop, keys: list[str]) -> Arrays:
     """Return the mean of each key over the rows of some episodes."""
     total: Arrays = {}
     rows = 0
     for batch in feed.episodes(1, limit=MEAN_EPISODES):
-        obs = images.center_crop(batch)
+        obs = crop.center_crop(batch)
         for key in keys:
             if key in obs:
                 sums = obs[key][0].sum(0, dtype=torch.float64).cpu().numpy()

@@ -40,7 +40,7 @@ class EpisodeRecorder:
             rows.append({key: np.array(batch[key][index]) for key in self.keys})
 
     def end(self, index: int, success: float | None) -> None:
-        """End the episode of one environment; called only for episodes that count."""
+        """End an episode of one environment; call it only for evaluated episodes."""
         failed = success is not None and success <= 0
         any_outcome = not self.failed_only and self._ended < self.count
         if any_outcome or (failed and self._failed < self.count):

@@ -33,7 +33,7 @@ from reverie.spaces import Arrays
 
 @dataclass(frozen=True)
 class RolloutEnsembleConfig:
-    """Rollout ensembles."""
+    """Rollout ensembles of held-out episodes."""
 
     samples: int = 19
     """Rollouts per ensemble; 0 for no ensembles."""
@@ -58,7 +58,7 @@ BATCH = 256
 
 
 class RolloutEnsembles(NamedTuple):
-    """Ensembles of one key; the truth is NaN beyond the end of an episode."""
+    """N ensembles of S rollouts of one key; the truth is NaN after an episode ends."""
 
     truth: Float[np.ndarray, "N H d"]
     rollouts: Float[np.ndarray, "N S H d"]
@@ -73,7 +73,7 @@ class EnsembleStatistics(NamedTuple):
     spread: Float[np.ndarray, "H d"]
     coverage: Float[np.ndarray, "H d"]
     copy_rmse: Float[np.ndarray, "H d"]
-    """Of a baseline that predicts the last observed row."""
+    """RMSE of a baseline that predicts the last observed row."""
 
 
 def sample_ensembles(
@@ -140,15 +140,15 @@ def ensemble_statistics(ensembles: RolloutEnsembles) -> EnsembleStatistics:
 
 
 def calibrated_coverage(samples: int) -> float:
-    """Coverage if the truth is distributed like the rollouts."""
+    """Return the coverage if the truth is distributed like the rollouts."""
     return (samples - 1) / (samples + 1)
 
 
 def ensemble_metrics(ensembles: dict[str, RolloutEnsembles]) -> Metrics:
     """Return each statistic as a mean over horizons and dimensions."""
     metrics: Metrics = {}
-    for key, samples_of_key in ensembles.items():
-        for name, value in ensemble_statistics(samples_of_key)._asdict().items():
+    for key, of_key in ensembles.items():
+        for name, value in ensemble_statistics(of_key)._asdict().items():
             metrics[f"ensemble/{key}/{name}"] = float(np.nanmean(value))
     return metrics
 
@@ -156,11 +156,11 @@ def ensemble_metrics(ensembles: dict[str, RolloutEnsembles]) -> Metrics:
 def ensemble_table(ensembles: dict[str, RolloutEnsembles]) -> dict[str, Any]:
     """Return the statistics by key, horizon and dimension as lists; NaN for no data."""
     table: dict[str, Any] = {}
-    for key, samples_of_key in ensembles.items():
-        samples = samples_of_key.rollouts.shape[1]
-        statistics = ensemble_statistics(samples_of_key)._asdict()
+    for key, of_key in ensembles.items():
+        samples = of_key.rollouts.shape[1]
+        statistics = ensemble_statistics(of_key)._asdict()
         table[key] = {
-            "ensembles": len(samples_of_key.truth),
+            "ensembles": len(of_key.truth),
             "samples": samples,
             "calibrated_coverage": calibrated_coverage(samples),
             **{name: value.tolist() for name, value in statistics.items()},
