@@ -40,19 +40,20 @@ if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
         echo "pip could not upgrade itself; using the bundled version." >&2
 fi
 
-# Install torch first, so that TORCH_INDEX is used for torch only.
+# Install torch first, so that TORCH_INDEX is used for torch only. Python compiles modules
+# when they are imported first, and most of them never are.
 torch=$("$venv/bin/python" -c '
 import tomllib
 with open("pyproject.toml", "rb") as file:
     needs = tomllib.load(file)["project"]["dependencies"]
 print(next(need for need in needs if need.startswith("torch")))')
 echo "Installing $torch (the largest part; this can take some minutes)"
-"$venv/bin/python" -m pip install -q ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$torch" ||
+"$venv/bin/python" -m pip install -q --no-compile ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$torch" ||
     stop "pip could not install torch." \
         "check the network and the disk (df -h .), then run make again"
 echo "Installing reverie (editable, $what)"
 log=$venv/install.log
-"$venv/bin/python" -m pip install -e "$what" >"$log" 2>&1 || {
+"$venv/bin/python" -m pip install --no-compile -e "$what" >"$log" 2>&1 || {
     tail -n 30 "$log" >&2
     stop "pip could not install reverie; the end of $log is above." \
         "correct the first error in it and run make again"
