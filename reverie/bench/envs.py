@@ -49,6 +49,7 @@ class StepTiming(NamedTuple):
 
     @property
     def rate(self) -> float:
+        """Steps per second."""
         return self.steps / self.seconds
 
     @property
@@ -120,7 +121,7 @@ def bench_envs(
     for task in config.tasks:
         suite = envs.SUITES.get(envs.split_task(task)[0])
         if suite is not None and not suite.is_installed:
-            print(f"{task:<16} is not installed: {suite.install}")
+            print(f"{task:<16} is not installed: {suite.install_command}")
             continue
         results[task] = variants = _measure_task(task, config, settings)
         for name, row in variants.items():
@@ -137,7 +138,7 @@ def bench_envs(
 def _measure_task(
     task: str, config: EnvBenchConfig, settings: envs.EnvConfig
 ) -> dict[str, dict[str, Any]]:
-    """Steps per second, CPU time per step and overhead of every variant."""
+    """Measure steps per second, CPU time per step and overhead of every variant."""
     rate = _estimate_rate(measure_simulators(task, settings), config.seconds)
     variants = _make_variants(task, config, settings)
     timings: dict[str, list[StepTiming]] = {variant.name: [] for variant in variants}
@@ -163,7 +164,7 @@ def _measure_task(
 
 
 def overhead(timings: list[StepTiming], baseline: list[StepTiming]) -> float:
-    """Median additional CPU time per step, as a fraction of the baseline."""
+    """Return the median additional CPU time per step, as a fraction of the baseline."""
     pairs = zip(timings, baseline, strict=True)
     return statistics.median([one.cost / other.cost for one, other in pairs]) - 1
 

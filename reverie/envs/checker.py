@@ -25,7 +25,7 @@ from reverie.spaces import FLAGS, RESERVED, Space, Spaces, agent_obs_space
 T = TypeVar("T")
 Severity = Literal["error", "warning"]
 SLOW_STEP = 0.2
-"""Seconds per step above which most training runs wait for the simulator."""
+"""Seconds per step above which a warning suggests worker processes."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Flat states of MuJoCo simulators, in the layout of robosuite and robomimic.
 
 A state is `[time, qpos, qvel, act]`; the time may be missing, and `act` is empty in
-simulators without activations. The functions accept the `model` and `data` of MuJoCo.
+simulators without activations. `model` and `data` are like `MjModel` and `MjData`.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ Probe = Callable[[str], str]
 LIBRARIES = {"egl": "EGL", "osmesa": "OSMesa"}
 """Backends that need no display, in the order they are tried, and their libraries."""
 
-PROBE = """
+PROBE_CODE = """
 import os, mujoco
 mujoco.GLContext(64, 64).make_current()
 os._exit(0)  # some drivers crash when the context is freed
@@ -82,7 +82,7 @@ def probe_backend(name: str) -> str:
     """Create a context with MuJoCo; return the error, empty if it works."""
     try:
         process = subprocess.run(
-            [sys.executable, "-P", "-c", PROBE],
+            [sys.executable, "-P", "-c", PROBE_CODE],
             env={**os.environ, "MUJOCO_GL": name},
             capture_output=True,
             text=True,
@@ -116,6 +116,6 @@ def _check_user_choice(
     if problem:
         raise UserError(
             f"This task renders images, but MUJOCO_GL={backend} does not work: "
-            f"{problem}.\n  Fix: `unset MUJOCO_GL` to select one that works; if none "
-            f"does: {INSTALL}{no_images_fix}"
+            f"{problem}.\n  Fix: `unset MUJOCO_GL`, so that a backend that works is "
+            f"selected; if there is none: {INSTALL}{no_images_fix}"
         )

@@ -2,8 +2,8 @@
 
 A task is `SUITE_NAME` (`atari_pong`, `pinpad_three`), the name of a suite with a single
 task (`catch`), any Gymnasium id (`gym_CartPole-v1`), or the import path of a function
-that returns an environment (`my_package.my_module:make_env`; the current directory is
-searched too).
+that returns an environment (`my_package.my_module:make_env`; modules in the current
+directory are found).
 
 Suites are the modules of `reverie/envs/suites/`, each of which declares a `SUITE` (or
 several `SUITES`). Adding a module there adds its tasks and its flags `--env.NAME.*`.
@@ -59,7 +59,7 @@ def _add_suite_configs(cls: type[T]) -> type[T]:
 @dataclass(frozen=True)
 @_add_suite_configs
 class EnvConfig:
-    """Environment settings; each suite with a config adds a field of its name."""
+    """Environment settings; each suite with a config adds a field with its name."""
 
     repeat: int = 1
     """Number of times each action is repeated, in addition to the suite's own action
@@ -135,8 +135,7 @@ class TaskFactory:
     def make_native(
         self, count: int, vector: VecEnvConfig, seed: int | None, first: int
     ) -> VecEnv:
-        """Build `count` environments, from index `first`, with the simulator's own
-        vectorized version."""
+        """Build `count` environments from index `first` on as a native `VecEnv`."""
         suite, name = split_task(self.task) if isinstance(self.task, str) else ("", "")
         build = SUITES[suite].make_native if suite else None
         if build is None:
@@ -265,8 +264,8 @@ def _make_suite_task(suite: Suite, name: str, config: EnvConfig) -> Env:
             raise
         raise UserError(
             f"The simulator of task {task!r} failed to load: {summarize_error(error)}\n"
-            f"  Fix: {suite.install}, in a separate virtual environment: packages of "
-            "other suites may be incompatible."
+            f"  Fix: {suite.install_command}, in a separate virtual environment: "
+            "packages of other suites may be incompatible."
         ) from error
 
 
@@ -290,7 +289,7 @@ def _wrap(env: Env, task: str, config: EnvConfig, seed: int) -> Env:
 
 
 def _is_gym_id(task: str) -> bool:
-    """True if `gym_package:Name-v0` is a Gymnasium id, not a module `gym_package`."""
+    """True for `gym_package:Name-v0`, unless there is a local module `gym_package`."""
     if not task.startswith("gym_"):
         return False
     module = task.partition(":")[0].partition(".")[0]

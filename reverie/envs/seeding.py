@@ -16,7 +16,7 @@ SEED_RANGE = 2**31 - 1
 
 def derive_seed(*parts: int) -> int:
     """Hash several integers into one seed, identically in every process."""
-    sequence = np.random.SeedSequence([part % 2**63 for part in parts])
+    sequence = np.random.SeedSequence([part % 2**63 for part in parts])  # not negative
     return int(sequence.generate_state(1, np.uint64)[0]) % SEED_RANGE
 
 

@@ -28,7 +28,7 @@ class Package:
     license: str = "MIT"
     group: str = ""
     """Suites with the same group name can be installed in one virtual environment;
-    empty if the suite needs an environment of its own."""
+    empty if the suite needs a separate one."""
     extra: str = ""
     """Extra of Reverie that installs it, if it is not the name of the suite."""
     script: str = ""
@@ -61,7 +61,7 @@ class Suite:
     benchmark: tuple[str, ...] = ()
     """Tasks of the benchmark that the suite is named after; empty for all tasks."""
     accepts: Callable[[str], bool] | None = None
-    """True for an unlisted name that is a task too. May import the simulator."""
+    """Returns True for a task that is not in `tasks`. May import the simulator."""
     name_format: str = ""
     """How tasks are named, if not `NAME_TASK`: `gym_ID, such as gym_CartPole-v1`."""
     make_native: Callable[..., VecEnv] | None = None
@@ -74,7 +74,7 @@ class Suite:
     """Package of the simulator; None if the suite is built in."""
 
     def own_config(self, config: Any) -> Any:
-        """Return this suite's part of an `EnvConfig`, or None if it has none."""
+        """Return this suite's settings in an `EnvConfig`; None if it has no config."""
         return getattr(config, self.config_name or self.name) if self.config else None
 
     @property
@@ -83,7 +83,7 @@ class Suite:
         return self.package.license if self.package else "MIT"
 
     @property
-    def install(self) -> str:
+    def install_command(self) -> str:
         """Shell command that installs the simulator; empty if the suite is built in."""
         package = self.package
         if package is None:
@@ -123,7 +123,7 @@ class Suite:
         elif self.is_installed:
             lines.append("installed")
         else:
-            lines.append(f"{self.install} {self.package.note}".strip())
+            lines.append(f"{self.install_command} {self.package.note}".strip())
         title = f"{self.name:<11} {self.description} ({self.license})"
         return title + textwrap.indent("\n" + "\n".join(lines), " " * 12)
 
@@ -144,15 +144,16 @@ class Suite:
         note = f" {package.note}" if package.note else ""
         problem = f"needs the package {package.module!r}, which is not installed.{note}"
         if package.max_python is None or sys.version_info[:2] <= package.max_python:
-            return problem, self.install
+            return problem, self.install_command
         newest, current = (
             ".".join(map(str, version))
             for version in (package.max_python, sys.version_info[:2])
         )
         problem += f" It supports Python {newest} and older; this is Python {current}."
         if package.script:  # the script creates a virtual environment
-            return problem, f"{self.install} python{newest}"
-        return problem, f"python{newest} -m venv VENV && VENV/bin/{self.install}"
+            return problem, f"{self.install_command} python{newest}"
+        command = f"VENV/bin/{self.install_command}"
+        return problem, f"python{newest} -m venv VENV && {command}"
 
 
 @dataclass(frozen=True)

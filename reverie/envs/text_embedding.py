@@ -16,6 +16,7 @@ import numpy as np
 from reverie.spaces import Space
 
 WORDS, WIDTH, BUCKETS = 32, 32, 65_536
+"""Words per text, numbers per word, and rows of the table."""
 PATTERN = re.compile(r"[a-z_]+|[^a-z_ ]+")
 EMBEDDING_SPACE = Space(np.float32, (WORDS * WIDTH,))
 

@@ -48,7 +48,7 @@ class Wrapper:
         return inner
 
     def _transform(self, obs: Obs) -> Obs:
-        """Change an observation."""
+        """Change an observation; the default does nothing."""
         return obs
 
     def reset(self, seed: int | None = None) -> Obs:
@@ -69,7 +69,7 @@ def without_wrappers(env: Any) -> Any:
 
 
 def has_simulator_state(env: Env) -> TypeGuard[HasSimulatorState]:
-    """True if the simulator can be set to recorded states; wrappers forward this.
+    """True if the simulator inside all wrappers can be set to recorded states.
 
     `isinstance` does not find forwarded methods on Python 3.12 and newer.
     """
@@ -208,8 +208,7 @@ class TimeLimit(Wrapper):
 
 
 class NormalizeAction(Wrapper):
-    """Scales bounded continuous actions to [-1, 1] from the native units of `env`;
-    unbounded entries are unchanged."""
+    """Rescales actions from [-1, 1] to the bounds of `env`, where these are finite."""
 
     def __init__(self, env: Env):
         super().__init__(env)
@@ -322,7 +321,7 @@ class UnifyDtypes(ObsWrapper):
 
 
 def _have_dtypes(values: Mapping[str, Any], dtypes: Mapping[str, np.dtype]) -> bool:
-    """True if no value needs a cast."""
+    """True if all values have these dtypes, so that no cast is needed."""
     for key, value in values.items():
         if getattr(value, "dtype", None) is not dtypes.get(key):
             return False
@@ -453,7 +452,7 @@ def _passes(values: Mapping[str, Any], checks: Mapping[str, FastCheck]) -> bool:
         value: Any = values.get(key)
         if getattr(value, "dtype", None) is not dtype or value.shape != shape:
             return False
-        if bounds is not None and not bounds[0] <= value <= bounds[1]:  # also for NaN
+        if bounds is not None and not bounds[0] <= value <= bounds[1]:  # or NaN
             return False
         if has_problem is not None and has_problem(value):
             return False

@@ -102,8 +102,8 @@ def test_a_missing_package_prints_the_install_command(
     code, error = run_command(f"check-env {suite.example}")
     assert code == 2
     assert re.search(rf"needs the package '{suite.package.module}'", error), error
-    assert suite.install in error
-    assert suite.install in envs.describe_suites(name)
+    assert suite.install_command in error
+    assert suite.install_command in envs.describe_suites(name)
 
 
 def test_a_python_version_that_is_too_new_suggests_an_older_one(
@@ -157,7 +157,7 @@ def test_the_list_of_suites_has_tasks_and_install_commands(
     for name, suite in envs.SUITES.items():
         assert f"\n{name} " in "\n" + page
         if not suite.is_installed:
-            assert suite.install in page
+            assert suite.install_command in page
     assert main(["envs", "minigrid"]) == 0
     page = capsys.readouterr().out
     for task in envs.SUITES["minigrid"].tasks:

@@ -107,7 +107,7 @@ def test_other_platforms_need_no_backend(platform: str) -> None:
 def test_a_probe_reports_errors_crashes_and_timeouts(
     monkeypatch: pytest.MonkeyPatch, code: str, problem: str
 ) -> None:
-    monkeypatch.setattr(opengl, "PROBE", code)
+    monkeypatch.setattr(opengl, "PROBE_CODE", code)
     monkeypatch.setattr(opengl, "find_library", lambda name: f"lib{name}.so")
     if "sleep" in code:
         monkeypatch.setattr(opengl, "TIMEOUT", 0.5)
@@ -122,7 +122,7 @@ def test_a_probe_reports_errors_crashes_and_timeouts(
 def test_a_missing_library_is_named(
     monkeypatch: pytest.MonkeyPatch, backend: str, library: str
 ) -> None:
-    monkeypatch.setattr(opengl, "PROBE", "raise AttributeError('glGetError')")
+    monkeypatch.setattr(opengl, "PROBE_CODE", "raise AttributeError('glGetError')")
     monkeypatch.setattr(opengl, "find_library", lambda name: None)
     opengl.probe_backend.cache_clear()
     assert opengl.probe_backend(backend) == f"lib{library} is not installed"

@@ -142,7 +142,7 @@ def test_invalid_arguments_are_refused(agent):
         StartInEpisodes([])
     with pytest.raises(UserError, match="cannot be -1"):
         ImaginedEnv(agent.world_model_env(), StartInEnv(make_real(agent)), length=-1)
-    with pytest.raises(UserError, match=r"None of .* episodes had 51 steps"):
+    with pytest.raises(UserError, match=r"None of .* episodes had 51 rows"):
         ImaginedEnv(
             agent.world_model_env(), StartInEnv(make_real(agent), steps=50)
         ).reset()

@@ -1,4 +1,4 @@
-"""Convert import paths and Python objects of users to `reverie.api.Env`."""
+"""Build `reverie.api.Env` from import paths and from objects that users pass."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Adapter for `dm_env.Environment`.
 
-An observation that is not a dict is named `image` or `vector`, the action `action`. An
-episode is terminal if its last discount is 0; at a time limit the discount is 1.
+An observation that is not a dict is named `image` or `vector`, the action `action`. The
+last row has `is_terminal` if its discount is 0; at a time limit the discount is 1.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class DmEnv:
         self._is_dict = hasattr(spec, "items")
         specs = dict(spec) if self._is_dict else {_default_key(spec): spec}
         spaces = {key: _obs_space(part, squeeze) for key, part in specs.items()}
-        self._obs_space = {key: space for key, space in spaces.items() if space.nbytes}
+        self._obs_space = {k: s for k, s in spaces.items() if s.nbytes}  # not empty
         self.obs_space = {**self._obs_space, **flag_spaces()}
         self.act_space = {"action": _act_space(env.action_spec())}
 
@@ -63,7 +63,7 @@ class DmEnv:
         self.dm.close()
 
     def observe(self, timestep: Any, reward: float) -> Obs:
-        """Convert a `dm_env.TimeStep` to an observation."""
+        """Convert a `dm_env.TimeStep`, with the summed reward of repeated actions."""
         values = timestep.observation
         if not self._is_dict:
             values = {next(iter(self._obs_space)): values}

@@ -111,7 +111,7 @@ class GymnasiumEnv:
         return float(fps or 0)
 
     def start_rendering(self) -> None:
-        """Prepare for `render`; call `reset` next."""
+        """Rebuild the environment for `render` if needed; call `reset` afterwards."""
         if getattr(self.gym, "render_mode", None) == "rgb_array":
             return
         if self._make_rendered is None:
@@ -217,12 +217,13 @@ def _to_space(path: LeafPath, space: Any) -> Space:
     """Convert a leaf of a Gymnasium space; `source` keeps its path, dtype and shape."""
     flat, shape = _leaf_space(space), tuple(space.shape or ())
     leaf = Space(space.dtype, shape)
-    if flat.shape == shape:  # not for gray images, which get an axis of channels
+    if flat.shape == shape:  # not for grayscale images
         leaf = replace(flat, dtype=space.dtype)
     return replace(flat, source=Source(path, leaf, type(space).__name__ == "Discrete"))
 
 
 def _leaf_space(space: Any) -> Space:
+    """Return dtype, shape and bounds; grayscale images get an axis of channels."""
     type_name = type(space).__name__
     int32 = np.dtype(np.int32)
     if type_name == "Discrete":

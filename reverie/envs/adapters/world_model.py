@@ -1,9 +1,9 @@
 """A learned world model as an environment.
 
-An episode starts from real rows (`StartRows`), the last of which is its first
-observation. From there the world model predicts observations, rewards and terminations
-from the actions. Code that takes an environment, such as evaluation, can use it. Its
-state cannot be saved, so a resumed run starts a new episode.
+An episode starts from consecutive real rows (`StartSampler`); the last of them is its
+first observation. From there the world model predicts observations, rewards and
+terminations from the actions. The state cannot be saved, so a resumed run starts a new
+episode.
 
 Actions are in the units of the task, as in every other environment before `envs.make`
 scales them, and may be nested like the task's own action space.
@@ -20,20 +20,20 @@ from reverie.api import Batch, Env, Obs, UserError
 from reverie.capabilities import WorldModelEnv
 from reverie.spaces import flag_spaces, flags, to_flat
 
-StartRows = Callable[[np.random.Generator], Batch]
+StartSampler = Callable[[np.random.Generator], Batch]
 """Returns consecutive real rows, `(T, ...)` by key, to start an episode from.
 
 Actions are as in the replay: bounded continuous ones are scaled to [-1, 1]."""
 
 MAX_EPISODES = 1000
-"""Number of episodes in which `StartInEnv` looks for one that is long enough."""
+"""Maximum number of episodes that `StartInEnv` runs to find one that is long enough."""
 
 
 class ImaginedEnv:
     """Episodes predicted by a world model; implements `api.Env`."""
 
     def __init__(
-        self, model: WorldModelEnv, start: StartRows, length: int = 0, seed: int = 0
+        self, model: WorldModelEnv, start: StartSampler, length: int = 0, seed: int = 0
     ):
         """`length` is the time limit of an episode in steps; 0 disables it."""
         if length < 0:
@@ -100,11 +100,7 @@ class ImaginedEnv:
 
 
 class StartInEnv:
-    """Start after `steps` random steps in a real environment.
-
-    Episodes that end earlier are discarded, so that all rows belong to one episode.
-    With `steps=0` the start is the first row of an episode.
-    """
+    """Samples the first `steps + 1` rows of a long enough episode of random actions."""
 
     def __init__(self, env: Env, steps: int = 0):
         self.env, self.steps = env, steps
@@ -123,8 +119,8 @@ class StartInEnv:
                 ended += 1
                 if ended == MAX_EPISODES:
                     raise UserError(
-                        f"None of {ended} episodes had {self.steps + 1} steps to start "
-                        "from.\n  Fix: start after fewer steps."
+                        f"None of {ended} episodes had {self.steps + 1} rows to start "
+                        "from.\n  Fix: pass a lower `steps` to StartInEnv."
                     )
                 obs = self.env.reset()
             action = {k: s.sample(rng) for k, s in self.env.act_space.items()}
@@ -137,16 +133,16 @@ class StartInEnv:
 
 
 class StartInEpisodes:
-    """Start at a random row of recorded episodes, except their last rows."""
+    """Samples a random row, except the last one of an episode, with earlier rows."""
 
     def __init__(self, episodes: list[Batch], steps: int = 5):
-        """`steps` is the maximum number of context rows before the start."""
+        """`steps` is the maximum number of rows before the sampled one."""
         self.episodes = [e for e in episodes if len(e["is_first"]) > 1]
         self.steps = steps
         if not self.episodes:
             raise UserError(
                 "There is no recorded episode to start from.\n"
-                "  Fix: collect some steps first."
+                "  Fix: pass at least one episode of two or more rows."
             )
 
     def __call__(self, rng: np.random.Generator) -> Batch:

@@ -3,7 +3,7 @@
 `symbolic` and `pixels` are Craftax; `classic_symbolic` and `classic_pixels` have the
 rules of Crafter. The first reset and step of a process compile for one to three minutes
 on a CPU. The time limit truncates episodes. Achievements are logged as
-`log/achievement_*`, 1 from the step in which they are unlocked.
+`log/achievement_*`: 1 after they are unlocked in the episode, 0 before.
 """
 
 from __future__ import annotations

@@ -41,11 +41,11 @@ swimmer_swimmer6 walker_run walker_stand walker_walk
 """
 TASKS: tuple[str, ...] = tuple(_NAMES.split())
 
-DOMAINS = ("ball_in_cup", "humanoid_CMU", "point_mass")
+UNDERSCORE_DOMAINS = ("ball_in_cup", "humanoid_CMU", "point_mass")
 """Domains whose names contain an underscore."""
 
 CAMERAS = {"quadruped": 2}
-"""Default cameras of domains for which camera 0 is not suitable."""
+"""Ids of the default cameras; 0 for all other domains."""
 
 UNBOUNDED_REWARD = ("lqr",)
 """Domains whose rewards are not in [0, 1]."""
@@ -64,8 +64,8 @@ class DMCConfig(ImageAndStateConfig):
     camera: int = -1
     """Camera id; -1 selects the default of the domain."""
     log_image: bool = False
-    """If `image` is off, render `log/image` for videos, as DreamerV3 does. Takes longer
-    than the simulation."""
+    """If `image` is off, render `log/image` for videos, as DreamerV3 does. Rendering
+    takes longer than a simulator step."""
 
 
 class DMC:
@@ -120,7 +120,7 @@ class DMC:
             physics.free()
 
     def _make_obs_space(self) -> Spaces:
-        # Images of the task itself are replaced by one of the configured size.
+        # Images that the task observes are replaced by one of the configured size.
         proprio = {
             key: space
             for key, space in agent_obs_space(self._env.obs_space).items()
@@ -147,7 +147,7 @@ class DMC:
 def _load(name: str, image: bool, seed: int) -> tuple[str, Any]:
     """Return the domain and the simulator of a task."""
     name = f"ball_in_{name}" if name.startswith("cup_") else name
-    matches = [domain for domain in DOMAINS if name.startswith(f"{domain}_")]
+    matches = [d for d in UNDERSCORE_DOMAINS if name.startswith(f"{d}_")]
     domain = matches[0] if matches else name.partition("_")[0]
     task = name.removeprefix(f"{domain}_")
     if domain == "manip":

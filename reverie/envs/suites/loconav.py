@@ -143,7 +143,7 @@ def _make(body: str, size: str, rate: int, seed: int) -> Any:
     from dm_control.locomotion.walkers import ant
 
     class FindGoal(random_goal_maze.RepeatSingleGoalMaze):  # type: ignore
-        """Rewards every step after the goal was found; the original starts again."""
+        """Rewards every step after the goal was found, without respawning."""
 
         walker, arena = property(lambda s: s._walker), property(lambda s: s._maze_arena)
 
@@ -170,7 +170,7 @@ def _make(body: str, size: str, rate: int, seed: int) -> Any:
     walker.observables.egocentric_camera.enabled = False
     return composer.Environment(
         task,
-        time_limit=SECONDS - 0.5 / rate,  # avoids an extra step by rounding
+        time_limit=SECONDS - 0.5 / rate,  # no extra step because of rounding
         random_state=np.random.RandomState(seed),
         strip_singleton_obs_buffer_dim=True,
     )

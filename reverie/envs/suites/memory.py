@@ -3,8 +3,8 @@
 The first observation shows which of `cues` actions is correct; the following ones show
 nothing; then a go signal asks for the action. The reward is 1 for the correct action
 and -1 otherwise, so a policy without memory scores about `2 / cues - 1` and the optimal
-policy 1. The last observation shows the cue again, so that a world model has a reason
-to remember it.
+policy 1. The last observation shows the cue again, so that a world model needs memory
+to predict it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Minecraft on MineRL 0.4: find a diamond, collect wood, or climb.
 
 The simulator needs Java 8; `tools/install_minecraft.sh` installs both. An action is an
-index into a list of commands (`BASIC`, and `TOOLS` in the task `diamond`). The camera
-turns by 15 degrees per action, and its pitch is limited to `pitch_limit`. A jump
-is repeated for `sticky_jump` steps while moving forward. An attack is repeated for
+index into `BASIC_ACTIONS`, followed by `TOOL_ACTIONS` in the task `diamond`. The camera
+turns by 15 degrees per action, and its pitch is limited to `pitch_limit`. A jump is
+repeated for `sticky_jump` steps while moving forward. An attack is repeated for
 `sticky_attack` steps, but only if blocks break at the original speed.
 
 Rewards: `diamond` gives 1 for the first of each of twelve items per episode, `wood` 1
@@ -41,7 +41,7 @@ NOOP: Command = {
 REPEATED = ("attack", "forward", "back", "left", "right")
 """Keys that are repeated for `repeat` steps; all others are sent in the first step."""
 
-BASIC: dict[str, Command] = {
+BASIC_ACTIONS: dict[str, Command] = {
     "noop": {},
     "attack": {"attack": 1},
     "turn_up": {"camera": (-TURN, 0)},
@@ -55,7 +55,7 @@ BASIC: dict[str, Command] = {
     "jump": {"jump": 1, "forward": 1},
     "place_dirt": {"place": "dirt"},
 }
-TOOLS: dict[str, Command] = {
+TOOL_ACTIONS: dict[str, Command] = {
     "craft_planks": {"craft": "planks"},
     "craft_stick": {"craft": "stick"},
     "craft_crafting_table": {"craft": "crafting_table"},
@@ -84,7 +84,7 @@ class MinecraftConfig:
     size: tuple[int, int] = (64, 64)
     """Height and width of the image in pixels."""
     repeat: int = 1
-    """Simulator steps per action; crafting, placing and turning use the first only."""
+    """Simulator steps per action; crafting, placing and turning happen in the first."""
     break_speed: float = 100.0
     """Factor by which blocks break faster than in the original game."""
     length: int = 36_000
@@ -114,7 +114,7 @@ class Minecraft:
     ):
         self.task = task
         self.config = config = config or MinecraftConfig()
-        self.actions = {**BASIC, **(TOOLS if task == "diamond" else {})}
+        self.actions = {**BASIC_ACTIONS, **(TOOL_ACTIONS if task == "diamond" else {})}
         self._commands = [{**NOOP, **change} for change in self.actions.values()]
         self._game: Any = make_simulator(config)
         spaces = self._game.observation_space
@@ -253,7 +253,7 @@ def _inventory(values: Any) -> dict[str, int]:
 
 
 def make_simulator(config: MinecraftConfig) -> Any:
-    """Build a MineRL environment with these observations and actions, and no reward."""
+    """Build a MineRL environment without reward, with the actions in `NOOP`."""
     for name, kind in (("float", float), ("int", int), ("bool", bool)):
         if name not in vars(np):  # MineRL uses names that NumPy has removed
             setattr(np, name, kind)

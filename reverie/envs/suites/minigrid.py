@@ -128,8 +128,7 @@ def _full_id(name: str) -> str:
 
 
 def _versions(name: str) -> list[str]:
-    """Return the registered ids of a task, newest last; only one if `name` has a
-    version."""
+    """Return the registered ids of a task (or of one version of it), newest last."""
     import gymnasium
     import minigrid  # noqa: F401  registers the tasks
 

@@ -63,6 +63,7 @@ class Reach(SeededEnv):
         self.act_space = {"action": Space(np.float32, (2,), -1, 1)}
         self._hand, self._target, self._steps = np.zeros(2), np.zeros(2), 0
         height, width = config.size
+        # positions of the pixels; the image shows [-1.2, 1.2]²
         self._y = (np.arange(height) + 0.5) / height * 2.4 - 1.2
         self._x = (np.arange(width) + 0.5) / width * 2.4 - 1.2
         self._edge = 2.4 / min(config.size)  # edges are anti-aliased over one pixel

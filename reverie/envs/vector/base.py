@@ -51,7 +51,7 @@ class BaseVecEnv:
 
     def _make_state(self, slots: list[StateDict], obs: ObsArrays) -> StateDict:
         """Combine the states of all env slots and the latest observations."""
-        # A list, because observation keys may be invalid as keys of a state dict.
+        # A list, because a state dict does not accept all keys of observations.
         rows = [obs[key].copy() for key in sorted(self.obs_space)]
         state: StateDict = {"envs": slots, "obs": rows}
         if self.waiting.any():
@@ -75,7 +75,7 @@ class BaseVecEnv:
 
 
 def common_spaces(spaces: list[tuple[Spaces, Spaces]]) -> tuple[Spaces, Spaces]:
-    """Return the observation and action spaces that all environments share."""
+    """Return the common observation and action spaces; raise if they differ."""
     first = spaces[0]
     for index, other in enumerate(spaces):
         if other != first:

@@ -144,10 +144,10 @@ class EnvSlot:
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt) and not is_failure(error):
                     raise
-                log.debug("environment %d: %s", self.index, summarize_error(error))
+                log.debug("closing env %d: %s", self.index, summarize_error(error))
 
     def _get_env(self) -> Env:
-        """Return the environment, built first if it is missing."""
+        """Return the environment; build it if there is none."""
         if self._env is None:
             self._env = self._make_env(self.index)
             self._needs_seed = True
@@ -191,11 +191,11 @@ def failure_message(index: int, failures: int, reason: str) -> str:
 def warn_of_restart(index: int, error: str) -> None:
     warn(
         f"Environment {index} failed and was restarted; its episode counts as "
-        f"truncated: {error}"
+        f"truncated. Error: {error}"
     )
 
 
 def warn(message: str) -> None:
-    """Log a warning; ignored if the environment has closed standard error."""
+    """Log a warning; do nothing if the environment has closed standard error."""
     with contextlib.suppress(OSError, ValueError):
         log.warning("%s", message)

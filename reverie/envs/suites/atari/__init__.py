@@ -57,9 +57,9 @@ class AtariConfig:
     actions: Literal["all", "minimal"] = "all"
     """All 18 joystick actions, or only those that have an effect in the game."""
     lives: Literal["unused", "discount", "reset"] = "unused"
-    """Effect of losing a life: `unused` none, `discount` sets `is_terminal` but not
+    """Effect of a lost life: `unused` has none, `discount` sets `is_terminal` but not
     `is_last`, `reset` ends the episode. With `reset`, the next episode continues the
-    game after one no-op step, and `length` limits the whole game."""
+    game after one no-op step, and `length` is the time limit of the whole game."""
     noops: int = 30
     """Maximum number of no-op frames at the start of a game."""
     min_noops: int = 0
@@ -219,8 +219,8 @@ class Atari:
             image = functools.reduce(np.maximum, resized)
         else:
             image = resize(functools.reduce(np.maximum, screens), size, "bilinear")
-        # Kept for the next step, which adds fewer than `pooling` screens if the episode
-        # ends before its last frames.
+        # Keep the last screens: a step that ends the episode early adds fewer than
+        # `pooling` screens.
         self._screens = self._screens[-max(1, pooling - 1) :]
         if self.config.gray:
             image = (image @ GRAY_WEIGHTS).astype(np.uint8)[..., None]
@@ -273,7 +273,7 @@ SUITES = (
         _ATARI,
         name="atari100k",
         config_name="atari",
-        description="Atari 2600 games within 400 thousand frames",
+        description="Atari 100k: Atari 2600 games with 400 thousand frames",
         benchmark=GAMES_100K,
     ),
 )

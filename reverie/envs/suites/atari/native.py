@@ -97,7 +97,7 @@ class NativeVecEnv(BaseVecEnv):
 
     def recv(self) -> Obs:
         *results, info = self._envs.recv()
-        order = np.argsort(info["env_id"])  # games that finish first come first
+        order = np.argsort(info["env_id"])  # results are in the order of completion
         image, reward, terminated, truncated = (np.asarray(x)[order] for x in results)
         flags = terminated.astype(bool), truncated.astype(bool)
         return self._make_obs(image, reward, *flags, self._last)

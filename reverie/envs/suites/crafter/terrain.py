@@ -10,7 +10,8 @@ position. Which points contribute depends on the part of the lattice cell that c
 the position: a tetrahedron at the origin, one at the opposite corner, or the octahedron
 between them. Each part uses its own corners and two extra points, which depend on the
 two corners closest to the position (`a` and `b` below). `POINTS` lists the lattice
-points of all 21 cases; corners are encoded as bits (1 for x, 2 for y, 4 for z).
+points of all 21 cases, which are named after the positions of `a` and `b`. Corners are
+encoded as bits (1 for x, 2 for y, 4 for z).
 """
 
 from __future__ import annotations
@@ -97,9 +98,8 @@ class Simplex:
         cell = np.floor(skewed)
         case = _case(skewed - cell)
         origin = cell + cell.sum(-1, keepdims=True) * UNSKEW
-        offset = (position - origin)[..., None, :] - UNSKEWED_POINTS[
-            case
-        ]  # (..., 8, 3)
+        points = UNSKEWED_POINTS[case]
+        offset = (position - origin)[..., None, :] - points  # (..., 8, 3)
         weight = np.maximum(2 - np.einsum("...i,...i", offset, offset), 0) ** 4
         lattice = cell.astype(np.int64)[..., None, :] + POINTS[case]
         index = self._perm[lattice[..., 0] & 255]
@@ -109,8 +109,8 @@ class Simplex:
         noise: np.ndarray = (weight * slope).sum(-1) / NORM
         # The library sums in another order, which changes the last bits. They matter
         # only where the noise is close to zero, because its sign is used.
-        for cell in map(tuple, np.argwhere(np.abs(noise) < 1e-9)):
-            noise[cell] = self._library.noise3(*position[cell].tolist())
+        for index in map(tuple, np.argwhere(np.abs(noise) < 1e-9)):
+            noise[index] = self._library.noise3(*position[index].tolist())
         return noise
 
 

@@ -172,7 +172,7 @@ class Robosuite:
         self._sim.close()
 
     def _load_model(self, model: str) -> None:
-        """Rebuild the simulator from recorded XML, with the files of this machine."""
+        """Rebuild the simulator from recorded XML, with local file paths."""
         try:
             self._sim.reset_from_xml_string(self._sim.edit_model_xml(model))
             self._sim.sim.reset()

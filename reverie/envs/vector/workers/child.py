@@ -24,16 +24,16 @@ from reverie.envs.vector.workers.shared_memory import (
 )
 
 
-def main(connection: int, lifeline: int, memory: int, use_death_signal: int) -> None:
+def main(connection: int, parent_pipe: int, memory: int, use_death_signal: int) -> None:
     """Entry point of a worker process.
 
     The first three arguments are file descriptors: a socket, a pipe whose other end is
     closed when the main process ends, and the shared memory.
     """
     for name in ("SIGINT", "SIGHUP", "SIGUSR1", "SIGXCPU"):
-        # sent to all processes of a job; the main process saves, then ends the workers
+        # ignored: the main process also gets them, and stops the workers later
         signal.signal(getattr(signal, name), signal.SIG_IGN)
-    _exit_with_parent(lifeline, bool(use_death_signal))
+    _exit_with_parent(parent_pipe, bool(use_death_signal))
     slots: list[EnvSlot] = []
     try:
         with socket.socket(fileno=connection) as sock:
@@ -115,14 +115,14 @@ def _run_commands(
     return errors
 
 
-def _exit_with_parent(lifeline: int, use_death_signal: bool) -> None:
+def _exit_with_parent(parent_pipe: int, use_death_signal: bool) -> None:
     """Kill this process and its children as soon as the main process has ended."""
     if use_death_signal and sys.platform.startswith("linux"):
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG: also kills stopped processes
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 
     def wait_for_parent() -> None:
-        os.read(lifeline, 1)  # returns when the main process closes its end
+        os.read(parent_pipe, 1)  # returns when the main process closes its end
         os.killpg(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=wait_for_parent, daemon=True).start()

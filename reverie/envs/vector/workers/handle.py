@@ -22,8 +22,8 @@ from reverie.envs.vector.workers import messages
 from reverie.envs.vector.workers.shared_memory import STEP
 from reverie.spaces import Spaces
 
-# Executed by the new process. It sets the import path of this process first; `-P` keeps
-# the current folder out of the import path until then.
+# Code that a worker executes. It first sets the import path of the main process; `-P`
+# keeps the current folder out of the import path until then.
 START_CODE = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from reverie.envs.vector.workers.child import main; main(*map(int, sys.argv[2:]))"
@@ -33,10 +33,10 @@ START_CODE = (
 class WorkerError(Exception):
     """A worker crashed, timed out or failed to build its environments."""
 
-    def __init__(self, cause: str, reason: str):
+    def __init__(self, cause: str, message: str):
         """`cause` is the metric that counts it: errors, crashes or timeouts."""
-        super().__init__(reason)
-        self.cause, self.reason = cause, reason
+        super().__init__(message)
+        self.cause, self.message = cause, message
 
 
 class WorkerHandle:
@@ -63,12 +63,12 @@ class WorkerHandle:
         self._memory = memory
         self._cwd = os.getcwd()
         self._socket: socket.socket | None = None
-        self._lifeline = -1
+        self._parent_pipe = -1
 
     def start(self, attempts: list[int]) -> None:
-        """Start the process and request its environments, without waiting for it."""
+        """Start the process and let it build its environments, without waiting."""
         own_end, child_end = socket.socketpair()
-        read_end, self._lifeline = os.pipe()
+        read_end, self._parent_pipe = os.pipe()
         threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
         path = [os.path.abspath(entry or self._cwd) for entry in sys.path]
         fds = (child_end.fileno(), read_end, self._memory)
@@ -158,7 +158,7 @@ class WorkerHandle:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-            os.close(self._lifeline)
+            os.close(self._parent_pipe)
 
     def request_exit(self, deadline: float) -> None:
         if self._socket is not None:

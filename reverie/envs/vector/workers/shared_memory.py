@@ -1,6 +1,6 @@
 """Shared memory of the main process and its workers: observations, actions, commands.
 
-The memory has no file name, so no file remains, even if the process is killed.
+The memory is anonymous: no file remains, even if the process is killed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from reverie.api import UserError
 from reverie.spaces import Spaces
 
 TRUNCATE, IDLE, STEP, RESET = range(-1, 3)
-"""Commands to an environment. Workers act on `STEP` and `RESET` only; `TRUNCATE` makes
-the main process end the episode with a copy of its latest row."""
+"""Commands to an environment. Workers act on `STEP` and `RESET` only. For `IDLE` the
+main process repeats the latest row, for `TRUNCATE` it also sets `is_last`."""
 
 
 def make_layout(obs_space: Spaces, act_space: Spaces, count: int) -> np.dtype:
@@ -53,7 +53,7 @@ class SharedArrays:
 
 
 def create_shared_file() -> int:
-    """Return the descriptor of a new file without a name."""
+    """Return the file descriptor of new anonymous shared memory."""
     if sys.platform == "win32":
         raise UserError(
             "Worker processes need Linux or macOS.\n  Fix: set --env.vector.workers 0."

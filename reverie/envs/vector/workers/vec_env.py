@@ -73,7 +73,7 @@ class WorkerVecEnv(base.BaseVecEnv):
             except WorkerError as error:
                 raise EnvFailure(
                     f"The worker of environments {worker.indices} did not start: "
-                    f"{error.reason}.\n  Fix: --env.vector.workers 0 shows the error; "
+                    f"{error.message}.\n  Fix: --env.vector.workers 0 shows the error; "
                     "--env.vector.start_timeout allows more time."
                 ) from error
         self.obs_space, self.act_space = base.common_spaces(spaces)
@@ -83,7 +83,7 @@ class WorkerVecEnv(base.BaseVecEnv):
         self._shared = SharedArrays(layout, self._memory)
         for worker in self._workers:
             worker.attach()
-        self._buffer = 0  # of two: one has the current rows, the other the previous
+        self._buffer = 0  # of the current rows; `1 - _buffer` has the previous rows
         self._deadline = 0.0
         self._is_started = self._is_sent = self._has_failed = False
         self._has_episode = np.zeros(len(self), bool)
@@ -257,11 +257,11 @@ class WorkerVecEnv(base.BaseVecEnv):
         if worker.failures >= self._config.failures:
             self._has_failed = True
             raise EnvFailure(
-                failure_message(worker.indices[0], worker.failures, error.reason)
+                failure_message(worker.indices[0], worker.failures, error.message)
             )
         warn(
             f"The worker of environments {worker.indices} was restarted; their "
-            f"episodes count as truncated: {error.reason}"
+            f"episodes count as truncated. Error: {error.message}"
         )
         self._shared.attempt[worker.rows] += 1
         worker.start(self._shared.attempt[worker.rows].tolist())
