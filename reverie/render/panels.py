@@ -112,14 +112,14 @@ def draw_panels(panels: Sequence[Panel], caption: str = "") -> Any:
         is_lowest = i + columns >= len(panels) or columns < 4
         _style_axis(axis, panel.title, panel.x_label if is_lowest else "")
         if i % columns == 0 or panel.y_label != panels[i - 1].y_label:
-            axis.set_ylabel(panel.y_label)
+            axis.set_ylabel(_wrap_label(panel.y_label, height))
         axis.set_xlim(left=min([0.0, *(float(line.x[0]) for line in panel.lines)]))
         if panel.y_range is not None:
             low, high = panel.y_range
             margin = 0.03 * (high - low)
             axis.set_ylim(low - margin, high + margin)
         axis.yaxis.set_major_formatter(_format_tick)
-        axis.yaxis.set_major_locator(_ticks())
+        axis.yaxis.set_major_locator(_ticks(5))
     _draw_legend(figure, {name: handles[name] for name in [*names, *references]})
     return figure
 
@@ -142,7 +142,7 @@ def draw_intervals(panels: Sequence[IntervalPanel], caption: str = "") -> Any:
         if panel.x_range is not None:
             axis.set_xlim(*panel.x_range)
         _style_axis(axis, panel.title, panel.x_label)
-        names = [row.name for row in panel.rows] if i % columns == 0 else []
+        names = [row.name if i % columns == 0 else "" for row in panel.rows]
         axis.set_yticks(range(len(names)), names)
         axis.set_ylim(rows - 0.5, -0.5)
     return figure
@@ -210,13 +210,14 @@ def _style_axis(axis: Any, title: str, x_label: str) -> None:
     axis.set_title(title)
     axis.set_xlabel(x_label)
     axis.xaxis.set_major_formatter(_format_tick)
-    axis.xaxis.set_major_locator(_ticks())
+    axis.xaxis.set_major_locator(_ticks(4))
 
 
-def _ticks() -> Any:
+def _ticks(count: int) -> Any:
+    """Return up to `count` intervals between round values."""
     from matplotlib.ticker import MaxNLocator
 
-    return MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10])
+    return MaxNLocator(nbins=count, steps=[1, 2, 2.5, 5, 10], min_n_ticks=3)
 
 
 def _format_tick(value: float, position: int | None) -> str:
@@ -251,8 +252,20 @@ def _draw_legend(figure: Any, handles: dict[str, Any]) -> None:
     ).set_in_layout(False)
 
 
+def _wrap_label(label: str, height: float) -> str:
+    """Break the label of a y axis that is longer than a panel of this height."""
+    return textwrap.fill(
+        label,
+        max(8, int(16 * (height - 0.6))),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 def _wrap(caption: str, width: float) -> list[str]:
-    return textwrap.wrap(caption, int(width * 20))
+    space = "\N{NO-BREAK SPACE}"  # before a unit
+    lines = textwrap.wrap(caption.replace(" %", f"{space}%"), int(width * 20))
+    return [line.replace(space, " ") for line in lines]
 
 
 def _color(index: int) -> tuple[float, ...]:

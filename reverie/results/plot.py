@@ -51,6 +51,7 @@ NAMES = {
 }
 """Labels of metrics in figures."""
 UNITS = {"frames": "frames", "step": "agent steps", "hours": "hours"}
+LOWER_IS_BETTER = "optimality gap"
 BAND = "band: 95 % stratified bootstrap over seeds"
 
 Points = dict[str, dict[str, list[np.ndarray]]]
@@ -160,7 +161,7 @@ def draw_aggregates(report: Report) -> Any:
         )
     panels = [
         IntervalPanel(
-            name,
+            f"{name} (lower is better)" if name == LOWER_IS_BETTER else name,
             [
                 Interval(label_method(report, method), *row[name])
                 for method, row in report.aggregates.items()
@@ -261,5 +262,9 @@ def _method_labels(groups: Mapping[str, Mapping[str, Sequence[Any]]]) -> dict[st
     for method, by_task in groups.items():
         low, high = (f(len(runs) for runs in by_task.values()) for f in (min, max))
         count = str(low) if low == high else f"{low}–{high}"
-        labels[method] = f"{method} ({count} seed{'s' if high > 1 else ''})"
+        seeds = f"{count} seed{'s' if high > 1 else ''}"
+        is_noted = method.endswith(")")  # as in `IRIS (published)`
+        labels[method] = (
+            f"{method[:-1]}, {seeds})" if is_noted else f"{method} ({seeds})"
+        )
     return labels

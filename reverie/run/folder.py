@@ -53,7 +53,7 @@ from reverie.storage.limits import InvalidFile, open_descriptor, read_json
 from reverie.storage.os_errors import NOT_PERMITTED, write_error
 from reverie.storage.system import lock_file
 
-RESUMABLE_SETTINGS = (
+CHANGEABLE_ON_RESUME = (
     *("logdir", "device", "compile", "logger.", "env.vector.", "explore.until"),
     *("actors.address", "actors.cpus", "actors.restarts", "actors.timeout"),
     *("replay.storage", "replay.device_memory", "run.steps", "run.overlap"),
@@ -311,14 +311,14 @@ def config_from_settings(
 def check_unchanged(old: Config, new: Config, logdir: Path) -> None:
     """Raise unless two configs differ only in settings that may change on resuming."""
     agent = settings_name(new.agent)
-    resumable = (
-        *RESUMABLE_SETTINGS,
+    changeable = (
+        *CHANGEABLE_ON_RESUME,
         *(f"{agent}.{name}" for name in new.agent_config.changeable_on_resume),
     )
     changed = {
         key: values
         for key, values in configs.differences(old, new).items()
-        if not key.startswith(resumable)
+        if not key.startswith(changeable)
     }
     if changed:
         lines = [f"    {k}: {a!r} -> {b!r}" for k, (a, b) in changed.items()]
@@ -335,8 +335,10 @@ def run_folder_of(checkpoint: Path) -> Path:
     for folder in list(checkpoint.parents)[:2]:
         if (folder / "config.yaml").is_file():
             return folder
+    parents = checkpoint.absolute().parents
     raise UserError(
-        f"{checkpoint.parents[1]} is not a run folder: it has no config.yaml.\n"
+        f"{parents[min(1, len(parents) - 1)]} is not a run folder: it has no "
+        "config.yaml.\n"
         "  Fix: give the --logdir of a run. To use only its weights, start another run "
         f"with --run.from_checkpoint {checkpoint}"
     )

@@ -2,8 +2,9 @@
 
 A package has `config.json` and `spaces.json` of the run, `results.json`, and the parts
 of a checkpoint that are needed to act (`agent.safetensors`, `agent.json`, ...) with
-their `manifest.json`. It is a single ZIP archive (`FILE.reverie`), or a repository on
-the Hugging Face Hub (`hf://user/name`). Other files are not read.
+their `manifest.json`. It is a single ZIP archive (`FILE.reverie`), a folder (such as a
+download from the Hugging Face Hub), or a repository on the Hub (`hf://user/name`).
+Other files are not read.
 
 To use a package, it is unpacked to a run folder in the cache of the user
 (`XDG_CACHE_HOME`, by default `~/.cache`). Its name is a checksum of the contents, so
@@ -34,6 +35,7 @@ from reverie.storage.limits import (
     InvalidFile,
     check_name,
     open_member,
+    open_regular,
     open_zip,
     parse_json,
 )
@@ -53,27 +55,19 @@ OpenFile = Callable[[str], AbstractContextManager[Any]]
 def run_path(name: str | Path) -> Path:
     """Return the run folder to load: unpack a package; other paths are unchanged.
 
-    `name` is a run folder, a checkpoint, a file `*.reverie`, or `hf://user/name` with
-    an optional `@revision`.
+    `name` is a run folder, a checkpoint, a file `*.reverie`, a folder with the files of
+    a package, or `hf://user/name` with an optional `@revision`.
     """
     from reverie.run.hub import download, is_hub_name
 
     if is_hub_name(str(name)):
         return download(str(name))
-    path = Path(name)
-    if path.suffix != SUFFIX or path.expanduser().is_dir():
-        return path
-    path = path.expanduser()
+    path = Path(name).expanduser()
+    is_folder = all((path / file).is_file() for file in (CONFIG, SPACES, MANIFEST))
+    if not is_folder and (path.suffix != SUFFIX or path.is_dir()):
+        return Path(name)
     try:
-        with open_zip(path) as archive:
-            members = {check_name(m.filename): m for m in archive.infolist()}
-
-            def open_file(name: str) -> AbstractContextManager[Any]:
-                if name not in members:
-                    raise InvalidFile(f"has no {name}")
-                return open_member(archive, members[name])
-
-            folder = unpack(open_file)
+        folder = _unpack_folder(path) if is_folder else _unpack_archive(path)
     except FileNotFoundError:
         raise UserError(
             f"{path} does not exist.\n  Fix: write it with `reverie pack LOGDIR {path}`"
@@ -82,6 +76,27 @@ def run_path(name: str | Path) -> Path:
         raise not_a_package(str(path), error) from None
     print_message(f"Using {path}, unpacked to {folder}.")
     return folder
+
+
+def _unpack_archive(path: Path) -> Path:
+    with open_zip(path) as archive:
+        members = {check_name(m.filename): m for m in archive.infolist()}
+
+        def open_file(name: str) -> AbstractContextManager[Any]:
+            if name not in members:
+                raise InvalidFile(f"has no {name}")
+            return open_member(archive, members[name])
+
+        return unpack(open_file)
+
+
+def _unpack_folder(path: Path) -> Path:
+    def open_file(name: str) -> AbstractContextManager[Any]:
+        if not (path / name).is_file():
+            raise InvalidFile(f"has no {name}")
+        return open_regular(path / name)
+
+    return unpack(open_file)
 
 
 def not_a_package(name: str, error: InvalidFile) -> UserError:

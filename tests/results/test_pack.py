@@ -66,6 +66,29 @@ def test_a_package_has_weights_and_no_optimizer(trained, packed):
     assert part["opt"]["step"] == whole["opt"]["step"]  # single values stay
 
 
+def test_a_folder_with_the_files_of_a_package(packed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with zipfile.ZipFile(packed) as archive:
+        archive.extractall("download")
+    Path("download/README.md").write_text("text")
+    assert package.run_path("download") == package.run_path(packed)
+    Path("download/agent.safetensors").unlink()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    with pytest.raises(
+        UserError, match=r"download is not .* has no agent\.safetensors"
+    ):
+        package.run_path("download")
+
+
+def test_a_checkpoint_without_a_run_is_refused(packed, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with zipfile.ZipFile(packed) as archive:
+        archive.extractall("download")
+    Path("download/config.json").unlink()
+    assert main(["eval", "download"]) == 2
+    assert "is not a run folder" in capsys.readouterr().err
+
+
 def test_arrays_are_left_out():
     state = {
         "a": np.zeros(2),

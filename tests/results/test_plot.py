@@ -14,7 +14,7 @@ from score_files import write_run
 from reverie.cli.main import main
 from reverie.results.benchmarks import find_baseline, human_normalized_score
 from reverie.results.curves import aggregate_curve, bin_edges, bin_run, make_curve
-from reverie.results.plot import draw_curves, read_points
+from reverie.results.plot import _method_labels, draw_curves, read_points
 from reverie.results.runs import find_runs, group_runs
 
 EVERY = np.array([[10.0, 1], [20, 2], [30, 3], [40, 4]])
@@ -141,7 +141,8 @@ def test_several_published_results(tmp_path):
 def test_tasks_without_a_normalization_are_scaled_to_their_range(tmp_path):
     write_runs(tmp_path, ("catch", "reach"), seeds=1)
     figure = make_figure(tmp_path)
-    assert "min-max normalized per task" in figure.axes[2].get_ylabel()
+    label = figure.axes[2].get_ylabel()
+    assert label == "score, min-max\nnormalized per task"
     scaled = list(figure.axes[2].lines[0].get_ydata())
     assert scaled == pytest.approx([i / 9 for i in range(10)])
     assert "no band" in figure.texts[0].get_text()
@@ -192,6 +193,13 @@ def test_success_rates_of_a_run_are_in_its_metrics(tmp_path):
     assert axes[0].get_ylabel() == "success rate"
 
 
+def test_labels_of_methods():
+    runs = {"a": [0.0], "b": [0.0, 1.0]}
+    labels = _method_labels({"dreamer": runs, "IRIS (published)": {"a": [0.0] * 5}})
+    assert labels["dreamer"] == "dreamer (1–2 seeds)"
+    assert labels["IRIS (published)"] == "IRIS (published, 5 seeds)"
+
+
 def strings_of(path: Path) -> str:
     """Return the texts of an SVG file, which are comments of the drawn letters."""
     return "\n".join(re.findall("<!-- (.*?) -->", path.read_text()))
@@ -216,7 +224,7 @@ def test_profiles_and_aggregates_of_atari(tmp_path, capsys):
         out = str(tmp_path / f"{kind}.svg")
         words = ["plot", str(runs), "--kind", kind, "--out", out]
         assert main([*words, "--baseline", "iris"]) == 0
-        assert "IRIS (published)" in strings_of(Path(out))
+        assert "IRIS (published" in strings_of(Path(out))
     assert main(["plot", str(runs), "--kind", "improvement"]) == 2
     assert "needs two methods" in capsys.readouterr().err
     words = ["plot", str(runs), "--kind", "profile", "--baseline", "dreamerv3"]
