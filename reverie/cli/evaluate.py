@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from reverie.api import UserError
 from reverie.cli.arguments import Arguments, parse_arguments
 from reverie.config import check_minimum
+from reverie.log.messages import print_message
 
 if TYPE_CHECKING:
     from reverie.evaluation.result import EvalResult
@@ -72,6 +73,7 @@ def evaluate(words: list[str]) -> int:
             f"--follow evaluates a single run.\n  Fix: reverie eval {logdir} --follow"
         )
     if options.follow:
+        print_message(f"Evaluating each new checkpoint of {logdir}; Ctrl-C stops.")
         wait_for_checkpoint(logdir)
     evaluate_once, describe = _choose_evaluation(
         logdir, options, arguments, compares=bool(others)
@@ -79,8 +81,12 @@ def evaluate(words: list[str]) -> int:
     if others:
         _compare(logdir, others[0], options, arguments)
     elif options.follow:
+        has_result = False
         for result in follow(logdir, evaluate_once):
+            has_result = True
             print(f"{result.checkpoint}: {describe(result)}", flush=True)
+        if not has_result:
+            print_message("The run has no new checkpoint with a trained policy.")
     else:
         print(describe(evaluate_once(logdir)))
     return 0

@@ -64,6 +64,8 @@ class Translation:
     command: list[str]
     """Command of Reverie, with its positional arguments."""
     presets: list[str] = field(default_factory=list)
+    program_presets: list[str] = field(default_factory=list)
+    """Presets of the program, which a flag that selects a preset replaces."""
     has_program: bool = False
     """True if the command line begins with a program of the original."""
     arguments: list[list[str]] = field(default_factory=list)
@@ -170,13 +172,18 @@ def _describe_change(change: Change, original: Original) -> str:
     old, new, note = change
     if not new:
         reason = f": {note[:1].lower()}{note[1:]}" if note else "."
-        return f"`{old}` of {original.name} is not needed in Reverie{reason}"
+        return f"`{old}` of {original.name} {_missing(note)} in Reverie{reason}"
     return f"`{old}` of {original.name} is `{new}` in Reverie. {note}".rstrip()
 
 
 def _table_row(change: Change) -> str:
-    new = f"is `{change.new}`." if change.new else "is not needed."
+    new = f"is `{change.new}`." if change.new else f"{_missing(change.note)}."
     return f"`{change.old}` {new} {change.note}".rstrip()
+
+
+def _missing(note: str) -> str:
+    """Return the predicate for an argument that nothing replaces."""
+    return "has no equivalent" if "not implemented" in note else "is not needed"
 
 
 def _explain_config_key(error: UnknownSetting) -> str | None:
@@ -184,7 +191,7 @@ def _explain_config_key(error: UnknownSetting) -> str | None:
     for original in originals():
         for flag in original.flags:
             match = re.fullmatch(flag.pattern, error.name)
-            if match is None or (original.agent and not flag.new):
+            if match is None or flag.agent:
                 continue
             # the agent and task of the file are not known
             new = _fill_template(
@@ -280,6 +287,7 @@ def _set_program(translation: Translation, program: Replacement, word: str) -> N
     if "--configs" in command and program.takes_arguments:
         start = command.index("--configs")
         translation.presets, command = command[start + 1 :], command[:start]
+        translation.program_presets = list(translation.presets)
     translation.command = command
 
 
@@ -324,7 +332,9 @@ def _add_argument(
         match = re.fullmatch(flag.pattern, text, re.IGNORECASE if has_value else 0)
         if match is None or (is_setting and not has_value):
             continue
-        if not flag.new and not _concerns_agent(translation):
+        if not _concerns_agent(translation, flag):
+            continue
+        if flag.unless_equal and values.get(flag.unless_equal) == value:
             continue
         new = _replace(translation, flag, match, {**values, "value": value})
         if new is not None:
@@ -343,12 +353,11 @@ def _add_argument(
         translation.arguments.append(argument.words)
 
 
-def _concerns_agent(translation: Translation) -> bool:
-    """True if the command trains the agent for which the original is translated."""
-    agent = translation.original.agent
-    return (
-        not agent or _config_so_far(translation, translation.command[0]).agent == agent
-    )
+def _concerns_agent(translation: Translation, flag: Replacement) -> bool:
+    """True if the command trains the agent of the flag, or the flag has none."""
+    if not flag.agent:
+        return True
+    return _config_so_far(translation, translation.command[0]).agent == flag.agent
 
 
 def _replace(
@@ -409,7 +418,9 @@ def _replace_with_presets(
         return None
     translation.command[0] = command
     if words[:1] == ["--configs"]:
-        translation.presets += words[1:]
+        others = set(translation.presets) - set(translation.program_presets)
+        presets = [name for name in translation.presets if name in others]
+        translation.presets = [*presets, *words[1:]]
     else:
         translation.arguments += [
             argument.words for argument in _split_arguments(words)

@@ -190,9 +190,13 @@ def suggest(word: str, names: Iterable[str]) -> str:
     stem = _stem(word)
     matches = [n for n in names if stem in (_stem(n), _stem(n.partition("_")[2]))][:3]
     if not matches:
-        by_lowercase = {name.lower(): name for name in reversed(names)}
-        found = difflib.get_close_matches(word.lower(), by_lowercase, 3, 0.65)
-        matches = [by_lowercase[name] for name in found]
+        # without the name of the suite, which would make all of its tasks similar
+        suite = f"{word.lower().partition('_')[0]}_"
+        if not any(name.lower().startswith(suite) for name in names):
+            suite = ""  # it is misspelled
+        tasks = {name.lower().removeprefix(suite): name for name in reversed(names)}
+        task = word.lower().removeprefix(suite)
+        matches = [tasks[x] for x in difflib.get_close_matches(task, tasks, 3, 0.65)]
     return f" Did you mean {' or '.join(matches)}?" if matches else ""
 
 

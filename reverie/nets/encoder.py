@@ -233,7 +233,8 @@ def padded_size(images: Spaces, mults: tuple[int, ...], outer: bool) -> tuple[in
     raise UserError(
         f"Images of {sides[0]}x{sides[1]} pixels cannot be downsampled by a factor of "
         f"{factor}, which needs sides of {low} to {high}.\n"
-        f"  Fix: --env.resize {height} {width}, or "
+        f"  Fix: --env.resize {height} {width} (for recordings --offline.read.size "
+        f"{height} {width}), or "
         f"{'more' if max(sides) > high else 'fewer'} mults for encoder and decoder."
     )
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from reverie import config as configs
 from reverie.api import (
     Agent,
     Carry,
@@ -171,6 +172,14 @@ class ImportedRun(SavedRun):
             return RunSpaces(envs.obs_space, envs.act_space)
 
     def load_agent(self, spaces: Any) -> Agent:
+        settings = configs.flatten(self.config.agent_config)
+        if settings.get("enc.standard", "none") != "none":
+            raise UserError(
+                f"{self.checkpoint} does not contain the mean and standard deviation "
+                "with which its images are standardized.\n  Fix: evaluate a run of "
+                f"`reverie offline --run.from_checkpoint {self.checkpoint}`, which "
+                "computes them from --offline.data, or reads them from --offline.stats."
+            )
         agent = _make_agent(self.config, spaces)
         load_initial_weights(agent, self.config)
         return agent

@@ -35,6 +35,7 @@ from reverie.run.factory import (
     make_agent,
 )
 from reverie.run.folder import write_config
+from reverie.run.imported import find_imported
 from reverie.run.limits import EnvLimit
 from reverie.run.parts import Share
 from reverie.run.policy_copy import PolicyCopy, make_policy_copy
@@ -92,7 +93,7 @@ class OnlineRun(BaseRun):
         if not self.share.is_whole:
             check_can_act_remotely(self.agent, config.agent)
         self._connect_ranks(self.envs, self.path)
-        self.shards = self.ranks.shards if self.ranks else None
+        self.shards = self.leader.shards if self.leader else None
         random_agent = make_agent(
             config, self.envs, self.device, self.precision, "random"
         )
@@ -225,20 +226,25 @@ class OnlineRun(BaseRun):
         # Files of a run that was killed before its first checkpoint.
         self._delete_unused_replay_files([])
         self.logger.truncate_after(-1)
-        if self.config.run.from_checkpoint:
-            self.print_message(load_initial_weights(self.agent, self.config))
-        elif isinstance(self.agent, NeedsStatistics) and self.agent.needs_statistics:
+        start = self.config.run.from_checkpoint
+        is_own = bool(start) and find_imported(start, type(self.config)) is None
+        needs_statistics = (
+            isinstance(self.agent, NeedsStatistics) and self.agent.needs_statistics
+        )
+        if needs_statistics and not is_own:  # other checkpoints do not contain them
             raise UserError(
                 "Images can be standardized with dataset statistics only in training "
                 "on recorded episodes.\n  Fix: --configs standardize_batch, or weights "
                 "that include the statistics (--run.from_checkpoint)."
             )
+        if start:
+            self.print_message(load_initial_weights(self.agent, self.config))
         self.status.begin("resetting the environments")
         if self.config.run.episodes:
             self.status.begin("reading the recorded episodes")
             self._add_recorded_episodes(self.config.run.episodes)
-        if self.ranks and self.shards:
-            self.ranks.load()
+        if self.leader and self.shards:
+            self.leader.load()
             self.shards.reset()
         with self.env_limit.step():
             self.collector.reset()
@@ -439,8 +445,8 @@ class OnlineRun(BaseRun):
         states = self.replay_states[path] = self._read_parts(path, self.replays)
         for name, state in states.items():
             self.replays[name].load(state)
-        if self.ranks and self.shards:
-            self.ranks.load()
+        if self.leader and self.shards:
+            self.leader.load()
             self.shards.restore(path)
         self._restore_loop(loop)
         if loop["evaluates"] and not self._evaluates:

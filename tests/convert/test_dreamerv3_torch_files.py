@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -15,12 +16,17 @@ import reverie
 from reverie.api import UserError
 from reverie.cli import main as cli
 from reverie.convert.dreamerv3_torch.sizes import infer_settings
+from reverie.datasets.episode_format import from_steps
+from reverie.datasets.readers.npz import write_npz_episode
 from reverie.run import checkpoint
 from reverie.run.config import resolve
 from reverie.run.load import open_run
+from reverie.run.offline.train import offline
 from reverie.run.train import train
+from reverie.spaces import Space
 
 LRS = (1e-4, 3e-5, 3e-5)
+ACTIONS = {"action": Space(np.dtype(np.int32), (), 0, 3)}
 SIZES = ["--dreamer.dreamerv3_torch.stoch", "4"]
 """Three classes each; the number cannot be inferred."""
 QUICK = {"run.steps": 40, "run.envs": 2, "device": "cpu", "logger.outputs": "jsonl"}
@@ -141,3 +147,47 @@ def test_training_continues_with_weights_and_optimizers(latest, state, tmp_path)
     saved = checkpoint.read_part(longer.checkpoint, "agent")
     assert float(saved["opt"]["world"]["step"]) > 5
     assert float(saved["opt"]["actor"]["step"]) > 5
+
+
+@pytest.fixture
+def standardized(tmp_path) -> str:
+    """A config of the fork whose images are standardized."""
+    path = tmp_path / "configs.yaml"
+    options = {"dyn_deter": 16, "dyn_stoch": 4, "dyn_discrete": 3}
+    options |= {"image_standardize": True, "image_standardize_dataset": True}
+    path.write_text(yaml.safe_dump({"defaults": {**options, "image_std_min": 1e-2}}))
+    return str(path)
+
+
+def test_statistics_of_standardized_images_are_asked_for(latest, standardized, capsys):
+    words = ["--task", "catch", "--config", standardized]
+    assert cli.main(["eval", str(latest), *words]) == 2
+    assert "--offline.stats" in capsys.readouterr().err
+    logdir = str(latest.parent / "online")
+    start = ["--run.from_checkpoint", str(latest), "--logdir", logdir]
+    assert cli.main(["train", *words, *start]) == 2
+    assert "dataset statistics" in capsys.readouterr().err
+    assert not Path(logdir).exists()
+
+
+def test_statistics_of_standardized_images_are_those_of_the_data(
+    latest, standardized, tmp_path
+):
+    rng = np.random.default_rng(0)
+    (tmp_path / "data").mkdir()
+    for number in range(3):
+        image = rng.integers(0, 255, (6, 12, 12, 3), np.uint8)
+        action, zeros = rng.integers(0, 3, 5), np.zeros(5, np.float32)
+        episode = from_steps({"image": image}, {"action": action}, zeros, zeros)
+        write_npz_episode(tmp_path / "data", str(number), episode, ACTIONS)
+    flags = {k: v for k, v in QUICK.items() if k not in ("run.envs", "run.train_ratio")}
+    flags |= {"offline.data": str(tmp_path / "data"), "logdir": str(tmp_path / "run")}
+    flags |= {"run.from_checkpoint": str(latest), "run.steps": 1}
+    flags |= {"dreamer.batch_length": 4, "run.report_every": 0}
+    config = resolve(["offline"], [standardized], flags)
+    assert config.dreamer.dec.standard == "dataset"
+    assert config.dreamer.dec.minstd == 0.01
+    path = checkpoint.find_checkpoint(offline(config))
+    encoder = checkpoint.read_part(path, "agent")["enc"]
+    (name,) = (k for k in encoder if k.startswith("standard") and k.endswith("mean"))
+    assert encoder[name].mean() == pytest.approx(0.5, abs=0.05)

@@ -61,6 +61,8 @@ def run_command(
     ("task", "message"),
     [
         ("atary_pong", r"Did you mean .*atari"),
+        ("atari_foo", r"has no task 'foo'\.\n"),  # none is similar
+        ("atari_breakot", r"Did you mean atari_breakout"),
         ("CartPole-v1", r"Fix: --task gym_CartPole-v1"),
         ("ALE/Pong-v5", r"Did you mean atari_pong or atari100k_pong\?"),
         ("PongNoFrameskip-v4", r"Did you mean atari_pong or atari100k_pong\?"),

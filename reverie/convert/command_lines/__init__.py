@@ -48,10 +48,15 @@ class Replacement(NamedTuple):
     """Preset to add if the settings in `new` have an effect only with it. A preset that
     selects another agent is added only if the command line has neither presets nor a
     task."""
+    agent: str = ""
+    """For a flag without an equivalent whose name other programs use, too: it is
+    explained only if the command trains this agent."""
+    unless_equal: str = ""
+    """Name of another flag: the entry is skipped if both flags have the same value."""
 
 
 class Original(NamedTuple):
-    """An implementation of an algorithm."""
+    """The table of one other implementation."""
 
     name: str
     page: str
@@ -66,9 +71,6 @@ class Original(NamedTuple):
     hydra_preset: str = ""
     """Preset to use if a command line has arguments `NAME=VALUE` of which none
     selects a preset."""
-    agent: str = ""
-    """Agent of Reverie that the implementation corresponds to. Flags without an
-    equivalent are explained only if the command trains it; if empty, always."""
 
 
 @functools.cache
@@ -77,19 +79,23 @@ def originals() -> tuple[Original, ...]:
     from reverie.convert.dreamerv3_torch import config as dreamerv3_torch
     from reverie.convert.vta import config as vta
 
+    torch_table = _read("dreamerv3_torch", dreamerv3_torch.NAMES)
+    vta_table = _read("vta", vta.NAMES)
+    # the variant of VTA for Dreamer is a fork of dreamerv3-torch
+    vta_flags = (*vta_table.flags, *torch_table.flags)
     return (
         _read("dreamerv3"),
-        _read("dreamerv3_torch", dreamerv3_torch.NAMES),
+        torch_table,
         _read("delta_iris"),
-        _read("vta", vta.NAMES),
+        vta_table._replace(flags=vta_flags),
     )
 
 
 def _read(name: str, names: Mapping[str, str] | None = None) -> Original:
     """Read a table; `names` has more flags and the settings that replace them.
 
-    Flags under `other_flags` are tried last. `names_preset` in a table is the preset of
-    the flags in `names`.
+    In the table, `names_preset` is the `preset` of the flags in `names`, all names in
+    `flags` may begin with `optional_prefix`, and `other_flags` are tried last.
     """
     file = resources.files(__package__) / f"{name}.yaml"
     table = yaml.safe_load(file.read_text("utf-8"))
@@ -115,7 +121,6 @@ def _read(name: str, names: Mapping[str, str] | None = None) -> Original:
         (*flags, *more_flags, *_replacements(table.get("other_flags", []))),
         _by_pattern(table.get("program_presets", [])),
         table.get("hydra_preset", ""),
-        table.get("agent", ""),
     )
 
 

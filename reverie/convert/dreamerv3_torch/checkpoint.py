@@ -133,7 +133,7 @@ def rename(names: Iterable[str], action: str = "action") -> dict[str, tuple[str,
             rest, stride = name.removeprefix(prefix), 1
             if rest.startswith("_cnn."):
                 stride = strides[f"{prefix}_cnn."]
-            if new := _parameter(component, rest, stride, action):
+            if new := _parameter_name(component, rest, stride, action):
                 renamed[name] = (component, new)
     convs = [n for c, n in renamed.values() if c == "dec" and n.startswith("convs.")]
     last = max((int(n.split(".")[1]) for n in convs), default=-1)
@@ -143,12 +143,12 @@ def rename(names: Iterable[str], action: str = "action") -> dict[str, tuple[str,
     }
 
 
-def _parameter(component: str, name: str, stride: int, action: str) -> str | None:
+def _parameter_name(component: str, name: str, stride: int, action: str) -> str | None:
     """Return the parameter name in a component, such as `mlp.layers.0.weight` for
     `layers.Reward_linear0.weight`; None if there is no equivalent."""
     path, _, leaf = name.rpartition(".")
     if component == "dyn":
-        return _dynamics_parameter(path, leaf)
+        return _dynamics_parameter_name(path, leaf)
     if match := re.fullmatch(r"_cnn\.layers\.(\d+)(\.norm)?", path):
         number = int(match[1]) // stride
         return f"convs.{number}.{NORM[leaf] if match[2] else leaf}"
@@ -159,9 +159,9 @@ def _parameter(component: str, name: str, stride: int, action: str) -> str | Non
         return f"mlp.layers.{match[2]}.{new}"
     if match := re.fullmatch(r"_mlp\.mean_layer\.(.+)", path):
         return f"vec.{ModulesByKey.module_name(match[1])}.pred.{leaf}"
-    slot = ModulesByKey.module_name(action)
+    key = ModulesByKey.module_name(action)
     outputs = {
-        "pol": {"mean_layer": f"head.{slot}.mean", "std_layer": f"head.{slot}.stddev"},
+        "pol": {"mean_layer": f"head.{key}.mean", "std_layer": f"head.{key}.stddev"},
         "con": {"mean_layer": "head.logit"},
     }
     kind = component.removeprefix("explore_")
@@ -169,7 +169,7 @@ def _parameter(component: str, name: str, stride: int, action: str) -> str | Non
     return out and f"{out}.{leaf}"
 
 
-def _dynamics_parameter(path: str, leaf: str) -> str | None:
+def _dynamics_parameter_name(path: str, leaf: str) -> str | None:
     if leaf == "W":
         return "initial_deter"
     if path in OUTPUTS:

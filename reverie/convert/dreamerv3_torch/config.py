@@ -1,4 +1,4 @@
-"""Convert configs of dreamerv3-torch, and infer sizes from its checkpoints.
+"""Convert configs of dreamerv3-torch.
 
 `configs.yaml` has presets (named groups of options), which are merged over its preset
 `defaults`. Environment options (task, size, action repeat, time limit) are not
@@ -105,7 +105,7 @@ CONVERTED = re.compile(
     r"(encoder\.|decoder\.)?(act|norm|minres|mlp_keys|cnn_keys)|units|reward_EMA|size|"
     r"decoder\.(cnn_sigmoid|vector_dist)|actor\.(dist|std)|(critic|reward_head)\.dist|"
     r"critic\.slow_target|imag_horizon|precision|grad_heads|dyn_rec_depth|opt|steps|"
-    r"action_repeat|expl_behavior|expl_until"
+    r"action_repeat|expl_behavior|expl_until|image_standardize(_dataset)?|image_std_min"
 )
 """Options that are converted or checked by the functions below."""
 
@@ -176,6 +176,7 @@ def convert_options(options: Mapping[str, Any]) -> ConvertedConfig:
     settings: dict[str, Any] = {f"{WORLD}.scale_images": "image"}
     settings |= {NAMES[k]: v for k, v in given.items() if k in NAMES}
     settings |= _layer_settings(given) | _image_settings(given) | _actor_settings(given)
+    settings |= _standardization(given)
     for option, head in (("reward_head.dist", "rewhead"), ("critic.dist", "value")):
         if option in given:
             settings[f"dreamer.{head}.output"] = OUTPUTS[given[option]]
@@ -248,6 +249,19 @@ def _image_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         settings[f"{WORLD}.image_output"] = output
     if "decoder.vector_dist" in given:
         settings["dreamer.dec.symlog"] = given["decoder.vector_dist"] == "symlog_mse"
+    return settings
+
+
+def _standardization(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the standardization of images, an option of the robomimic fork."""
+    if not given.get("image_standardize"):
+        return {}
+    mode = "dataset" if given.get("image_standardize_dataset") else "batch"
+    settings: dict[str, Any] = {}
+    for group in ("dreamer.enc", "dreamer.dec"):
+        settings[f"{group}.standard"] = mode
+        if "image_std_min" in given:
+            settings[f"{group}.minstd"] = float(given["image_std_min"])
     return settings
 
 

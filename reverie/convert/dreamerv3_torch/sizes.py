@@ -7,17 +7,15 @@ options are taken from the defaults of the original, from its config, or from fl
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
-from reverie.api import UserError
 from reverie.convert.dreamerv3_torch.config import LAYER_NORM, WORLD
 from reverie.convert.dreamerv3_torch.exploration import infer_exploration
-from reverie.convert.importer import with_prefix
+from reverie.convert.importer import select_prefix, split_stochastic
 from reverie.nets.encoder import NO_KEYS, EncoderConfig
 
 STOCH, CLASSES = 32, 32
@@ -33,8 +31,8 @@ def infer_settings(
     user has given them, otherwise 0.
     """
     settings = {
-        **conv_settings(with_prefix(weights, "_wm.encoder."), "dreamer.enc"),
-        **conv_settings(with_prefix(weights, "_wm.heads.decoder."), "dreamer.dec"),
+        **encoder_settings(select_prefix(weights, "_wm.encoder."), "dreamer.enc"),
+        **encoder_settings(select_prefix(weights, "_wm.heads.decoder."), "dreamer.dec"),
     }
     for prefix, group in (
         ("_wm.heads.reward.", "dreamer.rewhead"),
@@ -42,7 +40,7 @@ def infer_settings(
         ("_task_behavior.actor.", "dreamer.policy"),
         ("_task_behavior.value.", "dreamer.value"),
     ):
-        part = with_prefix(weights, prefix)
+        part = select_prefix(weights, prefix)
         settings |= mlp_settings(part, group)
         outputs = len(part.get("mean_layer.bias", ()))
         if group in ("dreamer.rewhead", "dreamer.value") and outputs:
@@ -52,7 +50,7 @@ def infer_settings(
             settings |= {f"{group}.bins": outputs} if outputs > 1 else {}
     decoded = [
         name.split(".")[1]
-        for name in with_prefix(weights, "_wm.heads.decoder._mlp.")
+        for name in select_prefix(weights, "_wm.heads.decoder._mlp.")
         if re.fullmatch(r"mean_layer\..+\.weight", name)
     ]
     # sorted keys are the default, which also orders keys that are not decoded
@@ -61,7 +59,7 @@ def infer_settings(
     if "_task_behavior.ema_vals" not in weights:
         settings["dreamer.retnorm.impl"] = "none"
     settings[f"{WORLD}.scale_images"] = "image"
-    dynamics = with_prefix(weights, "_wm.dynamics.")
+    dynamics = select_prefix(weights, "_wm.dynamics.")
     settings |= _dynamics_settings(weights, dynamics, stoch, classes)
     if f"{WORLD}.deter" in settings:
         settings |= _exploration_settings(weights, dynamics, settings)
@@ -70,15 +68,15 @@ def infer_settings(
 
 def infer_encoder(weights: Mapping[str, Tensor]) -> EncoderConfig:
     """Return the config of the encoder."""
-    part = with_prefix(weights, "_wm.encoder.")
-    settings = {name[1:]: value for name, value in conv_settings(part, "").items()}
+    part = select_prefix(weights, "_wm.encoder.")
+    settings = {name[1:]: value for name, value in encoder_settings(part, "").items()}
     if "mults" not in settings:
         settings["cnn_keys"] = NO_KEYS
     return EncoderConfig(**settings)
 
 
-def conv_settings(part: Mapping[str, Tensor], group: str) -> dict[str, Any]:
-    """Return the settings of an encoder or decoder."""
+def encoder_settings(part: Mapping[str, Tensor], group: str) -> dict[str, Any]:
+    """Return the settings of an encoder or decoder: its MLP and its convolutions."""
     settings = mlp_settings(part, group)
     convs = {k: v for k, v in part.items() if v.ndim == 4}
     if not convs:
@@ -130,7 +128,10 @@ def _dynamics_settings(
     }
     if statistics.shape[0] == 2 * width:
         return settings | {f"{WORLD}.stoch": width, f"{WORLD}.classes": 0}
-    stoch, classes = _split_stochastic(width, stoch, classes)
+    if not stoch and not classes and width == STOCH * CLASSES:
+        stoch = STOCH
+    options = "dyn_stoch and dyn_discrete"
+    stoch, classes = split_stochastic(width, stoch, classes, options, WORLD)
     return settings | {f"{WORLD}.stoch": stoch, f"{WORLD}.classes": classes}
 
 
@@ -143,23 +144,3 @@ def _exploration_settings(
     actions = len(weights["_task_behavior.actor.mean_layer.weight"])
     widths = {"stoch": stoch, "deter": deter, "embed": embed, "feat": stoch + deter}
     return infer_exploration(weights, widths, actions)
-
-
-def _split_stochastic(width: int, stoch: int, classes: int) -> tuple[int, int]:
-    """Return number and classes of the categorical variables; their product is `width`.
-
-    If neither is given (0), those of the original are used if they match `width`.
-    """
-    if not stoch and not classes and width == STOCH * CLASSES:
-        return STOCH, CLASSES
-    number = stoch or (width // classes if classes else 0)
-    if not number or number * (classes or width // number) != width:
-        given = f", but {stoch} x {classes} are set" if stoch and classes else ""
-        example = next(n for n in range(math.isqrt(width), 0, -1) if width % n == 0)
-        raise UserError(
-            f"The stochastic state of the checkpoint has {width} entries: the number "
-            f"of variables times their classes{given}.\n  Fix: give dyn_stoch and "
-            f"dyn_discrete of its config, for example --{WORLD}.stoch {example} "
-            f"--{WORLD}.classes {width // example}"
-        )
-    return number, width // number

@@ -55,12 +55,10 @@ def import_state(
     weights = read_weights(path)
     state = from_original(weights, template, components)
     if components == ".*" and set(OPTIMIZERS) <= set(template.get("opt", ())):
-        optimizers = read_optimizers(path)
-        state["opt"] = optimizer_states(optimizers, weights, template)
+        saved = read_optimizers(path)
+        state["opt"] = _optimizer_states("opt", OPTIMIZERS, saved, weights, template)
         if "explore_opt" in template:
-            state["explore_opt"] = explore_optimizer_states(
-                optimizers, weights, template
-            )
+            state["explore_opt"] = _explore_optimizer_states(saved, weights, template)
         state["continues_training"] = True  # load the optimizers, see `Importer`
     return state
 
@@ -77,6 +75,9 @@ def from_original(
         new = {n: weights[old] for old, (c, n) in renamed.items() if c == component}
         if not new and component.startswith("explore_"):
             continue  # trained without Plan2Explore, which starts with new weights
+        # the file does not contain the statistics of standardized images
+        current = template[component].items()
+        new |= {n: x for n, x in current if n.startswith("standardizers.")}
         check_same_tensors(component, template[component], {component: new})
         state[component] = new
     ensemble = stack_ensemble(weights)
@@ -85,9 +86,9 @@ def from_original(
         state["ensemble"] = ensemble
     for prefix, name in (("_task_behavior.", "retnorm"), (BEHAVIOR, "explore_retnorm")):
         ema: Any = weights.get(f"{prefix}ema_vals")
-        current = template.get(name, {})
-        if ema is not None and "lo" in current and is_selected(components, name):
-            state[name] = {**current, "lo": ema[0], "hi": ema[1]}
+        norm = template.get(name, {})
+        if ema is not None and "lo" in norm and is_selected(components, name):
+            state[name] = {**norm, "lo": ema[0], "hi": ema[1]}
     return state
 
 
@@ -107,27 +108,15 @@ def new_names(
     return renamed
 
 
-def optimizer_states(
+def _explore_optimizer_states(
     optimizers: Mapping[str, Mapping[str, Any]],
     weights: Mapping[str, Tensor],
     template: StateDict,
 ) -> StateDict:
-    """Return the states of the optimizers.
-
-    An optimizer that has no state in the checkpoint keeps the one in `template`.
-    """
-    return _optimizer_states(OPTIMIZERS, template["opt"], optimizers, weights, template)
-
-
-def explore_optimizer_states(
-    optimizers: Mapping[str, Mapping[str, Any]],
-    weights: Mapping[str, Tensor],
-    template: StateDict,
-) -> StateDict:
-    """Return the states of the optimizers of Plan2Explore, like `optimizer_states`."""
-    old = template["explore_opt"]
-    states = _optimizer_states(EXPLORE_OPTIMIZERS, old, optimizers, weights, template)
-    states["ensemble"] = ensemble = dict(old["ensemble"])
+    """Return the states of the optimizers of Plan2Explore."""
+    table, group = EXPLORE_OPTIMIZERS, "explore_opt"
+    states = _optimizer_states(group, table, optimizers, weights, template)
+    states["ensemble"] = ensemble = dict(template[group]["ensemble"])
     saved = optimizers.get("explore_ensemble", {}).get("state", {})
     if saved:
         names = [name for name in weights if name.startswith(NETWORKS)]
@@ -143,19 +132,20 @@ def explore_optimizer_states(
 
 
 def _optimizer_states(
+    group: str,
     table: Mapping[str, tuple[str, str]],
-    old_states: StateDict,
     optimizers: Mapping[str, Mapping[str, Any]],
     weights: Mapping[str, Tensor],
     template: StateDict,
 ) -> StateDict:
-    """Return the states of the optimizers in `table` (`OPTIMIZERS` or similar).
+    """Return the states of the optimizers in `table`, which are in `template[group]`.
 
-    Optimizers of the original number their parameters in the order of the tensors.
+    An optimizer without a state in the checkpoint keeps the one in `template`. The
+    original numbers the parameters of an optimizer in the order of its tensors.
     """
     renamed, states = new_names(weights, template), {}
     for name, (original, prefix) in table.items():
-        states[name] = state = dict(old_states[name])
+        states[name] = state = dict(template[group][name])
         saved = optimizers.get(original, {}).get("state", {})
         if not saved:
             continue
@@ -174,7 +164,7 @@ def _moment(saved: Mapping[Any, Any], index: int, entry: str, like: Tensor) -> T
     if not isinstance(value, Tensor) or value.shape != like.shape:
         raise UserError(
             f"The optimizer in the checkpoint does not fit its weights ({entry} of "
-            f"parameter {index}).\n  Fix: --run.from_components '[a-z_]*'. Optimizers "
-            "are loaded only with '.*', the default."
+            f"parameter {index}).\n  Fix: load the weights without the optimizers, "
+            "with --run.from_components '[a-z_]*'."
         )
     return value

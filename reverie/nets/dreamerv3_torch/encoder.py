@@ -115,7 +115,8 @@ def image_size(images: Spaces) -> tuple[int, int]:
     if len(sizes) > 1:
         raise UserError(
             f"The images {', '.join(images)} have different sizes, but the networks of "
-            "dreamerv3-torch concatenate them.\n  Fix: --env.resize 64 64"
+            "dreamerv3-torch concatenate them.\n  Fix: --env.resize 64 64 (for "
+            "recordings --offline.read.size 64 64)"
         )
     height, width = sizes.pop()
     return height, width
