@@ -2,7 +2,7 @@
 
 A step is one row of an episode as defined in `api.py`; in this package, a row is a
 position in the ring buffer or in a file. `add` stores one step per environment;
-`sample` returns a batch of one of the agent's windows. Each step has an id (see
+`sample` returns a batch of one kind (a `Window` of the agent). Each step has an id (see
 `step_index.py`), with which its extras and priority are updated later.
 """
 
@@ -50,7 +50,7 @@ class Replay:
     checkpoint contains their current values; otherwise a save does not update extras in
     files that were written before, so that it is fast. `smaller_extras` names a setting
     that makes extras smaller, for error messages. `memory_fraction` is the fraction of
-    the free memory and disk space that the replay may use.
+    the free memory and disk space that this process of the run may use.
     """
 
     def __init__(
@@ -195,11 +195,11 @@ class Replay:
             self.index.new_stream(environment)
 
     def num_windows(self, name: str) -> int:
-        """Number of sequences that can be sampled for this window."""
+        """Number of stored sequences for batches of this kind."""
         return self.index.num_windows(self.windows[name].span)
 
     def ready(self, name: str) -> bool:
-        """True if enough steps are stored to sample batches of this window.
+        """True if enough steps are stored to sample batches of this kind.
 
         As in DreamerV3, this takes `batch * length` steps, or a full replay if its
         capacity is lower.
@@ -209,14 +209,14 @@ class Replay:
             episode_sampler = self._samplers[name].episode_sampler
             if episode_sampler is not None:
                 return episode_sampler.can_sample
-            # at the end of each stream, `span - 1` steps do not start a full sequence
-            not_starts = (window.span - 1) * len(self.index.env_stream)
+            # the last `span - 1` steps of each stream do not start a full sequence
+            incomplete = (window.span - 1) * len(self.index.env_stream)
             min_steps = min(window.batch * window.length, self.capacity)
-            min_windows = min(window.batch, self.capacity - not_starts)
+            min_windows = min(window.batch, self.capacity - incomplete)
             return len(self) >= min_steps and self.num_windows(name) >= min_windows
 
     def sample(self, name: str, out: Arrays | None = None) -> Arrays:
-        """Sample the next batch of this window: (B, context + length, ...) per key.
+        """Sample the next batch of this kind: (B, context + length, ...) per key.
 
         Fills and returns `out` if given: arrays as in `empty_batch`, where
         observations, actions and extras may be missing.
@@ -247,7 +247,7 @@ class Replay:
         return True
 
     def put_back(self, name: str) -> None:
-        """Make the next `sample` return the last batch again, as it was not used."""
+        """Make the next `sample` return the last batch again; it was not used."""
         with self._lock:
             sampler = self._samplers[name]
             sampler.put_back()
@@ -286,14 +286,14 @@ class Replay:
             return len(ids)
 
     def prioritize(self, stepid: np.ndarray, priority: np.ndarray) -> None:
-        """Set the priorities of these steps for all windows."""
+        """Set the priorities of these steps, for all kinds of batches."""
         with self._lock:
             flat = np.asarray(priority, np.float64).reshape(-1)
             for sampler in self._samplers.values():
                 sampler.selector.prioritize(stepid.reshape(-1), flat)
 
     def count_uses(self, name: str, on: bool) -> None:
-        """Start or stop counting how often each episode is sampled for this window."""
+        """Start or stop counting how often this kind of batch samples each episode."""
         episode_sampler = self._samplers[name].episode_sampler
         assert episode_sampler is not None, f"{name!r} does not select episodes"
         with self._lock:

@@ -71,7 +71,7 @@ class SegmentLost(Exception):
 
 
 class RamStore:
-    """One preallocated ring buffer per key; the OS commits pages when written."""
+    """One ring buffer per key; memory is allocated when a row is first written."""
 
     def __init__(self, spaces: Spaces, capacity: int) -> None:
         self.capacity = capacity
@@ -100,7 +100,7 @@ class RamStore:
         copies = []
         for key, value in out.items():
             if value.nbytes < PARALLEL_BYTES:
-                self.rings[key].take(rows, 0, value, "clip")
+                self.rings[key].take(rows, 0, value, "clip")  # "raise" buffers `value`
                 continue
             for part in np.array_split(np.arange(len(rows)), self._threads.size):
                 if len(part):
@@ -200,7 +200,7 @@ class DiskStore:
                 copies.append((value[start:stop], source))
         self._threads.run(np.copyto, copies)
         self._accessed_bytes += sum(target.nbytes for target, _ in copies)
-        copies.clear()  # the views keep maps open
+        copies.clear()  # its views would keep the files mapped
         self._release_pages()
 
     def scatter(self, ids: np.ndarray, values: Arrays) -> None:

@@ -54,15 +54,14 @@ class PriorityConfig:
     counted as visited and do not change the priority of the sequence."""
 
     visit_decay: float = 0.7
-    """Factor by which that term is multiplied for each batch that trained on a step."""
+    """Factor of the `visit_scale` term for each batch that trained on a step."""
 
     maxfrac: float = 0.5
     """Priority of a sequence: maxfrac * maximum + (1 - maxfrac) * mean of its steps."""
 
     initial: float = float("inf")
     """Priority of new steps; infinite means that they are sampled first. If
-    `visit_scale` is 0, it takes the place of the loss in the formula above; otherwise
-    it is the priority itself."""
+    `visit_scale` is 0, the priority is `(initial + offset) ** exponent`."""
 
     zero_on_sample: bool = True
     """Set the loss of sampled steps to 0 until the agent computes a new one."""
@@ -71,13 +70,13 @@ class PriorityConfig:
         if not (0 <= self.maxfrac <= 1 and 0 <= self.visit_decay <= 1):
             raise UserError(
                 "replay.prio.maxfrac and replay.prio.visit_decay must be from 0 to 1.\n"
-                "  Fix: leave them out."
+                "  Fix: remove them to use the defaults."
             )
         values = (self.exponent, self.offset, self.visit_scale, self.initial)
         if not min(values) >= 0:
             raise UserError(
                 "The exponent, offset, visit_scale and initial of replay.prio must not "
-                "be negative.\n  Fix: leave them out."
+                "be negative.\n  Fix: remove them to use the defaults."
             )
 
 

@@ -1,9 +1,9 @@
 """A copy of the replay on the device, so that batches are gathered there.
 
-Wide keys (images, latents) are stored in device memory, in the same ring buffer layout
-as on the host. For each batch the host samples the steps and sends their rows with the
-narrow keys in one small copy; the device gathers the other keys. Extras are written
-back on the device only, and copied to the host before the replay is saved.
+Large keys (images, latents) are stored in device memory, in the same ring buffer layout
+as on the host. For each batch the host samples the steps and sends their row numbers
+and small keys in one copy; the device gathers the large keys. Extras are written back
+on the device only, and copied to the host before the replay is saved.
 
 New steps are uploaded just before the next batch is sampled. Training never makes the
 host wait for the device, and results do not depend on the order of GPU threads.
@@ -23,7 +23,7 @@ from reverie.replay.repeated_call import RepeatedCall
 from reverie.replay.staging import PackedBatch, StagingPool, torch_dtype
 from reverie.spaces import Arrays, Spaces
 
-NARROW_BYTES = 256
+SMALL_BYTES = 256
 """Keys with fewer bytes per step are sent with each batch, unless they are extras."""
 
 UPLOAD_BYTES = 1 << 25
@@ -40,7 +40,7 @@ WORD_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 class DeviceCopy:
-    """Wide keys and extras of a replay on a device."""
+    """Large keys and extras of a replay on a device."""
 
     def __init__(self, replay: Replay, device: torch.device) -> None:
         self.replay = replay
@@ -59,7 +59,8 @@ class DeviceCopy:
         }
         self.ids = torch.full((count,), EMPTY, dtype=torch.int64, device=device)
         self.changed = torch.zeros(count, dtype=torch.bool, device=device)
-        # Writes are numbered; if a step is written several times, the last one remains.
+        # Writes are numbered, so that the last one counts if several are to one step.
+        # `_num_writes` is the number of writes since the last `pop_num_writes`.
         self._last_write = torch.zeros(count, dtype=torch.int64, device=device)
         self._total_writes = torch.zeros((), dtype=torch.int64, device=device)
         self._num_writes = torch.zeros((), dtype=torch.int64, device=device)
@@ -67,7 +68,7 @@ class DeviceCopy:
         self._batch_pools = {
             name: StagingPool(self._host_keys(name), device) for name in replay.windows
         }
-        self._write = RepeatedCall(self._write_back, device)
+        self._graphed_write_back = RepeatedCall(self._write_back, device)
         self._upload_steps = max(64, 2 * len(replay.index.env_stream))
         self._upload_pool = StagingPool(self._empty_rows(self._upload_steps), device)
 
@@ -77,7 +78,7 @@ class DeviceCopy:
         return device_bytes(self.replay.spaces, self.replay.extras, self.capacity)
 
     def sample(self, name: str, out: Batch | None = None) -> Batch:
-        """Return the next batch of this window, copied into `out` if given."""
+        """Return the next batch of this kind, copied into `out` if given."""
         if out is None or isinstance(out, PackedBatch):
             return self._sample(name, out)
         for key, value in self._sample(name, None).items():
@@ -89,7 +90,7 @@ class DeviceCopy:
 
         If a step occurs several times, its last values are stored, as on the host.
         """
-        self._write(stepid, extras)
+        self._graphed_write_back(stepid, extras)
 
     def _write_back(self, stepid: Tensor, extras: Extras) -> None:
         """Write extras on the device; captured as a CUDA graph."""
@@ -159,7 +160,7 @@ class DeviceCopy:
             yield self.ids[part].cpu().numpy(), arrays
 
     def _sample(self, name: str, out: PackedBatch | None) -> PackedBatch:
-        """Sample steps on the host and gather their wide keys on the device."""
+        """Sample steps on the host and gather their large keys on the device."""
         self.upload_new_steps()
         pool = self._batch_pools[name]
         buffer = pool.acquire()
@@ -173,12 +174,12 @@ class DeviceCopy:
                 size = (*shape, *space.shape)
                 out[key] = torch.empty(size, dtype=dtype, device=self.device)
             words = {k: as_words(out[k], c) for k, c in self.columns.items()}
-            out.gathered = (out.pop(ROWS).view(-1), words)
+            out.gather_args = (out.pop(ROWS).view(-1), words)
         else:
             buffer.copy_to(out.memory)
         pool.release(buffer)
-        assert out.gathered is not None
-        rows, words = out.gathered
+        assert out.gather_args is not None
+        rows, words = out.gather_args
         for key, column in self.columns.items():
             torch.index_select(column, 0, rows, out=words[key])
         return out
@@ -195,7 +196,7 @@ class DeviceCopy:
         buffer = pool.acquire()
         count = stop - start
         arrays = {key: buffer.arrays[key][:count] for key in self.spaces}
-        if not self.replay.read(ids, arrays):
+        if not self.replay.read(ids, arrays):  # removed the steps it could not read
             self._upload(start, stop, pool)
             return
         row = start % self.capacity
@@ -217,11 +218,11 @@ class DeviceCopy:
 
 
 def copied_spaces(spaces: Spaces, extras: Spaces) -> Spaces:
-    """Keys that are copied to the device: extras and all wide keys."""
+    """Keys that are copied to the device: extras and all large keys."""
     return {
         key: space
         for key, space in spaces.items()
-        if key in extras or space.nbytes >= NARROW_BYTES
+        if key in extras or space.nbytes >= SMALL_BYTES
     }
 
 

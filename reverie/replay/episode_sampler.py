@@ -21,8 +21,8 @@ class EpisodeIndex:
     """First row and number of stored rows of each episode.
 
     Episodes are listed in the order in which they began. An episode whose first rows
-    are evicted becomes shorter. When all of its rows are evicted, it stays listed until
-    all older episodes are evicted, too.
+    are evicted becomes shorter. An episode without rows is removed from the list when
+    all older episodes are removed.
     """
 
     # `position` is the position of the first live row in its stream

@@ -1,8 +1,8 @@
 """Batches of the replay as tensors on the device, and write-back of extras.
 
 On a CPU the tensors share the memory into which a batch is sampled. On a GPU there are
-two modes. If the replay fits into GPU memory, it is copied there (`device_copy.py`),
-batches are gathered there and extras written back there. Otherwise a thread samples
+two modes. If the replay fits into GPU memory, it is copied to the GPU, which gathers
+batches and writes extras back (`device_copy.py`). Otherwise a thread samples
 batches in advance into pinned memory, and a separate CUDA stream copies them to the
 GPU; extras are copied back with a delay of a few batches. In both modes the host does
 not wait for the GPU.
@@ -225,11 +225,11 @@ class _BatchSampler:
 
 
 class _HostBuffer:
-    """Arrays of one batch, reused when no tensor shares their memory any more."""
+    """Arrays of one batch, reused when no tensor shares their memory anymore."""
 
     def __init__(self, arrays: Arrays) -> None:
         self.arrays = arrays
-        self.free_counts = self.reference_counts()
+        self.free_counts = self.reference_counts()  # while no tensor shares the memory
 
     def tensors(self, device: torch.device) -> Batch:
         return {k: torch.from_numpy(v).to(device) for k, v in self.arrays.items()}

@@ -97,30 +97,32 @@ def make_memory_plan(
     memory and disk space that may be used; other processes of the run use the rest.
     """
     sizes = {key: space.nbytes for key, space in {**spaces, **extras}.items()}
-    step = sum(sizes.values())
-    extras_step = sum(sizes[key] for key in extras)
-    wide = sum(size for size in sizes.values() if size >= WIDE_BYTES)
-    wide_extras = sum(sizes[key] for key in extras if sizes[key] >= WIDE_BYTES)
-    index = INDEX_BYTES + selector_bytes
-    file_row = 4  # bytes per step of `DiskStore.file_row`
+    # bytes per step
+    step_bytes = sum(sizes.values())
+    extras_bytes = sum(sizes[key] for key in extras)
+    wide_bytes = sum(size for size in sizes.values() if size >= WIDE_BYTES)
+    wide_extras_bytes = sum(sizes[key] for key in extras if sizes[key] >= WIDE_BYTES)
+    index_bytes = INDEX_BYTES + selector_bytes
+    file_row_bytes = 4  # of `DiskStore.file_row`
 
     def plans(capacity: int) -> tuple[MemoryPlan, ...]:
-        file_bytes = capacity * (step + FILE_INDEX_BYTES)
+        file_bytes = capacity * (step_bytes + FILE_INDEX_BYTES)
+        narrow_bytes = step_bytes - wide_bytes
         ram = MemoryPlan(
             "ram",
             capacity,
-            step,
-            capacity * (step + index),
+            step_bytes,
+            capacity * (step_bytes + index_bytes),
             file_bytes if save and directory else 0,
         )
         disk = MemoryPlan(
             "disk",
             capacity,
-            step,
-            capacity * (step - wide + index + file_row)
-            + tail * wide
+            step_bytes,
+            capacity * (narrow_bytes + index_bytes + file_row_bytes)
+            + tail * wide_bytes
             + MAX_RESIDENT_BYTES,
-            file_bytes + capacity * wide_extras,
+            file_bytes + capacity * wide_extras_bytes,
         )
         return {"auto": (ram, disk), "ram": (ram,), "disk": (disk,)}[storage]
 
@@ -149,19 +151,19 @@ def make_memory_plan(
         if fitting:
             return replace(fitting[0], wanted=capacity)
     reasons = "; ".join(f"{p.storage}: {find_problem(p)}" for p in choices)
-    each = format_bytes(step)
+    size = format_bytes(step_bytes)
     advice = [f"--replay.capacity {largest}"] if largest >= min_capacity else []
-    if extras_step:
-        each += f", of which {format_bytes(extras_step)} are latents of the agent"
-    if extras_step and smaller_extras:
+    if extras_bytes:
+        size += f", of which {format_bytes(extras_bytes)} are latents of the agent"
+    if extras_bytes and smaller_extras:
         advice.append(f"smaller latents ({smaller_extras})")
-    if wide > wide_extras:
+    if wide_bytes > wide_extras_bytes:
         advice.append("smaller images")
     if storage == "ram":
         advice.append("--replay.storage disk")
     advice.append("a --logdir on a larger disk")
     raise UserError(
-        f"A replay of {capacity:,} steps ({each} per step) does not fit: {reasons}.\n"
+        f"A replay of {capacity:,} steps ({size} per step) does not fit: {reasons}.\n"
         f"  Fix: {', or '.join(advice)}."
     )
 
@@ -192,7 +194,7 @@ def _largest_capacity(plan: MemoryPlan, memory: int, space: float) -> int:
 
 
 def available_memory() -> int:
-    """Return the bytes that this process can still allocate, with cgroup limits."""
+    """Return the bytes that this process can still allocate within cgroup limits."""
     limits = []
     try:
         with open("/proc/meminfo") as file:

@@ -49,7 +49,7 @@ WRITERS = 2
 """Number of threads that write files."""
 
 MAX_PENDING = WRITERS + 1
-"""Maximum number of segments that are being written or wait for a thread."""
+"""Maximum number of segments that are being written or queued."""
 
 Manifest = list[list[Any]]
 """For each segment: id of the first step, number of steps, record of the file, and
@@ -333,7 +333,7 @@ class SegmentFiles:
         self.partial = ReplaySegment(first, count, file)
 
     def _replace_deleted(self) -> None:
-        """Write files that another program deleted again."""
+        """Write the files again that another program deleted."""
         names = set(os.listdir(self.directory))
         deleted = []
         if self.partial and self.partial.rows.record.name not in names:
@@ -390,7 +390,7 @@ class SegmentFiles:
         return file
 
     def _copy_steps(self, first: int, count: int) -> tuple[Arrays, np.ndarray]:
-        """Copy consecutive steps in the order of a file; return also that order."""
+        """Copy consecutive steps, sorted by stream as in a file; return the order."""
         ids = np.arange(first, first + count)
         stream = self.index.stream[ids % self.index.capacity]
         # Steps of one stream are contiguous, so that a window is one or two reads.
@@ -409,7 +409,7 @@ class SegmentFiles:
         return {**arrays, **positions}, order
 
     def _use_file(self, pending: PendingSegment, file: ArrayFile) -> None:
-        """Read the steps of a completed file from it instead of from memory."""
+        """Read the steps of a completed file from disk from now on, not from memory."""
         segment = ReplaySegment(pending.first, len(pending.order), file)
         none = np.zeros(0, np.int64)
         changed = np.unique(np.concatenate([none, *pending.changed_ids]))
@@ -427,7 +427,7 @@ class SegmentFiles:
         self._buffers.append({key: pending.arrays[key] for key in self.spaces})
 
     def _discard_pending(self) -> None:
-        """Wait for the files being written and ignore them: memory has their steps."""
+        """Wait for the files being written and ignore them; the steps are in memory."""
         while self._pending:
             self._pending.popleft().file.exception()
 

@@ -17,7 +17,7 @@ from reverie.rows import Window
 
 
 class Selector:
-    """Base class: samples start ids of windows; ignores priorities, has no state."""
+    """Base class: samples start ids of windows. By default, priorities are ignored."""
 
     def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """Sample `count` start ids."""
@@ -180,7 +180,7 @@ class PrioritizedSelector(Selector):
         if self.counts_visits:
             self.visits[np.unique(rows)] += 1
         self._set_priorities(rows)
-        # windows are updated lazily, in `sample`: report windows are rarely sampled
+        # windows are updated in `sample`, because report batches are rarely sampled
         self._changed.append(ids)
         if sum(map(len, self._changed)) > self.index.capacity:
             changed = np.unique(np.concatenate(self._changed))
@@ -301,10 +301,10 @@ class MixtureSelector(Selector):
 
     def __init__(self, selectors: dict[str, tuple[float, Selector]]) -> None:
         self.selectors = {name: item for name, (_, item) in selectors.items()}
-        self.limits = np.cumsum([fraction for fraction, _ in selectors.values()])
+        self.cumulative = np.cumsum([fraction for fraction, _ in selectors.values()])
 
     def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        chosen = np.searchsorted(self.limits, rng.random(count), "right")
+        chosen = np.searchsorted(self.cumulative, rng.random(count), "right")
         chosen = np.minimum(chosen, len(self.selectors) - 1)
         starts = np.empty(count, np.int64)
         for number, selector in enumerate(self.selectors.values()):

@@ -1,10 +1,10 @@
 """Reusable host buffers for asynchronous copies to and from the device.
 
 A `StagingBuffer` holds all arrays of a batch in one block of (pinned) memory, so that a
-single copy transfers them. `StagingPool` reuses a few of them, and `AsyncWriteback`
-copies tensors from the device to the host and processes them when they have arrived.
-The host waits for the device only if it is `MAX_AHEAD` batches ahead, which bounds the
-memory and the delay of write-backs.
+single copy transfers them. `StagingPool` reuses a few buffers. `AsyncWriteback` copies
+tensors from the device to the host and passes completed copies to callbacks. The host
+waits for the device only if it is `MAX_AHEAD` batches ahead, which bounds the memory
+and the delay of write-backs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PackedBatch(dict[str, Any]):
     def __init__(self, memory: Tensor, views: Batch) -> None:
         super().__init__(views)
         self.memory = memory
-        self.gathered: tuple[Tensor, Batch] | None = None
+        self.gather_args: tuple[Tensor, Batch] | None = None
         """If the replay has a copy on the device (`DeviceCopy`): numbers of the rows to
         gather from it, and the output tensors."""
 
@@ -83,21 +83,21 @@ class StagingPool:
         self._device = device
         self._like = like
         self._depth = depth
-        self._in_use: deque[tuple[StagingBuffer, Any]] = deque()
+        self._released: deque[tuple[StagingBuffer, Any]] = deque()
 
     def acquire(self) -> StagingBuffer:
         """Return a buffer to fill; call `release` after starting its copies."""
-        event = self._in_use[0][1] if self._in_use else None
-        is_free = bool(self._in_use) and (event is None or event.query())
-        if len(self._in_use) < self._depth and not is_free:
+        event = self._released[0][1] if self._released else None
+        is_free = bool(self._released) and (event is None or event.query())
+        if len(self._released) < self._depth and not is_free:
             return StagingBuffer(self._like, self._device.type == "cuda")
         if event is not None:
             event.synchronize()
-        return self._in_use.popleft()[0]
+        return self._released.popleft()[0]
 
     def release(self, buffer: StagingBuffer) -> None:
         """Make a buffer available again once its copies are complete."""
-        self._in_use.append((buffer, record_event(self._device)))
+        self._released.append((buffer, record_event(self._device)))
 
 
 class AsyncWriteback:

@@ -3,8 +3,8 @@
 Every step has an id (0, 1, 2, ... in the order of arrival) and is stored in row
 `id % capacity` of a ring buffer. Environments add steps in turns, so each step also has
 a *stream* (an uninterrupted sequence of steps of one environment) and a position in it.
-A window is a start id and the steps that follow it in the same stream. It may cross
-episode boundaries but not the end of a stream, so its steps really followed each other.
+A window of `span` steps is a start id and the steps that follow it in the same stream.
+It may cross episode boundaries but not gaps in the data.
 
 The oldest steps are evicted first: the live (stored) ids are `[first, total)`, except
 for gaps left by files that could not be read.
@@ -192,7 +192,7 @@ class StepIndex:
         order = np.lexsort((position, stream))
         ids, stream, position = ids[order], stream[order].copy(), position[order]
         joined = (stream[1:] == stream[:-1]) & (position[1:] == position[:-1] + 1)
-        # starts and stops of uninterrupted parts; the last part of a stream keeps it
+        # starts and stops of parts without gaps; the last one keeps its stream number
         edges = np.append(True, ~joined) if len(ids) else np.zeros(0, bool)
         starts = np.flatnonzero(edges)
         stops = np.append(starts[1:], len(ids))[: len(starts)]

@@ -1,7 +1,7 @@
-"""Samples the step ids of the batches of one window.
+"""Samples the step ids of one kind of batch (`Window`).
 
-Sequences of new steps are queued and returned first, each once (online sampling); the
-others come from a selector. With `select="episodes"`, an `EpisodeSampler` is used.
+Sequences of new steps are queued and returned first, each once (online sampling). When
+the queue is empty, a selector samples. `select="episodes"` uses an `EpisodeSampler`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class WindowSampler:
             self.queue.popleft()
 
     def sample_episodes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Sample episodes and sequences of them; return step ids and mask (B, T)."""
+        """Sample a sequence of each of B episodes; return step ids and mask (B, T)."""
         assert self.episode_sampler is not None
         batch = self._put_back.pop() if self._put_back else None
         if batch is None or not self.index.is_live(batch[0]).all():
@@ -150,7 +150,7 @@ class WindowSampler:
         return EpisodeSampler(self._episodes, self.window)
 
     def _sample_starts(self, count: int) -> np.ndarray:
-        """Start ids from the online queue, then from the selector."""
+        """Return start ids from the online queue, then from the selector."""
         queued: list[int] = []
         while self.queue and len(queued) < count:
             start = self.queue.popleft()
