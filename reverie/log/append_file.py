@@ -13,7 +13,7 @@ class AppendFile:
     """A file to which records are appended, completely or not at all.
 
     `write` returns when the operating system has the data, so a killed process loses
-    nothing. If the disk is full, a partly written record is removed again.
+    nothing. If the disk is full, a partly written record is removed.
     """
 
     def __init__(self, path: Path):

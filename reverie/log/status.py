@@ -21,7 +21,7 @@ MIN_SECONDS = 2.0
 
 
 class StatusLine:
-    """Context in which a thread prints the activity after some time without output."""
+    """Context manager; a thread prints the activity after a time without output."""
 
     def __init__(self, activity: str, print_line: Callable[[str], None] | None = None):
         self.print_line = print_line or print_message

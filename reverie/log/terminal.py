@@ -173,7 +173,7 @@ class TerminalSink(Sink):
         if epochs and epochs.total:
             total, done = epochs.total, epochs.completed
             parts = [f"{epochs.describe()} ({done / total:.0%})", f"step {step:,}"]
-            left = self._seconds_of_epochs(total - done)
+            left = self._seconds_left(total - done)
         else:
             parts = [epochs.describe()] if epochs else []
             parts.append(f"step {step:,}")
@@ -188,8 +188,8 @@ class TerminalSink(Sink):
         parts += [f"{k.rsplit('/', 1)[-1]} {v}" for k, v in values.items() if v]
         return " · ".join(parts)
 
-    def _seconds_of_epochs(self, count: int) -> float:
-        """Return the time that this many epochs take; 0 if it is not known yet."""
+    def _seconds_left(self, count: int) -> float:
+        """Return the time until `count` more epochs are complete; 0 if unknown."""
         rate = _rate(self._epoch_times)
         if not rate:
             return 0.0

@@ -66,7 +66,7 @@ class Timer:
                 section[2] = max(section[2], seconds)
 
     def metrics(self) -> Metrics:
-        """Mean and maximum milliseconds, and share of the time since the last call."""
+        """Return mean and maximum in ms and share of the time since the last call."""
         with self._lock:
             now = time.perf_counter()
             wall = max(now - self._start, 1e-9)
@@ -79,10 +79,10 @@ class Timer:
         return metrics
 
     def breakdown(self) -> dict[str, float]:
-        """Seconds since this timer was created, divided into sections and `other`.
+        """Return the seconds since this timer was created, by section and `other`.
 
-        Only sections of the thread that created the timer count, without those that are
-        not complete, so that the sum is the wall time since then.
+        Only completed sections of the thread that created the timer count, so that the
+        sum is the wall time.
         """
         total = time.perf_counter() - self._created
         return {**self._own_seconds, OTHER: total - sum(self._own_seconds.values())}
@@ -124,7 +124,7 @@ class Rates:
         self._counts[name] = self._counts.get(name, 0) + count
 
     def metrics(self) -> Metrics:
-        """Events per second since the last call."""
+        """Return the events per second since the last call."""
         now = time.perf_counter()
         wall = max(now - self._start, 1e-9)
         metrics = {f"fps/{name}": n / wall for name, n in self._counts.items()}

@@ -17,8 +17,8 @@ GIB = 2**30
 class Usage:
     """Metrics `usage/*` of this process and its workers.
 
-    `usage/cpu` is the number of busy cores since the last call. Without `/proc`, only
-    what the standard library provides is reported.
+    `usage/cpu` is the average number of busy cores since the last call; `*_gb` are GiB
+    (2**30 bytes). Without `/proc`, the standard library provides only the peak memory.
     """
 
     def __init__(self) -> None:
