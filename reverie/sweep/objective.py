@@ -1,9 +1,9 @@
 """The objective: read a metric of a run from its files and summarize it as one number.
 
-A metric is a series of values with their steps: one line per episode in `scores.jsonl`
-or per log in `metrics.jsonl`, or a single number of an evaluation (`eval.json`). The
-first file that contains the name is used, so `episode/score` is the score of single
-episodes and not the average in `metrics.jsonl`.
+A metric is a series of values with their steps: one value per episode in `scores.jsonl`
+or per log interval in `metrics.jsonl`, or a single number in `eval.json`. The first
+file that contains the name is used, so `episode/score` is the score of single episodes
+and not the average in `metrics.jsonl`.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class TrialRun:
     process: RunProcess
     folder: Path
     is_eval: bool = False
-    prune_checked: float = 0.0
+    last_prune_check: float = 0.0
     """Time of the last check of whether to prune it."""
 
 
@@ -117,11 +117,11 @@ class Sweep(Resources):
         self.slots = ProcessSlots(program, spec.config.jobs, assign_gpus)
         self.pending: list[RunningTrial] = []  # trials with seeds not started yet
         self.runs: list[TrialRun] = []
-        self._series: dict[int, MetricSeries] = {}
+        self._series: dict[int, MetricSeries] = {}  # of finished trials, for pruning
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        # `close` lets the runs save a checkpoint first; after an unexpected error, kill
-        # them instead
+        # `close` lets the runs save a checkpoint; after an unexpected error, they are
+        # killed instead
         if error is not None and not isinstance(error, UserError | OSError):
             for run in self.runs:
                 run.process.kill()
@@ -141,8 +141,8 @@ class Sweep(Resources):
             refuse_changed_spec(saved, self.spec, trials)
         settings = yaml.safe_load(self.spec.to_yaml())
         names = {name for _, name in code_in_spec(settings)}
-        # Modules that the specification names were checked when it was read. Check
-        # those that only earlier trials in the folder name.
+        # Modules in the specification were checked when it was read. Check those that
+        # occur only in earlier trials in the folder.
         params = [pair for t in trials for pair in code_in_spec(t.params)]
         check_trusted(self.path, [pair for pair in params if pair[1] not in names])
         register(self.path, names)
@@ -306,9 +306,9 @@ class Sweep(Resources):
     def _prune_if_worse(self, run: TrialRun) -> None:
         """Stop a trial that is worse than the median of the finished trials."""
         now, process = time.monotonic(), run.process
-        if now - run.prune_checked < PRUNE_SECONDS or process.deadline is not None:
+        if now - run.last_prune_check < PRUNE_SECONDS or process.deadline is not None:
             return
-        run.prune_checked = now
+        run.last_prune_check = now
         series = read_metric(run.folder, self.config.metric)
         done = [t.number for t in self.study.trials() if t.state == "done"]
         for number in done:
@@ -343,7 +343,7 @@ class Sweep(Resources):
         return sign * self._summarize(series) > sign * float(np.nanmedian(values))
 
     def _stop_trial(self, trial: RunningTrial) -> None:
-        """Stop the runs of a trial, and start no more of them."""
+        """Stop the runs of a trial, and do not start its other runs."""
         self.pending = [other for other in self.pending if other is not trial]
         for run in self.runs:
             if run.trial is trial:

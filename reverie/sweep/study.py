@@ -1,8 +1,8 @@
 """The study: an Optuna study that proposes hyperparameters and stores the results.
 
-Results are appended to a journal file. If a sweep is killed, at most the last line is
-incomplete, which is removed. Trials that were running are continued with their number
-and their hyperparameters.
+Results are appended to a journal file. If a sweep is killed, its last line may be
+incomplete and is removed. Trials that were running are continued with their number and
+their hyperparameters.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Study:
         """
         samplers, seed = self.optuna.samplers, self.spec.seed + 7919 * started
         if self.spec.config.sampler == "bayes":
-            with warnings.catch_warnings():  # `constant_liar` was experimental once
+            with warnings.catch_warnings():  # experimental in older versions of Optuna
                 warnings.simplefilter("ignore")
                 return samplers.TPESampler(seed=seed, constant_liar=True)
         return samplers.RandomSampler(seed=seed)
