@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,8 +85,8 @@ def data_commands() -> dict[str, DataCommand]:
         "replay": DataCommand(replay_command, ReplayOptions, ("FILE",), settings),
         "render": DataCommand(render_command, RenderOptions, ("FILE", "DST"), settings),
         "export": DataCommand(_export, DataExportOptions, ("LOGDIR", "FOLDER")),
-        "balls": DataCommand(partial(_write_sequences, "balls"), BallsOptions, ()),
-        "maze": DataCommand(partial(_write_sequences, "maze"), SequenceOptions, ()),
+        "balls": DataCommand(_write_balls, BallsOptions, ()),
+        "maze": DataCommand(_write_maze, SequenceOptions, ()),
     }
 
 
@@ -145,11 +144,24 @@ def _export(logdir: str, folder: str, _: DataExportOptions) -> int:
     return 0
 
 
-def _write_sequences(name: str, options: SequenceOptions) -> int:
-    """Generate sequences for VTA (bouncing balls or 3D maze) and write them as NPZ."""
-    from reverie.datasets.convert import check_new
+def _write_balls(options: BallsOptions) -> int:
+    """Generate sequences of bouncing balls for VTA, and write them as NPZ."""
     from reverie.datasets.synthetic.balls import write_balls
+
+    return _write_sequences("balls", write_balls, options)
+
+
+def _write_maze(options: SequenceOptions) -> int:
+    """Generate sequences of walks in a 3D maze for VTA, and write them as NPZ."""
     from reverie.datasets.synthetic.maze import write_maze
+
+    return _write_sequences("maze", write_maze, options)
+
+
+def _write_sequences(
+    name: str, write: Callable[..., int], options: SequenceOptions
+) -> int:
+    from reverie.datasets.convert import refuse_existing
 
     arguments = asdict(options)
     folder = arguments.pop("out")
@@ -160,9 +172,8 @@ def _write_sequences(name: str, options: SequenceOptions) -> int:
         )
     out = Path(folder).expanduser()
     for part in ("train", "test"):
-        check_new(out / part)
-        check_new(out / f"{part}.npz")
-    write: Callable[..., int] = write_balls if name == "balls" else write_maze
+        refuse_existing(out / part)
+        refuse_existing(out / f"{part}.npz")
     count = write(out, **arguments)
     print(
         f"Wrote {count} sequences to {folder}. "

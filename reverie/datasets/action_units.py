@@ -4,8 +4,8 @@ Environments scale bounded actions to [-1, 1] (`envs.wrappers.NormalizeAction`),
 recorded actions are scaled in the same way when they are read, so agents train and act
 in the same units. `Space.native` has the bounds that an action was scaled from. Actions
 without bounds are not scaled: they are in the environment's own units.
-`convert_actions` converts between action spaces: from recordings to an environment, or
-to other recordings.
+`make_action_converter` converts between action spaces: from recordings to an
+environment, or to other recordings.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from reverie.datasets.readers import Reader, WrappedReader
 from reverie.spaces import Space, Spaces
 
 TOLERANCE = 1e-4
-"""Relative difference up to which two bounds are equal, for bounds in float32."""
+"""Relative tolerance when bounds are compared, because they may be float32."""
 
-Convert = Callable[[dict[str, Any]], dict[str, Any]]
+ActionConverter = Callable[[dict[str, Any]], dict[str, Any]]
 """Converts the actions in a dict and copies its other entries."""
 
 
-def convert_actions(
+def make_action_converter(
     source: Spaces, target: Spaces, source_name: str, target_name: str
-) -> tuple[Convert, str]:
-    """Return a function that converts actions from `source` to `target`, and a message.
+) -> tuple[ActionConverter, str]:
+    """Return a function that converts actions from `source` to `target`, and a warning.
 
     The environment's own units are assumed to be the same in both. If the bounds
-    differ, or only one has bounds, the message states this assumption; otherwise it is
+    differ, or only one has bounds, the warning states this assumption; otherwise it is
     empty. Actions that were scaled from unknown bounds are not converted. Raises
     `UserError` if the bounds of `source` exceed those of `target`.
     """
@@ -52,7 +52,7 @@ def convert_actions(
             raise UserError(
                 f"The action {key!r} has {format_bounds(space)} in {source_name}, but "
                 f"{format_bounds(other)} in {target_name}.\n  Fix: use data and "
-                "environments of the same robot or task, with the same kind of control."
+                "environments with the same robot, task and controller."
             )
         if not np.allclose([low, high], [min_low, max_high], rtol=TOLERANCE):
             assumptions.append(
@@ -73,11 +73,11 @@ def convert_actions(
 
 
 def check_same_actions(
-    name: str, space: Spaces, other_name: str, other: Spaces, values: bool = True
+    name: str, space: Spaces, other_name: str, other: Spaces, check_range: bool = True
 ) -> None:
     """Raise `UserError` unless two action spaces have the same keys, shapes and kinds.
 
-    With `values`, every discrete action of `other` must also be valid in `space`.
+    With `check_range`, all discrete actions of `other` must be valid in `space`, too.
     """
 
     def kinds(spaces: Spaces) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def check_same_actions(
         return bool(high > np.max(space[key].high) or low < np.min(space[key].low))
 
     same = kinds(space) == kinds(other)
-    if same and values:
+    if same and check_range:
         same = not any(exceeds(k, s) for k, s in other.items() if s.is_discrete)
     if not same:
         texts = [
@@ -96,8 +96,8 @@ def check_same_actions(
         ]
         raise UserError(
             f"The actions of {name} are {texts[0]}, those of {other_name} are "
-            f"{texts[1]}.\n  Fix: use data and environments of the same robot or task, "
-            "with the same kind of control."
+            f"{texts[1]}.\n  Fix: use data and environments with the same robot, task "
+            "and controller."
         )
 
 
@@ -107,7 +107,9 @@ def _describe_action(key: str, space: Space) -> str:
     return f"{key} {space.shape}"
 
 
-def check_same_units(run: str, act_space: Spaces, data: str, recorded: Spaces) -> None:
+def check_same_units(
+    run_name: str, act_space: Spaces, data_name: str, recorded: Spaces
+) -> None:
     """Raise if recorded actions are not in the units that a run was trained with."""
     for key, space in act_space.items():
         if key in recorded and differ_in_units(space, recorded[key]):
@@ -116,8 +118,8 @@ def check_same_units(run: str, act_space: Spaces, data: str, recorded: Spaces) -
             if max(len(low), len(high)) > 1:
                 fix = "use data whose actions have the same bounds"
             raise UserError(
-                f"The action {key!r} has {format_bounds(space)} in {run}, but "
-                f"{format_bounds(recorded[key])} in {data}.\n  Fix: {fix}."
+                f"The action {key!r} has {format_bounds(space)} in {run_name}, but "
+                f"{format_bounds(recorded[key])} in {data_name}.\n  Fix: {fix}."
             )
 
 
@@ -133,10 +135,8 @@ def differ_in_units(space: Space, other: Space) -> bool:
 
 
 def _has_unknown_bounds(space: Space) -> bool:
-    """True if actions are scaled to [-1, 1], but the bounds before scaling are unknown.
-
-    These are infinite in `Space.native`.
-    """
+    """True if actions are scaled to [-1, 1] from unknown bounds, which are infinite in
+    `Space.native`."""
     bounds = (space.low, space.high)
     return bool(
         space.native is not None
@@ -153,12 +153,12 @@ def format_bounds(space: Space) -> str:
     return "no bounds" if texts == ["-inf", "inf"] else f"bounds [{', '.join(texts)}]"
 
 
-class ConvertedActions(WrappedReader):
-    """The episodes of another reader with actions converted to another space."""
+class ConvertedActionsReader(WrappedReader):
+    """Reads the episodes of another reader with actions converted to another space."""
 
     def __init__(self, reader: Reader, act_space: Spaces, target_name: str):
         super().__init__(reader)
-        self._convert, self.message = convert_actions(
+        self._convert, self.unit_warning = make_action_converter(
             reader.act_space, act_space, reader.origin, target_name
         )
         self._spaces = reader.obs_space, act_space
@@ -191,4 +191,4 @@ def normalize_actions(reader: Reader, bounds: tuple[float, float]) -> Reader:
     normalized = {key: space.normalized() for key, space in act_space.items()}
     if normalized == reader.act_space:
         return reader
-    return ConvertedActions(reader, normalized, "--action_bounds")
+    return ConvertedActionsReader(reader, normalized, "--action_bounds")

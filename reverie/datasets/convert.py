@@ -32,6 +32,7 @@ from reverie.storage.limits import InvalidFile, check_name, read_json
 from reverie.storage.os_errors import explain_write_errors
 
 PARTIAL = ".partial"
+"""Suffix of a folder that is not complete yet."""
 SETTINGS = "settings.json"
 """Settings of an unfinished conversion or split, in its partial folder."""
 
@@ -77,7 +78,7 @@ def convert(
 ) -> ConversionResult:
     """Write all episodes, or only those in `names`, to a folder that must not exist."""
     config = config or WriterConfig()
-    check_new(destination)
+    refuse_existing(destination)
     source = TransformedReader(reader, transforms) if transforms else reader
     selected = list(reader.names() if names is None else names)
     partial = destination.with_name(destination.name + PARTIAL)
@@ -86,10 +87,11 @@ def convert(
     writer.run(selected, progress or (lambda done, total: None))
     if writer.existing + writer.written == 0:
         shutil.rmtree(partial, ignore_errors=True)
-        name, why = next(iter(writer.bad.items()), ("it", "has no episodes"))
+        reasons = (f"{name} {why}" for name, why in writer.bad.items())
         raise UserError(
             f"None of the {len(selected)} episodes of {reader.origin} can be used "
-            f"({name} {why}).\n  Fix: `reverie data inspect` lists what is wrong."
+            f"({next(reasons, 'there are none')}).\n"
+            "  Fix: `reverie data inspect` lists what is wrong."
         )
     masks = {  # subsets of the episodes that were written
         mask: [name for name in members if name in selected and name not in writer.bad]
@@ -141,7 +143,7 @@ class _EpisodeWriter:
         progress(done, len(names))
 
     def _wait(self, pending: set[Future[None]]) -> int:
-        """Wait for at least one episode; return how many are finished."""
+        """Wait until an episode is finished; return how many finished in this call."""
         finished, _ = wait(pending, return_when=FIRST_COMPLETED)
         for future in finished:
             pending.discard(future)
@@ -181,7 +183,7 @@ def _settings(source: Reader, format: str, names: list[str]) -> dict[str, Any]:
     }
 
 
-def check_new(destination: Path) -> None:
+def refuse_existing(destination: Path) -> None:
     """Raise `UserError` if the destination exists."""
     if destination.exists():
         raise UserError(
@@ -224,7 +226,7 @@ def finish_folder(partial: Path, destination: Path) -> None:
 
 
 def _list_written(folder: Path, format: str) -> set[str]:
-    """Return the names of the episodes that were written; every file is complete."""
+    """Return the names of the episodes in a folder; all files in it are complete."""
     if format == "npz":  # NAME-ROWS.npz
         return {path.stem.rpartition("-")[0] for path in folder.glob("*.npz")}
     # NAME-ROWS-CHECKSUM.safetensors

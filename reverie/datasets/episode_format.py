@@ -17,6 +17,7 @@ from reverie.spaces import FLAGS, Arrays, Space, Spaces
 
 Episode = Arrays
 LOG = "log/"
+"""Prefix of keys that agents do not use."""
 STATE, MODEL = "log/state", "log/model"
 """Simulator states of all rows, and bytes of the simulator's model (XML)."""
 INT32 = np.iinfo(np.int32)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from reverie.api import UserError
-from reverie.datasets.action_units import ConvertedActions, normalize_actions
+from reverie.datasets.action_units import ConvertedActionsReader, normalize_actions
 from reverie.datasets.episode_format import LOG, BadEpisode, Episode, check_episode
 from reverie.datasets.readers import Reader, find_reader_type, make_reader
 from reverie.datasets.readers.key_map import KeyMap
@@ -30,8 +30,8 @@ class ReaderConfig(Transforms):
     """`robomimic`: use the usual observations of one arm in robomimic where `images`,
     `vectors` and `aux` are empty."""
     action_bounds: tuple[float, float] = (0.0, 0.0)
-    """Lowest and highest continuous action in the environment's own units, for data
-    that does not contain them; 0 0 uses the bounds in the data."""
+    """Lower and upper bound of continuous actions in the environment's own units, for
+    data that does not store its bounds; 0 0 uses the bounds in the data."""
     map: KeyMap = field(default_factory=KeyMap)
     """Layout of HDF5 and NPZ files."""
 
@@ -97,9 +97,9 @@ def iterate_episodes(
     Other episodes are skipped with a warning.
     """
     episodes = open_episodes(path, config, spaces=(obs_space, act_space))
-    reader = ConvertedActions(episodes, act_space, "the environment")
-    if reader.message:
-        warnings.warn(reader.message, RuntimeWarning, stacklevel=2)
+    reader = ConvertedActionsReader(episodes, act_space, "the environment")
+    if reader.unit_warning:
+        warnings.warn(reader.unit_warning, RuntimeWarning, stacklevel=2)
     wanted = {
         key: space
         for key, space in {**obs_space, **act_space}.items()

@@ -2,13 +2,13 @@
 
 Sequences are sampled as from a replay buffer: an episode with probability proportional
 to its length, then a start row. If the episode ends before the sequence, another
-episode is appended from its start, with `is_first` at the joint. Windows with
+episode is appended from its start, and its first row has `is_first`. Windows with
 `select="episodes"` stay within one episode and have a `mask`.
 
 Batch k depends only on the seed and on k, so a run resumes from a counter. A dataset
-that does not fit in the cache is sampled through a shuffle buffer: slots of one episode
-each, from which batches are sampled. Slots are refilled in turn, at a rate at which
-about as many rows are decompressed as are returned.
+that does not fit in the cache is sampled through a shuffle buffer: batches are sampled
+from slots, which hold one episode each. Slots are refilled one after another, so often
+that about one row is decompressed per returned row.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ PREFETCH = 2
 """Number of batches per window that are prepared in advance."""
 
 SAMPLE, REFILL, AUGMENT = 0, 1, 2
-"""Uses of random numbers; each is part of the seed, so that they are independent."""
+"""Purposes of random numbers. The purpose is part of the seed, so that random numbers
+of different purposes are independent."""
 _ROW_BITS = 32  # lower bits of a `stepid`; the upper bits are the episode index
 
 Augment = Callable[[Arrays, np.random.Generator], Arrays]
@@ -42,15 +43,15 @@ Augment = Callable[[Arrays, np.random.Generator], Arrays]
 
 
 class EpisodeSlice(NamedTuple):
-    """Rows of one episode; rows outside of it are masked."""
+    """Row indices in one episode; indices outside of the episode are padding."""
 
     episode: int
     rows: np.ndarray
 
 
 class EpisodeWindowSampler:
-    """Chooses the rows of each batch of one window; `index` is part of the seed, so
-    that windows are sampled independently."""
+    """Chooses the rows of each batch of one window. `index` is the index of the window,
+    which is part of the seed, so that windows are sampled independently."""
 
     def __init__(self, window: Window, cache: EpisodeCache, seed: int, index: int):
         self.window, self.cache = window, cache
@@ -61,23 +62,26 @@ class EpisodeWindowSampler:
     def sample(self, step: int, counts: np.ndarray) -> list[list[EpisodeSlice]]:
         """Return the slices of each sequence of batch `step`.
 
-        `counts` is how often each episode was used. `consec` batches in a row are the
-        consecutive chunks of the same sequences, which have the same `number`.
+        `counts` is how often each episode was used. Every `consec` steps, new sequences
+        of `span` rows are sampled, which are returned in `consec` chunks.
         """
-        number, chunk = divmod(step, self.window.consec)
-        rng = make_rng(*self.seed, SAMPLE, number)
+        sample, chunk = divmod(step, self.window.consec)
+        rng = make_rng(*self.seed, SAMPLE, sample)
         if self._uniform:
-            return self._within_episodes(rng, number, counts)
-        return [self._sequence(rng, number, chunk) for _ in range(self.window.batch)]
+            return self._sample_within_episodes(rng, sample, counts)
+        return [
+            self._sample_across_episodes(rng, sample, chunk)
+            for _ in range(self.window.batch)
+        ]
 
-    def _sequence(
-        self, rng: np.random.Generator, number: int, chunk: int
+    def _sample_across_episodes(
+        self, rng: np.random.Generator, sample: int, chunk: int
     ) -> list[EpisodeSlice]:
         """Sample a sequence across episodes; return one chunk of it."""
         window, slices, length = self.window, list[EpisodeSlice](), 0
         while length < window.span:
             if self._slots:
-                episode = self._episode_in_slot(int(rng.integers(self._slots)), number)
+                episode = self._episode_in_slot(int(rng.integers(self._slots)), sample)
             else:
                 episode = self._sample_episode(rng)
             rows = int(self.cache.rows[episode])
@@ -87,19 +91,20 @@ class EpisodeWindowSampler:
             length += stop - start
         return _select_rows(slices, chunk * window.length, (chunk + 1) * window.length)
 
-    def _within_episodes(
-        self, rng: np.random.Generator, number: int, counts: np.ndarray
+    def _sample_within_episodes(
+        self, rng: np.random.Generator, sample: int, counts: np.ndarray
     ) -> list[list[EpisodeSlice]]:
+        """Sample sequences that do not continue in another episode."""
         window, sequences = self.window, []
         candidates = np.flatnonzero(self._is_usable())
         if self._slots:
             slots = range(self._slots)
-            candidates = np.unique([self._episode_in_slot(i, number) for i in slots])
+            candidates = np.unique([self._episode_in_slot(i, sample) for i in slots])
         cumulative = np.cumsum(episode_probabilities(counts[candidates], window.alpha))
         for _ in range(window.batch):
             draw = rng.random() * cumulative[-1]
-            at = int(np.searchsorted(cumulative, draw, "right"))
-            episode = int(candidates[min(at, len(candidates) - 1)])
+            position = int(np.searchsorted(cumulative, draw, "right"))
+            episode = int(candidates[min(position, len(candidates) - 1)])
             rows = self.cache.rows[episode : episode + 1]
             step = rng.integers(0, rows - 1)
             offset = rng.integers(0, window.length - 1, 1)
@@ -108,14 +113,14 @@ class EpisodeWindowSampler:
             sequences.append([EpisodeSlice(episode, span)])
         return sequences
 
-    def _episode_in_slot(self, slot: int, number: int) -> int:
-        """Return the episode that a slot holds when batch `number` is sampled."""
-        refills = self._slots + int(number * self._refills_per_sample)
+    def _episode_in_slot(self, slot: int, sample: int) -> int:
+        """Return the episode in a slot for a sample; refill r fills slot r % slots."""
+        refills = self._slots + int(sample * self._refills_per_sample)
         refill = (refills - 1 - slot) // self._slots * self._slots + slot
         return self._sample_episode(make_rng(*self.seed, REFILL, refill))
 
     def _sample_episode(self, rng: np.random.Generator) -> int:
-        """Sample an episode by length, or uniformly, until it is not a bad one."""
+        """Sample a valid episode, in proportion to its length or uniformly."""
         rows = self.cache.rows
         weight = np.minimum(rows, 2) if self._uniform else rows
         cumulative = np.cumsum(np.where(rows > 1, weight, 0))
@@ -136,7 +141,7 @@ class EpisodeWindowSampler:
         return np.asarray(usable)
 
     def _plan_slots(self) -> tuple[int, float]:
-        """Return the number of slots and the refills per sampled batch; 0 if the
+        """Return the number of slots and the refills per sample; both are 0 if the
         dataset fits in the cache."""
         reader, rows = self.cache.reader, self.cache.rows
         spaces = {**reader.obs_space, **reader.act_space, **flag_spaces()}
@@ -145,6 +150,7 @@ class EpisodeWindowSampler:
             return 0, 0.0
         # the mean length of sampled episodes, which are longer if sampled by length
         mean = float(rows.mean() if self._uniform else (rows**2).sum() / rows.sum())
+        # 0.8 leaves memory for slots with episodes longer than the mean
         slots = max(1, int(0.8 * self.cache.capacity / (mean * row_bytes)))
         return slots, self.window.batch * self.window.span / mean
 
@@ -169,7 +175,7 @@ class _WindowState:
 
 
 class RecordedFeed:
-    """Methods of `api.Feed` for data that does not change."""
+    """Base class of feeds of recorded data; methods of `api.Feed` without effect."""
 
     def ready(self, name: str) -> bool:
         return True
@@ -289,7 +295,7 @@ class EpisodeFeed(RecordedFeed):
             cache.close()
 
     def state_dict(self) -> StateDict:
-        """Return the number of batches so far of each window, to resume sampling."""
+        """Return the batches so far and the uses of each episode, for each window."""
         return {
             name: {
                 "step": state.step,
@@ -409,12 +415,12 @@ def _gather(
         for index, rows in slices:
             episode, target = episodes[index], slice(start, start + len(rows))
             last = len(episode["reward"]) - 1
-            inside = np.clip(rows, 0, last)
-            is_contiguous = inside[-1] - inside[0] == len(rows) - 1
-            source = slice(inside[0], inside[-1] + 1) if is_contiguous else inside
+            clipped = np.clip(rows, 0, last)
+            is_contiguous = clipped[-1] - clipped[0] == len(rows) - 1
+            source = slice(clipped[0], clipped[-1] + 1) if is_contiguous else clipped
             for key, value in episode.items():
                 batch[key][i, target] = value[source]
-            batch["stepid"][i, target] = (index << _ROW_BITS) + inside
+            batch["stepid"][i, target] = (index << _ROW_BITS) + clipped
             if has_mask:
                 batch["mask"][i, target] = (rows >= 0) & (rows <= last)
             start += len(rows)

@@ -107,7 +107,7 @@ def inspect_episodes(reader: Reader, limit: int = 0) -> InspectionReport:
             report.ranges[key] = low, high
         alignment.add(episode, *spaces)
     has_key_map = "alignment" in reader.options
-    report.warnings = [*_unusual(report), *alignment.warnings(has_key_map)]
+    report.warnings = [*_find_suspicious(report), *alignment.warnings(has_key_map)]
     return report
 
 
@@ -115,8 +115,10 @@ class ActionAlignment:
     """Predicts the change of vector observations from the actions of nearby rows."""
 
     SHIFTS = (0, 1, -1)
+    """Row of the action minus row of the observation; 0 is the correct alignment."""
 
     def __init__(self) -> None:
+        # by shift; the columns are the action, a constant 1 and the change
         self._tables: dict[int, list[np.ndarray]] = {}
         self._rows = 0
 
@@ -140,7 +142,7 @@ class ActionAlignment:
         self._inputs = action.shape[1] + 1
 
     def explained_variance(self) -> dict[int, float]:
-        """Return the R^2 of a linear fit for each shift: the maximum over entries."""
+        """Return R^2 of a linear fit by shift: the maximum over observation entries."""
         return {
             shift: self._fit(np.concatenate(p)) for shift, p in self._tables.items()
         }
@@ -164,18 +166,18 @@ class ActionAlignment:
         if is_late and has_key_map:
             fix = "read them with --map.alignment before_obs"
         elif is_late:
-            fix = "record each action in the row in which it was chosen"
+            fix = "store each action one row earlier"
         else:
-            fix = "record the action of a row with the observation before it"
+            fix = "store each action one row later"
         return [
             f"actions are one row too {'late' if is_late else 'early'}: the action of "
             f"the {'next' if is_late else 'previous'} row explains "
-            f"{explained[best]:.0%} of the change of the vectors, that of the same row "
-            f"{explained[0]:.0%}. Fix: {fix}"
+            f"{explained[best]:.0%} of the variance of changes of vectors, the action "
+            f"of the same row {explained[0]:.0%}. Fix: {fix}"
         ]
 
 
-def _unusual(report: InspectionReport) -> list[str]:
+def _find_suspicious(report: InspectionReport) -> list[str]:
     """Return warnings about spaces, ranges and masks that are probably mistakes."""
     warnings = []
     for key, space in report.obs_space.items():

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from reverie.api import UserError
-from reverie.datasets.action_units import ConvertedActions, check_same_actions
+from reverie.datasets.action_units import ConvertedActionsReader, check_same_actions
 from reverie.datasets.episode_format import Episode
 from reverie.datasets.readers import Reader
 from reverie.spaces import Space, Spaces
@@ -40,9 +40,9 @@ class JoinedReader(Reader):
         self._spaces = first.obs_space, act_space
         self.readers: list[Reader] = []
         for reader in readers:
-            converted = ConvertedActions(reader, act_space, first.origin)
-            if converted.message:
-                warnings.warn(converted.message, RuntimeWarning, stacklevel=2)
+            converted = ConvertedActionsReader(reader, act_space, first.origin)
+            if converted.unit_warning:
+                warnings.warn(converted.unit_warning, RuntimeWarning, stacklevel=2)
             self.readers.append(converted)
         prefixes = _prefixes(readers)
         self._sources = {
@@ -93,11 +93,11 @@ def _check_joinable(readers: Sequence[Reader]) -> None:
     if repeated := [origin for origin, count in origins.items() if count > 1]:
         raise UserError(
             f"{repeated[0]} is given {origins[repeated[0]]} times.\n"
-            "  Fix: name every dataset once."
+            "  Fix: list every dataset once."
         )
     first = readers[0]
     for other in readers[1:]:
-        differences = _differences(first, other)
+        differences = _describe_obs_differences(first, other)
         if differences:
             raise UserError(
                 f"{first.origin} and {other.origin} have different observations:\n"
@@ -106,10 +106,10 @@ def _check_joinable(readers: Sequence[Reader]) -> None:
                 "--images in `reverie data merge` or --offline.keys in training."
             )
         pair = (first.origin, first.act_space, other.origin, other.act_space)
-        check_same_actions(*pair, values=False)
+        check_same_actions(*pair, check_range=False)
 
 
-def _differences(first: Reader, other: Reader) -> list[str]:
+def _describe_obs_differences(first: Reader, other: Reader) -> list[str]:
     """Describe the observations in which two datasets differ, one per line."""
     lines = []
     for key in dict.fromkeys((*first.obs_space, *other.obs_space)):
@@ -126,7 +126,7 @@ def _differences(first: Reader, other: Reader) -> list[str]:
 
 
 def _common_actions(readers: Sequence[Reader]) -> Spaces:
-    """Return the actions of the first dataset, with the discrete values of all."""
+    """Return the actions of the first dataset; discrete bounds cover all datasets."""
     spaces = dict(readers[0].act_space)
     for key, space in spaces.items():
         if space.is_discrete:

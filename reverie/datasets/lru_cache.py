@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class LruCache:
-    """Keeps the most recently used episodes in memory.
+    """Keeps the most recently used episodes in memory, up to `capacity` bytes.
 
     `read` returns an episode by its index, or None if it cannot be used; it is called
     from several threads.
@@ -74,7 +74,7 @@ class LruCache:
             self.bytes = 0
 
     def _load(self, function: Callable[[int, Arrays], T], index: int) -> list[T]:
-        """Read an episode and return a list of its result; empty if it is unusable."""
+        """Read an episode; return `[function(index, episode)]`, or `[]` if unusable."""
         episode = self._read(index)
         if episode is None:
             return []

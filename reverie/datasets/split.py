@@ -14,7 +14,7 @@ HELD_OUT_FRACTION = 0.1
 
 
 class Subset(WrappedReader):
-    """Some episodes of another reader, in its order and with its spaces."""
+    """Reads some episodes of another reader, in the order of that reader."""
 
     def __init__(self, reader: Reader, names: Iterable[str]):
         selected = set(names)
@@ -56,8 +56,8 @@ def split_by_mask(
     for mask, names in zip((train, held_out), parts, strict=True):
         if not names:
             raise UserError(
-                f"The mask {mask!r} of {reader.origin} contains no existing episode."
-                "\n  Fix: split with --fraction, or use --offline.eval_data PATH."
+                f"The mask {mask!r} of {reader.origin} selects no episodes.\n"
+                "  Fix: split with --fraction, or use --offline.eval_data PATH."
             )
     if both := set(parts[0]) & set(parts[1]):
         raise UserError(

@@ -75,7 +75,7 @@ class Transforms:
                 "  Fix: resize them, as in --size 84 84."
             )
         if not self.selects_keys:
-            return {key: self._space(space) for key, space in obs_space.items()}
+            return {key: self._resized_space(space) for key, space in obs_space.items()}
         output: Spaces = {}
         if self.images:
             shape = self._resized(shapes[self.images[0]])
@@ -117,7 +117,7 @@ class Transforms:
     def _resized(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (*self.size, *shape[2:]) if any(self.size) else shape
 
-    def _space(self, space: Space) -> Space:
+    def _resized_space(self, space: Space) -> Space:
         if not space.is_image:
             return space
         return Space(space.dtype, self._resized(space.shape), 0, 256)
@@ -137,7 +137,7 @@ ROBOMIMIC = Transforms(
 
 
 class TransformedReader(WrappedReader):
-    """The episodes of another reader with `Transforms` applied."""
+    """Reads the episodes of another reader and applies `Transforms`."""
 
     def __init__(self, reader: Reader, transforms: Transforms):
         super().__init__(reader)

@@ -16,7 +16,7 @@ from reverie.capabilities import (
     StateInspection,
     WorldModelEnv,
 )
-from reverie.datasets.action_units import Convert
+from reverie.datasets.action_units import ActionConverter
 from reverie.datasets.images import ImageCrop
 from reverie.spaces import Spaces
 
@@ -31,8 +31,8 @@ class Imagination:
         self,
         model: WorldModelEnv,
         act_space: Spaces,
-        to_model_units: Convert,
-        to_env_units: Convert,
+        to_model_units: ActionConverter,
+        to_env_units: ActionConverter,
         crop: ImageCrop | None,
     ):
         self.model, self.act_space, self.crop = model, act_space, crop

@@ -15,7 +15,7 @@ from reverie.capabilities import (
     PolicyWorldModelEnv,
     WorldModelEnv,
 )
-from reverie.datasets.action_units import Convert, convert_actions
+from reverie.datasets.action_units import ActionConverter, make_action_converter
 from reverie.datasets.images import ImageCrop
 from reverie.play.controls import Control, make_controls
 from reverie.play.recorded_episodes import RecordedEpisodes
@@ -51,7 +51,7 @@ class LoadedRun:
     act_space: Spaces
     controls: list[Control]
     crop: ImageCrop | None  # of the images in offline training
-    to_model_units: Convert  # converts actions of the environment
+    to_model_units: ActionConverter  # converts actions of the environment
     missing: dict[str, str]
     """Why `env`, `policy` or `model` (the world model) is missing, by name."""
 
@@ -120,7 +120,7 @@ def load_run(
         model = agent.world_model_env(config.seed)
     else:
         missing["model"] = f"the agent {config.agent!r} has no world model"
-    convert, _ = convert_actions(
+    convert, _ = make_action_converter(
         env_spaces.act_space, trained.act_space, config.task, "the recordings"
     )
     names = getattr(env, "action_names", ())

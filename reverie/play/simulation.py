@@ -21,7 +21,7 @@ from reverie.capabilities import (
     SeedablePolicy,
     StateInspection,
 )
-from reverie.datasets.action_units import convert_actions
+from reverie.datasets.action_units import make_action_converter
 from reverie.play.history import History
 from reverie.play.imagination import Imagination
 from reverie.play.load import (
@@ -74,7 +74,7 @@ class Simulation:
         self.episode = -1  # number of the episode since the seed was set
         self.imagination: Imagination | None = None
         if loaded.world_model_env is not None:
-            to_env, _ = convert_actions(
+            to_env, _ = make_action_converter(
                 loaded.world_model_env.act_space,
                 loaded.act_space,
                 "the world model",

@@ -50,7 +50,7 @@ def test_actions_shifted_by_one_row_are_detected(tmp_path, shift, word):
         npz.write_npz_episode(tmp_path, f"demo_{i}", episode, ACTION)
     (warning,) = inspect_episodes(open_episodes(tmp_path)).warnings
     assert f"one row too {word}" in warning
-    assert "Fix: record" in warning
+    assert "Fix: store" in warning
 
 
 def test_a_key_map_is_suggested_for_hdf5(tmp_path):

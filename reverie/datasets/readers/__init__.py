@@ -113,10 +113,10 @@ class Reader(ABC):
         obs, act = infer_spaces(self.origin, self.names(), self.read, ["action"])
         bounds, space = self._declared_bounds(), act["action"]
         if bounds is not None and space.dtype.kind == "f":
-            act["action"] = self._bounded(space, *bounds)
-        return obs, self._discrete_bounds(act)
+            act["action"] = self._with_bounds(space, *bounds)
+        return obs, self._extend_discrete_bounds(act)
 
-    def _bounded(self, space: Space, low: Any, high: Any) -> Space:
+    def _with_bounds(self, space: Space, low: Any, high: Any) -> Space:
         """Return a space with bounds that were read from a file."""
         try:
             bounded = Space(space.dtype, space.shape, low, high)
@@ -135,10 +135,10 @@ class Reader(ABC):
         """Return the lowest and highest continuous action, if the dataset has them."""
         return None
 
-    def _discrete_bounds(self, act_space: Spaces) -> Spaces:
-        """Extend the bounds of discrete actions to the actions of all episodes.
+    def _extend_discrete_bounds(self, act_space: Spaces) -> Spaces:
+        """Extend the bounds of discrete actions to the values in all episodes.
 
-        The few episodes from which spaces are inferred may lack some actions.
+        The few episodes from which spaces are inferred may not contain every value.
         """
         bounded = dict(act_space)
         discrete = [key for key, space in bounded.items() if space.is_discrete]
@@ -209,8 +209,8 @@ class WrappedReader(Reader):
         self.inner.close()
 
 
-class SelectedKeys(WrappedReader):
-    """Only some observations of another reader, in the given order; all if empty."""
+class SelectedKeysReader(WrappedReader):
+    """Reads the observations `keys` of another reader, in this order; all if empty."""
 
     def __init__(self, reader: Reader, keys: Sequence[str]):
         super().__init__(reader)
@@ -284,23 +284,23 @@ READERS: dict[str, ReaderType] = {
         ("map",),
     ),
     "delta_iris": ReaderType(
-        "a dataset of the original Δ-IRIS, or the folder with its train and test",
+        "a dataset of the original Δ-IRIS, or the folder of its `train` and `test`",
         "reverie.datasets.readers.delta_iris:DeltaIrisReader",
         _folder_with("info.pt", "train/info.pt"),
     ),
     "dreamerv3_replay": ReaderType(
-        "the replay folder of danijar/dreamerv3, or the run folder with it",
+        "a replay folder or run folder of danijar/dreamerv3",
         "reverie.datasets.readers.dreamerv3_replay:DreamerV3ReplayReader",
         _has_dreamerv3_chunks,
     ),
     "npz": ReaderType(
-        "a folder with one NPZ file per episode, of dreamerv3-torch or with a key map",
+        "a folder of NPZ episodes, in the layout of dreamerv3-torch or with a key map",
         "reverie.datasets.readers.mapped_npz:open_npz",
         _folder_with("*.npz"),
         ("spaces", "incomplete", "map"),
     ),
     "replay": ReaderType(
-        "the run folder of a training run, for the episodes in its replay buffer",
+        "a run folder of Reverie, to read the episodes in its replay buffer",
         "reverie.datasets.readers.replay:ReplayReader",
         _folder_with("replay/*.safetensors"),
     ),
@@ -377,7 +377,7 @@ def infer_spaces(
 ) -> tuple[Spaces, Spaces]:
     """Infer observation and action spaces from a few episodes.
 
-    Arrays of uint8 with rank three are images. Float actions within [-1, 1] get these
+    Arrays of uint8 have values from 0 to 255. Float actions within [-1, 1] get these
     bounds; other float actions have no bounds, because they are in the environment's
     own units. Integer actions are bounded by the values in these episodes.
     """

@@ -4,8 +4,8 @@ Each file has `observations` (T c h w), `actions`, `rewards` and `ends`. Reward 
 of step t result from action t, which was taken in frame t. The observation after the
 last action is not stored, so the last frame is repeated, which keeps the last reward
 and end. The Δ-IRIS agent does not use the observation of that row, so it trains on the
-same data as the original (with the setting `ends: terminal`, because an episode may be
-truncated).
+same data as the original. Use the setting `ends: terminal`: `last` would also count
+truncated episodes as ended.
 
 A path is one dataset (with `info.pt`), or the folder that contains `train` and `test`,
 such as `checkpoints/dataset`; these are then the masks for training and evaluation.
@@ -77,7 +77,7 @@ class DeltaIrisReader(Reader):
     @functools.cached_property
     def _spaces(self) -> tuple[Spaces, Spaces]:
         obs, act = infer_spaces(self.origin, self._names, self.read, ["action"])
-        highest = [int(act["action"].high) - 1]  # a few episodes may lack some action
+        highest = [int(act["action"].high) - 1]  # those episodes may lack some actions
         for name in self._names:
             with contextlib.suppress(BadEpisode):
                 actions = self._load(name, ("actions",))["actions"]

@@ -1,8 +1,8 @@
 """Reader of the replay buffer of danijar/dreamerv3: a folder of chunks.
 
-A chunk is an NPZ file `<time>-<id>-<id of the next chunk>-<rows>.npz`. Chunks that
-continue each other hold the steps of one environment, with episodes one after another,
-so an episode may span chunks. Rows are as in Reverie: the action of row t was chosen
+A chunk is an NPZ file `<time>-<id>-<id of the next chunk>-<rows>.npz`. A chain of
+chunks holds the steps of one environment, with episodes one after another, so an
+episode may span chunks. Rows are as in Reverie: the action of row t was chosen
 after its observation. Continuous actions are scaled to [-1, 1], discrete ones are
 indices (one-hot vectors in old versions). Latents of the agent, such as `dyn/deter`,
 and `stepid` are not observations. Only complete episodes are read.
@@ -60,8 +60,8 @@ class DreamerV3ReplayReader(Reader):
                 self._damaged.append(file.name)
         self._pieces: dict[str, list[tuple[Path, slice]]] = {}  # rows of each episode
         self._lengths: dict[str, int] = {}
-        for number, chain in enumerate(_chains(list(flags))):
-            self._find_episodes(number, {file: flags[file] for file in chain})
+        for env, chain in enumerate(_chains(list(flags))):
+            self._find_episodes(env, {file: flags[file] for file in chain})
         self._names = list(self._pieces)
 
     @property
@@ -86,13 +86,13 @@ class DreamerV3ReplayReader(Reader):
         obs, act = infer_spaces(self.origin, self._names, self._read_raw, ["action"])
         space = act["action"]
         if space.is_discrete:
-            return obs, self._discrete_bounds(act)
+            return obs, self._extend_discrete_bounds(act)
         if is_one_hot(space, self._names, self._read_raw):
             return obs, {"action": Space(np.int32, (), 0, space.shape[0])}
         # actions are stored before they are clipped, so they may exceed the bounds
         return obs, {"action": scaled_space_of_unknown_bounds(space)}
 
-    def _find_episodes(self, number: int, chain: dict[Path, Arrays]) -> None:
+    def _find_episodes(self, env: int, chain: dict[Path, Arrays]) -> None:
         is_first, is_last = (
             np.concatenate([flags[key] for flags in chain.values()])
             for key in ("is_first", "is_last")
@@ -104,7 +104,7 @@ class DreamerV3ReplayReader(Reader):
         for start, stop in complete_episodes(is_first, is_first, is_last):
             rows = [start, stop - 1]  # first and last
             first, last = np.searchsorted(edges, rows, "right") - 1  # their files
-            name = f"env{number}_step{start}"
+            name = f"env{env}_step{start}"
             self._lengths[name] = stop - start
             self._pieces[name] = [
                 (files[i], slice(max(0, start - edges[i]), stop - edges[i]))
@@ -129,11 +129,11 @@ class DreamerV3ReplayReader(Reader):
 
 def _read_flags(arrays: Arrays) -> Arrays:
     """Return `is_first` and `is_last` of a chunk as booleans."""
-    first, last = (arrays[key] for key in FLAGS[1:3])
+    first, last = arrays["is_first"], arrays["is_last"]
     kinds = first.dtype.kind + last.dtype.kind
     if first.ndim != 1 or first.shape != last.shape or {*kinds} - {*"biuf"}:
         raise BadEpisode("has flags that are not one per row")
-    return {key: arrays[key].astype(bool) for key in FLAGS[1:3]}
+    return {"is_first": first.astype(bool), "is_last": last.astype(bool)}
 
 
 def _load_chunk(file: Path) -> Arrays:

@@ -34,13 +34,13 @@ from reverie.datasets.readers import Reader, natural_sort
 from reverie.datasets.readers.hdf5_file import Hdf5File
 from reverie.datasets.readers.key_map import KeyMap
 from reverie.datasets.readers.mapped import (
-    assemble,
-    count_mapped_rows,
+    build_episode,
+    count_rows,
     first_column,
     get_array,
     is_group,
     is_observation,
-    load_mapped,
+    load_arrays,
 )
 from reverie.storage.limits import InvalidFile, parse_json
 
@@ -95,13 +95,13 @@ class Hdf5Reader(Reader):
         if not self._groups and self._other_arrays:
             raise UserError(
                 f"{path} has no {self.map.action!r} in {self.map.episodes!r}, only "
-                f"{', '.join(self._other_arrays[:12])}.\n  Fix: name the actions with "
-                "--map.action NAME, or the group of episodes with --map.episodes GROUP."
+                f"{', '.join(self._other_arrays[:12])}.\n  Fix: set --map.action to "
+                "the array of actions, or --map.episodes to the group of episodes."
             )
         if not self._groups:
             raise UserError(
-                f"{path} has no episodes in {self.map.episodes!r}.\n  Fix: name the "
-                "group of episodes with --map.episodes GROUP (`.` for the root)."
+                f"{path} has no episodes in {self.map.episodes!r}.\n  Fix: set "
+                "--map.episodes to the group of episodes (`.` for the root)."
             )
         self._names = list(self._groups)
 
@@ -110,8 +110,7 @@ class Hdf5Reader(Reader):
             self._check_readable(name)
             with self._lock, _as_bad_episode():
                 group = self._group(name)
-                rows = count_mapped_rows(group, self.map)
-                self._lengths[name] = rows
+                self._lengths[name] = count_rows(group, self.map)
         return self._lengths[name]
 
     def read(self, name: str) -> Episode:
@@ -120,8 +119,8 @@ class Hdf5Reader(Reader):
     def read_keys(self, name: str, keys: Collection[str] | None = None) -> Episode:
         self._check_readable(name)
         with self._lock, _as_bad_episode():
-            arrays = load_mapped(self._group(name), self.map, keys)
-        return assemble(arrays, self.map)
+            arrays = load_arrays(self._group(name), self.map, keys)
+        return build_episode(arrays, self.map)
 
     def read_states(self, name: str, keys: Sequence[str]) -> tuple[np.ndarray, str]:
         self._check_readable(name)
@@ -151,9 +150,9 @@ class Hdf5Reader(Reader):
     def attributes(self, name: str = "") -> dict[str, Any]:
         """Return the HDF5 attributes of an episode, or of the group of all episodes,
         which has `env_args`."""
-        first = name or self._readable_names()[0]
+        episode = name or self._readable_names()[0]
         with self._lock, _as_bad_episode():
-            group = self._group(first)
+            group = self._group(episode)
             attributes: dict[str, Any] = (
                 group if name else group.parent()
             ).attributes()
@@ -226,8 +225,8 @@ class Hdf5Reader(Reader):
         if not getattr(file.get(self.map.action), "shape", ()):
             raise UserError(
                 f"{path} has no array {self.map.action!r}, only "
-                f"{', '.join(sorted(file))}.\n  Fix: name the actions with "
-                "--map.action NAME."
+                f"{', '.join(sorted(file))}.\n  Fix: set --map.action to "
+                "the array of actions."
             )
         steps = len(file[self.map.action])
         is_last = np.zeros(steps, bool)
@@ -235,8 +234,8 @@ class Hdf5Reader(Reader):
             if getattr(file.get(key), "shape", ())[:1] != (steps,):
                 raise UserError(
                     f"{path} has no array {key!r} of {steps} steps, only "
-                    f"{', '.join(sorted(file))}.\n  Fix: name the arrays that mark the "
-                    "last step of each episode with --map.episode_ends."
+                    f"{', '.join(sorted(file))}.\n  Fix: set --map.episode_ends to the "
+                    "arrays that mark the last step of each episode."
                 )
             is_last |= first_column(np.asarray(file[key]), key) != 0
         stops = [*(np.flatnonzero(is_last) + 1).tolist(), steps]
@@ -289,7 +288,7 @@ class _GroupSlice:
 
 @contextmanager
 def _as_bad_episode() -> Iterator[None]:
-    """Raise errors about damaged data as `BadEpisode`."""
+    """Raise `InvalidFile` as `BadEpisode`."""
     try:
         yield
     except InvalidFile as error:

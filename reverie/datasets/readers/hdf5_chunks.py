@@ -1,7 +1,7 @@
 """Read HDF5 arrays with compressed chunks, with a limit on their decompressed size.
 
 HDF5 decompresses all data of a chunk, even if this gives a thousand times more bytes
-than the shape of the chunk. So only gzip and LZF are accepted: gzip is decompressed
+than its shape requires. So only gzip and LZF are accepted: gzip is decompressed
 here, up to the size of the chunk; for LZF, the decompressed size is computed before
 HDF5 decompresses the chunk.
 """
@@ -24,11 +24,11 @@ _CHECKSUM_BYTES = 4
 class ChunkedArray:
     """An array whose chunks may be compressed."""
 
-    def __init__(self, dataset: Any, name: str, stored: Budget | None):
+    def __init__(self, dataset: Any, name: str, compressed_budget: Budget | None):
         """Raise if chunks need another filter or decompress to more than their size.
 
-        The compressed bytes are subtracted from `stored`, to limit how many arrays of a
-        file can share the same chunks. It is None if the array was checked before.
+        The compressed bytes are subtracted from the budget, to limit how many arrays of
+        a file can share the same chunks. It is None if the array was checked before.
         """
         self._dataset, self._name = dataset, name
         settings = dataset.id.get_create_plist()
@@ -38,8 +38,8 @@ class ChunkedArray:
         self._chunks = list(_iterate_chunks(dataset)) if compression else []
         self._chunk_bytes = math.prod(dataset.chunks or ()) * dataset.dtype.itemsize
         self._decompresses_here = compression == _GZIP and _is_plain(dataset)
-        if stored is not None:
-            self._check(compression, stored)
+        if compressed_budget is not None:
+            self._check(compression, compressed_budget)
 
     def read(self, rows: slice) -> np.ndarray:
         """Return some rows."""
@@ -63,9 +63,9 @@ class ChunkedArray:
                 out[(slice(low - start, high - start), *inner)] = values[:, *valid]
         return out
 
-    def _check(self, compression: int, stored: Budget) -> None:
+    def _check(self, compression: int, compressed_budget: Budget) -> None:
         for chunk in self._chunks:
-            stored.take(chunk.size)
+            compressed_budget.take(chunk.size)
             if not self._decompresses_here and self._is_applied(compression, chunk):
                 _, data = self._dataset.id.read_direct_chunk(chunk.chunk_offset)
                 decompress = _decompress_gzip if compression == _GZIP else _check_lzf
@@ -104,7 +104,7 @@ def _compression(filters: list[int], name: str) -> int:
         or len(compression) > 1
         or (_SHUFFLE in filters and filters[0] != _SHUFFLE)
     ):
-        raise InvalidFile(f"has {name!r} in a compression other than gzip and LZF")
+        raise InvalidFile(f"has {name!r} with another compression than gzip and LZF")
     return compression[0] if compression else 0
 
 
@@ -133,7 +133,7 @@ def _decompress_gzip(data: bytes, size: int, name: str) -> bytes:
     except zlib.error as error:
         raise InvalidFile(f"has damaged compressed data ({error})") from error
     if len(decompressed) > size:
-        raise InvalidFile(f"has {name!r}, which decompresses to more than its shape")
+        raise InvalidFile(f"has {name!r} with more data in a chunk than its shape")
     return decompressed
 
 
@@ -152,4 +152,4 @@ def _check_lzf(data: bytes, size: int, name: str) -> None:
             decompressed += 9 + (data[position + 1] if position + 1 < end else 0)
             position += 3
     if decompressed > size:
-        raise InvalidFile(f"has {name!r}, which decompresses to more than its shape")
+        raise InvalidFile(f"has {name!r} with more data in a chunk than its shape")

@@ -37,22 +37,22 @@ MAX_METADATA_BYTES = 1 << 16
 """Maximum size of one read of metadata; larger reads are array data."""
 MAX_HEAP_BYTES = 64 << 20
 EXTRA_TEXT_BYTES = 1 << 20
+"""All strings together may have the size of the file plus this many bytes."""
 EXTRA_NAME_BYTES = 1 << 18
-"""Strings, and names of members, may have this many bytes more than the file."""
+"""All names of members may have the size of the file plus this many bytes."""
 MIN_LINK_BYTES = 16
-"""Bytes that the name of a member of a group takes in a file, at least."""
+"""Minimum size of the name of a group's member in a file."""
 MIN_CHUNK_BYTES = 8
-"""Bytes that a chunk takes in the index of an array, at least."""
+"""Minimum size of a chunk's entry in the index of an array."""
 EXTRA_CHUNK_BYTES = 1 << 20
-"""Chunks may take this many bytes more than the file, if they have no data: reading
-each of them takes time."""
+"""All index entries may have the size of the file plus this many bytes. Chunks without
+data have no entry, but take time to read."""
 MAX_COPIES = 4
-"""Compressed arrays may share bytes; all arrays together may have this many times the
-bytes of the file.
-"""
+"""Compressed arrays may share chunks; all of them together may have this many times
+the bytes of the file."""
 
 _HEAP = b"GCOL\x01"
-"""Signature and version of a heap."""
+"""Signature and version of a global heap, which stores variable-length strings."""
 _ENTRY = struct.Struct("<HHIQ")
 """Header of a heap entry: index, references, padding, size. The header of the heap has
 its size at the same place.
@@ -64,7 +64,7 @@ def import_h5py() -> Any:
 
 
 class Hdf5File:
-    """An open file."""
+    """An open HDF5 file, with limits on the total size of what is read."""
 
     def __init__(self, path: Path):
         self.h5py = import_h5py()
@@ -78,10 +78,10 @@ class Hdf5File:
             self._chunks = Budget(self.size + EXTRA_CHUNK_BYTES, "chunks")
             self._names = Budget(self.size + EXTRA_NAME_BYTES, "names of members")
             self._texts = Budget(self.size + EXTRA_TEXT_BYTES, "strings")
-            # paths of arrays, of groups whose names are read, and of attributes
-            self._checked: set[str] = set()
-            self._listed: set[str] = set()
-            self._read_texts: set[tuple[str, str]] = set()
+            # paths that were subtracted from the budgets above
+            self._counted_arrays: set[str] = set()
+            self._counted_groups: set[str] = set()
+            self._counted_texts: set[tuple[str, str]] = set()  # and attribute names
             self._raw = _CheckedFile(path)
             try:
                 self._file = self.h5py.File(self._raw, "r")
@@ -99,14 +99,14 @@ class Hdf5File:
             raise InvalidFile(f"has {quote(path)!r}, which is not a group")
         return found
 
-    def check_size(self, dataset: Any, name: str) -> ChunkedArray:
-        """Return an array that can be read; raise if the arrays are too large.
+    def open_array(self, dataset: Any, name: str) -> ChunkedArray:
+        """Open an array; raise if all opened arrays together are too large.
 
-        The sizes of all arrays of this file are added. An array that can be reached by
-        several names counts once per name, because it is decompressed once per name.
+        An array with several paths counts once per path, because it is decompressed
+        once per path.
         """
         path = str(dataset.name)
-        if path in self._checked:
+        if path in self._counted_arrays:
             return ChunkedArray(dataset, name, None)
         chunks = zip(dataset.shape, dataset.chunks or dataset.shape, strict=True)
         count = math.prod(-(-length // max(size, 1)) for length, size in chunks)
@@ -115,23 +115,24 @@ class Hdf5File:
         entries = max(dataset.size, math.prod(dataset.chunks or ()))
         self._decompressed.take(entries * dataset.dtype.itemsize)
         array = ChunkedArray(dataset, name, self._stored)
-        self._checked.add(path)
+        self._counted_arrays.add(path)
         return array
 
     def count_names(self, group: str, count: int) -> None:
-        """Add the names in a group, which counts once for each of its own names.
+        """Count the members of a group; raise if all groups together have too many.
 
-        Each name takes some bytes of the file, unless many names lead to one group.
+        A group with several paths (hard links) counts once per path.
         """
-        if group not in self._listed:
+        if group not in self._counted_groups:
             self._names.take(count * MIN_LINK_BYTES)
-            self._listed.add(group)
+            self._counted_groups.add(group)
 
     def count_text(self, path: str, name: str, size: int) -> None:
-        """Add the bytes of a string or of a list of strings, once for each name."""
-        if (path, name) not in self._read_texts:
+        """Count the bytes of a string or of a list of strings, once per path and name;
+        raise if all strings together have too many."""
+        if (path, name) not in self._counted_texts:
             self._texts.take(size)
-            self._read_texts.add((path, name))
+            self._counted_texts.add((path, name))
 
     def close(self) -> None:
         self._file.close()
@@ -141,7 +142,7 @@ class Hdf5File:
 class _CheckedFile(io.FileIO):
     """A file whose global heaps (lists of strings) are checked when they are read.
 
-    HDF5 never returns from a heap that has an entry of size 0. Each heap is checked
+    HDF5 loops forever on a heap that has an entry of size 0. Each heap is checked
     once, and their total size is limited to the size of the file, so the time is
     limited even if the file contains many signatures of heaps.
     """
@@ -241,7 +242,7 @@ class Hdf5Array:
             if self.dtype.kind not in "biuf" or self._dataset.shape is None:
                 raise InvalidFile(f"has {self.name!r}, which does not have numbers")
             if self._array is None:
-                self._array = self._file.check_size(self._dataset, self.name)
+                self._array = self._file.open_array(self._dataset, self.name)
             if not self.shape:
                 return np.asarray(self._dataset[()])
             return self._array.read(rows)

@@ -28,7 +28,7 @@ class MappedArrays(NamedTuple):
     terminal: np.ndarray
 
 
-def load_mapped(
+def load_arrays(
     group: Any, map: KeyMap, keys: Collection[str] | None = None
 ) -> MappedArrays:
     """Load the arrays of an episode; `keys` selects some observations."""
@@ -43,49 +43,44 @@ def load_mapped(
     return MappedArrays(before, after, action, reward, terminal)
 
 
-def count_mapped_rows(group: Any, map: KeyMap) -> int:
-    """Return the number of rows of the episode of a group, without loading it."""
+def count_rows(group: Any, map: KeyMap) -> int:
+    """Return the number of rows that `build_episode` returns, without loading it."""
     steps = len(get_array(group, map.action))
     obs = find_observations(group, map)
     has_next = bool(find_next_observations(group, map, obs))
-    return count_rows(steps, shortest_length(obs), has_next, map)
+    if map.alignment == "before_obs" and not has_next:
+        return steps
+    is_dropped = not has_next and map.last_obs == "drop"
+    return steps if is_dropped and shortest_length(obs) == steps else steps + 1
 
 
-def assemble(arrays: MappedArrays, map: KeyMap) -> Episode:
+def build_episode(arrays: MappedArrays, map: KeyMap) -> Episode:
     """Build the episode, with rows in the time convention of `api.py`."""
     before, after, action, reward, terminal = arrays
     if action.ndim == 0 or not len(action):
         raise BadEpisode("is empty")
-    ends = terminal != 0
+    is_terminal = terminal != 0
     if map.terminate_on == "success":
-        ends = ends & (reward > 0)
+        is_terminal = is_terminal & (reward > 0)
     elif map.terminate_on == "never":
-        ends = np.zeros_like(ends)
+        is_terminal = np.zeros_like(is_terminal)
     obs = before
     if after:
         obs = {k: np.concatenate([v[:1], after[k]]) for k, v in before.items()}
     elif map.alignment == "before_obs":
-        action, reward, ends = action[1:], reward[1:], ends[1:]
+        action, reward, is_terminal = action[1:], reward[1:], is_terminal[1:]
     elif shortest_length(before) == len(action):
         if map.last_obs == "repeat":
             obs = {k: np.concatenate([v, v[-1:]]) for k, v in before.items()}
-        elif reward[-1] or ends[-1]:
+        elif reward[-1] or is_terminal[-1]:
             raise UserError(
                 "`last_obs drop` would lose the reward or the terminal flag of the "
                 "last action.\n  Fix: repeat the last observation with --map.last_obs "
                 "repeat (--offline.read.map.last_obs repeat in training)."
             )
         else:
-            action, reward, ends = action[:-1], reward[:-1], ends[:-1]
-    return from_steps(obs, {"action": action}, reward, ends)
-
-
-def count_rows(steps: int, obs_rows: int, has_next: bool, map: KeyMap) -> int:
-    """Return the number of rows of the episode that `assemble` builds."""
-    if map.alignment == "before_obs" and not has_next:
-        return steps
-    dropped = not has_next and obs_rows == steps and map.last_obs == "drop"
-    return steps if dropped else steps + 1
+            action, reward, is_terminal = action[:-1], reward[:-1], is_terminal[:-1]
+    return from_steps(obs, {"action": action}, reward, is_terminal)
 
 
 def find_observations(

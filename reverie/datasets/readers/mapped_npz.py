@@ -15,9 +15,8 @@ import numpy as np
 
 from reverie.api import UserError
 from reverie.datasets.episode_format import Episode
-from reverie.datasets.readers import FolderReader, Reader
+from reverie.datasets.readers import FolderReader, Reader, mapped
 from reverie.datasets.readers.key_map import KeyMap
-from reverie.datasets.readers.mapped import assemble, count_mapped_rows, load_mapped
 from reverie.datasets.readers.npz import NpzReader, load_arrays, read_headers
 from reverie.spaces import Spaces
 
@@ -28,7 +27,7 @@ def open_npz(
     incomplete: bool = False,
     map: KeyMap | None = None,
 ) -> Reader:
-    """Open a folder of NPZ files of dreamerv3-torch, or with another key map."""
+    """Open a folder of NPZ files in the layout of dreamerv3-torch or of a key map."""
     if map is None or map == KeyMap():
         return NpzReader(path, spaces, incomplete)
     return MappedNpzReader(path, map)
@@ -52,14 +51,15 @@ class MappedNpzReader(FolderReader):
     def rows(self, name: str) -> int:
         headers = read_headers(self.paths[name])
         stubs = {key: _Header(*header) for key, header in headers.items()}
-        return count_mapped_rows(_Group(stubs), self.map)
+        return mapped.count_rows(_Group(stubs), self.map)
 
     def read(self, name: str) -> Episode:
         return self.read_keys(name)
 
     def read_keys(self, name: str, keys: Collection[str] | None = None) -> Episode:
         group = _Group(load_arrays(self.paths[name]))
-        return assemble(load_mapped(group, self.map, keys), self.map)
+        arrays = mapped.load_arrays(group, self.map, keys)
+        return mapped.build_episode(arrays, self.map)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class MinariReader(Reader):
         )
         declared = _declared_spaces(self._data.action_space, "action")
         others = {key: space for key, space in act.items() if key not in declared}
-        return obs, act | self._discrete_bounds(others) | declared
+        return obs, act | self._extend_discrete_bounds(others) | declared
 
 
 def _observations(value: Any) -> dict[str, np.ndarray]:

@@ -37,11 +37,11 @@ _NOT_OBSERVATIONS = ("action", "discount", "logprob", *FLAGS)
 class NpzReader(FolderReader):
     """Reads a folder of NPZ files.
 
-    File names end in `-<rows>`; otherwise the length is read from the file header.
-    Spaces are read from `dataset.json`, else taken from `spaces`, else inferred; when
-    inferred, actions that are one-hot in every step are discrete. With `incomplete`,
-    files may lack actions, rewards and flags: `action` and `reward` are then missing in
-    the episode, and flags follow from the length.
+    The length is the number at the end of the file name (`-<rows>`), or else is read
+    from the file header. Spaces are read from `dataset.json`, or else taken from
+    `spaces`, or else inferred; inferred actions are discrete if all are one-hot. With
+    `incomplete`, files may lack actions, rewards and flags: the episode then has no
+    `action` and `reward`, and flags follow from the length.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class NpzReader(FolderReader):
     def _spaces(self) -> tuple[Spaces, Spaces]:
         if self._expected is not None:
             obs_space, act_space = self._expected
-            unbounded = [k for k in act_space if not self._fits(k, act_space[k])]
+            unbounded = [k for k in act_space if not self._is_bounded(k, act_space[k])]
             return obs_space, {
                 key: Space(space.dtype, space.shape) if key in unbounded else space
                 for key, space in act_space.items()
@@ -101,7 +101,7 @@ class NpzReader(FolderReader):
                 act_space[key] = scaled_space_of_unknown_bounds(space)
         return obs_space, act_space
 
-    def _fits(self, key: str, space: Space) -> bool:
+    def _is_bounded(self, key: str, space: Space) -> bool:
         """False if a sampled file has continuous actions outside of the bounds."""
         for name in () if space.is_discrete else evenly_spaced(self._names):
             try:
@@ -129,7 +129,7 @@ class NpzReader(FolderReader):
     def _read_raw(self, name: str) -> Episode:
         """Read an episode without knowing its spaces: actions stay float vectors."""
         arrays = load_arrays(self.paths[name])
-        return self._convert(arrays, *_spaces_of(arrays))
+        return self._convert(arrays, *_infer_file_spaces(arrays))
 
     def _convert(self, arrays: Arrays, obs_space: Spaces, act_space: Spaces) -> Episode:
         convert = _from_incomplete if self.incomplete else from_npz
@@ -274,7 +274,7 @@ def to_npz(episode: Episode, act_space: Spaces) -> Arrays:
     return arrays
 
 
-def _spaces_of(arrays: Arrays) -> tuple[Spaces, Spaces]:
+def _infer_file_spaces(arrays: Arrays) -> tuple[Spaces, Spaces]:
     """Return the spaces of one file: images are uint8, other arrays float32."""
     obs_space: Spaces = {}
     act_space: Spaces = {}

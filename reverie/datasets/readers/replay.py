@@ -27,7 +27,8 @@ from reverie.storage.segments import POSITION, STREAM
 class ReplayReader(Reader):
     """Reads complete episodes of `LOGDIR/replay`, named by environment and step.
 
-    The other ranks of a run with a sharded replay have folders of their own in it.
+    In a run on several devices, rank 0 writes to this folder, and the other ranks to
+    its subfolders `rank*`.
     """
 
     def __init__(self, path: str | Path):
@@ -70,7 +71,8 @@ class ReplayReader(Reader):
         shapes = {key: spaces[key].shape for key in self._keys}
         shapes |= {STREAM: (), POSITION: ()}
         parts = []
-        first_streams = {self.folder: 0}  # by folder
+        # streams of every folder are numbered from 0, so those of a rank get an offset
+        first_streams = {self.folder: 0}
         next_stream = 0
         for number, (folder, source) in enumerate(self._sources):
             columns = source.open(folder)[1]
@@ -89,6 +91,7 @@ class ReplayReader(Reader):
             first_stream = first_streams.setdefault(folder, next_stream)
             stream = np.array(columns[STREAM], np.int64) + first_stream
             next_stream = max(next_stream, int(stream.max(initial=-1)) + 1)
+            # stream, position, file number, row in the file, is_first, is_last
             part = np.empty((len(stream), 6), np.int64)
             part[:, 0], part[:, 1] = stream, columns[POSITION]
             part[:, 2], part[:, 3] = number, np.arange(len(stream))

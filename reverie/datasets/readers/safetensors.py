@@ -11,10 +11,10 @@ from reverie.storage.episodes import read_episode
 
 
 class SafetensorsReader(FolderReader):
-    """File names contain name, length and checksum; reading verifies the checksum."""
+    """Reads files `<name>-<rows>-<checksum>.safetensors` and verifies the checksum."""
 
     def _list_files(self) -> dict[str, Path]:
-        files = self.folder.glob(f"*{SUFFIX}")  # <name>-<rows>-<checksum>
+        files = self.folder.glob(f"*{SUFFIX}")
         return {f.stem.rsplit("-", 2)[0]: f for f in files if f.stem.count("-") >= 2}
 
     def rows(self, name: str) -> int:

@@ -71,7 +71,8 @@ class SequenceConfig:
     """Size of the cache of decompressed episodes in GiB, for datasets that are read
     from files of single episodes."""
     dt: float = 2.0
-    """Time between two frames of the bouncing balls."""
+    """Time between two frames of the bouncing balls; they start at 1.5 pixels per unit
+    of time."""
     side: int = 32
     """Height and width of the images of bouncing balls in pixels: 32, or 16 or 8,
     which are downscaled by averaging."""

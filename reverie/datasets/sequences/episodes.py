@@ -84,9 +84,9 @@ def _add_all(
     actions: bool,
     minimum: int,
 ) -> list[int]:
-    """Add all valid episodes and return their indices.
+    """Add all valid episodes and return their indices; warn about the others.
 
-    Warns about the others, or raises `UserError` if fewer than `minimum` are valid.
+    Raises `UserError` if none is valid, or if fewer than `minimum` of several are.
     """
     indices, errors = [], []
     for name in reader.names():

@@ -2,7 +2,7 @@
 
 With `prefetch` a thread prepares the next training batch during the current update.
 Ground-truth events are not part of training batches. They are part of `report` (the
-evaluation set) and of `labelled` (training sequences to fit baselines to).
+evaluation set) and of `labelled` (training sequences, to which baselines are fitted).
 """
 
 from __future__ import annotations

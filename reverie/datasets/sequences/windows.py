@@ -22,6 +22,7 @@ class StoredEpisodes:
     """Episodes in files, of which the most recently used stay in memory.
 
     Every episode is read once when it is added, to check it and to count its frames.
+    `memory` is the size of the cache in GiB.
     """
 
     def __init__(self, memory: float):
@@ -118,10 +119,9 @@ class RandomWindows:
 class WindowedEpisodes:
     """Base class of a `SequenceDataset`: windows of training and evaluation episodes.
 
-    `train` and `test` are the indices of the episodes. Each of the two has ground-truth
-    events only if all of its episodes have them (with `common_events`: all episodes of
-    both), because an episode without labels would otherwise count as one without
-    events.
+    `train` and `test` are the indices of the episodes. Windows have ground-truth events
+    only if all episodes of their set have them (with `common_events`: of both sets),
+    because an episode without labels would otherwise count as one without events.
     """
 
     def __init__(

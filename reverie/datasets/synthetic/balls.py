@@ -30,6 +30,8 @@ from reverie.storage.atomic import make_folder
 
 SIDE, RADIUS, BALLS = 32, 3, 2
 SPEED, NOISE = 1.5, 0.1
+"""Initial speed in pixels per unit of time, and standard deviation of the noise that is
+added to each velocity per frame."""
 PALETTE = np.array(
     [
         (255, 0, 0),
@@ -170,7 +172,7 @@ def read_balls(path: Path, length: int, minimum: int = 1) -> Arrays:
 
     def error(problem: str, options: str = "", alternative: str = "") -> UserError:
         return UserError(
-            f"{path} {problem}.\n  Fix: write others with `reverie data balls --out "
+            f"{path} {problem}.\n  Fix: write new files with `reverie data balls --out "
             f"{other}{options}`, and use --sequences.folder {other}{alternative}"
         )
 

@@ -23,7 +23,8 @@ TRAINING, ORDER, EVALUATION = 0, 1, 2
 
 
 class ChunkedSequences:
-    """Batches from chunks of `size` sequences, each used for `refresh` steps."""
+    """Batches from chunks of `size` sequences, each used for `refresh` steps (0: one
+    chunk for all steps)."""
 
     def __init__(
         self, generate: Generate, size: int, refresh: int, batch: int, seed: int

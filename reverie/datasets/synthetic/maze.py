@@ -50,6 +50,7 @@ MAP = np.array(
         )
     ]
 )
+"""Cells: 0 is free, other numbers are walls of that color in `COLORS`."""
 COLORS = np.ones((10, 3))
 COLORS[[1, 2, 3, 4, 5, 6, 9]] = [
     (0.8, 0.1, 0.1),
@@ -64,7 +65,7 @@ CEILING, FLOOR = 0.1, 0.2
 FORWARD, LEFT, RIGHT = 0, 1, 2
 STEP_LENGTH, TURN = 0.4, 0.3
 PROBE = 0.6
-"""Distance in cells at which the policy looks for walls."""
+"""Distance in cells at which the policy checks for walls."""
 FIELD_OF_VIEW = np.pi / 3
 
 
@@ -81,7 +82,7 @@ class RandomSource(Protocol):
 class MazeTrajectory(NamedTuple):
     """One episode before rendering; a pose precedes the action of its row."""
 
-    pose: Float[np.ndarray, "T 3"]  # x, y (downward), angle
+    pose: Float[np.ndarray, "T 3"]  # x, y (downward), angle in radians
     actions: Int[np.ndarray, " T"]
     permitted: Bool[np.ndarray, "T 3"]
     junction: Bool[np.ndarray, " T"]
@@ -92,7 +93,7 @@ def simulate(rng: RandomSource, length: int) -> MazeTrajectory:
     x, y, angle = _reset(rng)
     rows = []
     for _ in range(length):
-        options = permitted(x, y, angle)
+        options = permitted_actions(x, y, angle)
         action = options[0] if len(options) == 1 else int(rng.choice(list(options)))
         is_permitted = [act in options for act in range(3)]
         rows.append(((x, y, angle), action, is_permitted, is_junction(x, y)))
@@ -116,7 +117,7 @@ def _reset(rng: RandomSource) -> tuple[float, float, float]:
     return column + 0.5, row + 0.5, angle
 
 
-def permitted(x: float, y: float, angle: float) -> tuple[int, ...]:
+def permitted_actions(x: float, y: float, angle: float) -> tuple[int, ...]:
     """Return the actions that the policy may choose at a pose."""
 
     def blocked(towards: float) -> bool:
@@ -325,7 +326,7 @@ def _advice(folder: Path, window: int) -> str:
         return f"generate some with `reverie data maze --out {parent}{length}`"
     other = parent / "maze"
     command = f"reverie data maze --out {other}{length}"
-    return f"generate others with `{command}`, and use --sequences.folder {other}"
+    return f"generate new ones with `{command}`, and use --sequences.folder {other}"
 
 
 class Maze(WindowedEpisodes):
