@@ -24,9 +24,9 @@ from reverie.datasets.convert import (
     PARTIAL,
     FileFormat,
     WriterConfig,
-    check_new,
     convert,
     finish_folder,
+    refuse_existing,
     start_or_resume,
 )
 from reverie.datasets.episode_format import BadEpisode, Episode, is_image
@@ -67,8 +67,7 @@ class DataCommand(NamedTuple):
     @property
     def summary(self) -> str:
         """First line of the docstring of the function."""
-        function = getattr(self.function, "func", self.function)  # of a partial
-        return (inspect.getdoc(function) or "").partition("\n")[0]
+        return (inspect.getdoc(self.function) or "").partition("\n")[0]
 
 
 @dataclass(frozen=True)
@@ -220,8 +219,11 @@ def _write_folder(
     bar.end()
     reader.close()
     print_skipped(result.bad)
-    earlier = f", {result.existing} of them earlier" if result.existing else ""
-    print(f"{result.written + result.existing} episodes in {result.folder}{earlier}.")
+    existing = ""
+    if result.existing:
+        existing = f", {result.existing} of them from an interrupted run"
+    count = result.written + result.existing
+    print(f"{count} episodes in {result.folder}{existing}.")
     return 0
 
 
@@ -231,7 +233,7 @@ def split_command(path: str, folder: str, options: SplitOptions) -> int:
     Files of NPZ and safetensors datasets are hard-linked, if possible, not copied.
     """
     destination = Path(folder).expanduser()
-    check_new(destination)
+    refuse_existing(destination)
     reader = options.open(path)
     method: dict[str, Any] = {"fraction": options.fraction, "seed": options.seed}
     if options.mask:
@@ -325,6 +327,10 @@ def view_command(path: str, options: ViewOptions) -> int:
 def choose_episode(reader: Reader, name: str) -> str:
     """Return `name` if there is such an episode, or the first if it is empty."""
     names = reader.names()
+    if not names:
+        raise UserError(
+            f"{reader.origin} has no episodes.\n  Fix: use a dataset with episodes."
+        )
     if name and name not in names:
         raise UserError(
             f"{reader.origin} has no episode {name!r}. It has: "

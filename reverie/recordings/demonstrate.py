@@ -15,7 +15,7 @@ import numpy as np
 from reverie import envs
 from reverie.api import Env, UserError
 from reverie.config import differences
-from reverie.datasets.convert import check_new
+from reverie.datasets.convert import refuse_existing
 from reverie.datasets.episode_format import MODEL, STATE, Episode
 from reverie.datasets.robomimic import write_robomimic
 from reverie.datasets.split import HELD_OUT_FRACTION, split_by_seed
@@ -44,7 +44,7 @@ def record_demonstrations(
             f"Demonstrations are written as HDF5, not as {path.name!r}.\n"
             f"  Fix: reverie data demos {path.with_suffix('.hdf5')}"
         )
-    check_new(path)
+    refuse_existing(path)
     if episodes < 2:
         raise UserError(
             f"At least 2 demonstrations are needed, not {episodes}.\n"
@@ -93,7 +93,7 @@ def successful_episodes(
         if failures == MAX_FAILURES:
             raise UserError(
                 f"The expert of {task!r} failed {MAX_FAILURES} times in a row.\n"
-                "  Fix: less --noise."
+                "  Fix: use a smaller --noise."
             )
         if is_success:
             yield episode

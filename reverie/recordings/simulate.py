@@ -1,9 +1,9 @@
 """Replay recorded episodes open loop in a simulator, or render their states.
 
-The recording has the flat states of the simulator (robomimic's `states`), and the
-environment can be set to them (`capabilities.HasSimulatorState`). Row t of an episode
-is observed in state t. The state after the last action is usually not recorded, so the
-simulator executes this action in the state before it.
+The recording must contain flat states of the simulator (robomimic's `states`), and the
+environment must be able to load them (`capabilities.HasSimulatorState`). Row t of an
+episode is observed in state t. The state after the last action is usually not recorded,
+so the simulator executes the last action in the last recorded state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from reverie import envs
 from reverie.api import Env, Obs, UserError
-from reverie.datasets.action_units import check_same_actions, convert_actions
+from reverie.datasets.action_units import check_same_actions, make_action_converter
 from reverie.datasets.episode_format import LOG, BadEpisode, Episode
 from reverie.datasets.readers import Reader, WrappedReader
 from reverie.envs.registry import SUITES, split_task
@@ -49,16 +49,15 @@ class SimulatorConfig:
 
 
 @dataclass
-class Replay:
+class OpenLoopReplay:
     """A recorded episode, and the observations of the simulator that replayed it."""
 
     episode: Episode
     rows: list[Obs]
     """Observations in the simulator; fewer than recorded if its episode ended early."""
     state_errors: list[float]
-    """Largest absolute difference to each recorded state; empty without states."""
-    message: str
-    """Assumption about the units of the actions, if one was made."""
+    """Largest absolute difference between simulated and recorded state, per row; empty
+    without recorded states."""
 
     def errors(self) -> dict[str, np.ndarray]:
         """Return the mean absolute difference per row of every common observation."""
@@ -137,21 +136,25 @@ class Simulator:
         try:
             recorded, simulated = reader.act_space, self.env.act_space
             names = reader.origin, config.task
-            check_same_actions(names[0], recorded, names[1], simulated, values=False)
-            self._convert, self.message = convert_actions(recorded, simulated, *names)
+            check_same_actions(
+                names[0], recorded, names[1], simulated, check_range=False
+            )
+            self._convert, self.unit_warning = make_action_converter(
+                recorded, simulated, *names
+            )
         except UserError:
             self.close()
             raise
 
-    def replay(self, name: str, play: ReplayMode = "actions") -> Replay:
+    def replay(self, name: str, mode: ReplayMode = "actions") -> OpenLoopReplay:
         """Play the actions or the states of an episode.
 
-        Actions are played from the first recorded state. Without recorded states, they
-        are played from the first state of an episode of the environment.
+        Actions are played from the first recorded state or, without recorded states,
+        from the state after a reset of the environment.
         """
         episode = self.reader.read(name)
-        states, model = self._read_states(name, required=play == "states")
-        return self._call(lambda: self._replay(episode, states, model, play))
+        states, model = self._read_states(name, required=mode == "states")
+        return self._call(lambda: self._replay(episode, states, model, mode))
 
     def render(self, name: str) -> tuple[Episode, list[Obs]]:
         """Return an episode and the images of its rows, by key."""
@@ -225,13 +228,13 @@ class Simulator:
         return states, model if self.config.model else ""
 
     def _replay(
-        self, episode: Episode, states: np.ndarray | None, model: str, play: ReplayMode
-    ) -> Replay:
+        self, episode: Episode, states: np.ndarray | None, model: str, mode: ReplayMode
+    ) -> OpenLoopReplay:
         errors: list[float] = []
-        if play == "states":
+        if mode == "states":
             assert states is not None
             rows = self._observe_states(episode, states, model)
-            return Replay(episode, rows, errors, self.message)
+            return OpenLoopReplay(episode, rows, errors)
         rows = [self.env.reset()]
         if states is not None:
             rows = [self.env.set_simulator_state(states[0], model)]
@@ -243,7 +246,7 @@ class Simulator:
             if step == len(episode["reward"]) - 1 or rows[-1]["is_last"]:
                 break
             rows.append(self.env.step(self._action(episode, step)))
-        return Replay(episode, rows, errors, self.message)
+        return OpenLoopReplay(episode, rows, errors)
 
     def _observe_states(
         self, episode: Episode, states: np.ndarray, model: str
@@ -268,7 +271,7 @@ class Simulator:
 
 
 class RenderedReader(WrappedReader):
-    """The episodes of another reader with images rendered from simulator states."""
+    """Reads the episodes of another reader, and renders images from their states."""
 
     def __init__(self, reader: Reader, simulator: Simulator):
         super().__init__(reader)
@@ -309,7 +312,7 @@ def _make_env(task: str, config: envs.EnvConfig, seed: int) -> Env:
 
 
 def _recorded_settings(config: SimulatorConfig, reader: Reader) -> dict[str, Any]:
-    """Return the recorded settings of the suite that `config` leaves at defaults."""
+    """Return the recorded settings of the environment that the user has not set."""
     suite = SUITES.get(split_task(config.task)[0])
     if suite is None or suite.recorded_settings is None or not config.recorded_settings:
         return {}

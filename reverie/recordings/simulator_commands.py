@@ -1,4 +1,4 @@
-"""The commands `reverie data replay` and `reverie data render`: use a simulator."""
+"""The commands `reverie data replay` and `reverie data render` (with a simulator)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from reverie.api import UserError
 from reverie.config import check_minimum
-from reverie.datasets.convert import FileFormat, WriterConfig, check_new, convert
+from reverie.datasets.convert import FileFormat, WriterConfig, convert, refuse_existing
 from reverie.datasets.episode_cache import OnBadEpisode
 from reverie.datasets.episode_format import BadEpisode, Episode
 from reverie.datasets.episodes import ReaderConfig, open_episodes
@@ -52,8 +52,8 @@ class SimulatorOptions(SimulatorConfig):
         if simulator.settings:
             flags = describe_settings(self.task, simulator.settings)
             print_message(f"Settings of the recording: {flags}")
-        if simulator.message:
-            warnings.warn(simulator.message, RuntimeWarning, stacklevel=2)
+        if simulator.unit_warning:
+            warnings.warn(simulator.unit_warning, RuntimeWarning, stacklevel=2)
         return reader, simulator
 
 
@@ -64,7 +64,7 @@ class ReplayOptions(SimulatorOptions):
     play: ReplayMode = "actions"
     """Play the recorded `actions` from the first state, or all recorded `states`."""
     seed: int = 0
-    """Seed of the episode, for recordings without simulator states."""
+    """Seed of the environment, for recordings without simulator states."""
     out: str = ""
     """Video file, .mp4 or .gif; default `NAME-replay`, in the working directory."""
     fps: int = 0
@@ -79,8 +79,8 @@ class RenderOptions(SimulatorOptions):
     first: int = 0
     """Number of episodes to render, starting with the first; 0 for all."""
     format: FileFormat = "npz"
-    """File format of a folder. A name that ends in .hdf5 is written in robomimic's
-    layout instead."""
+    """File format if DST is a folder. If DST ends in .hdf5 or .h5, it is written in
+    robomimic's layout."""
     bad: OnBadEpisode = "stop"
     """What to do with episodes that cannot be rendered: `skip` or `stop`."""
 
@@ -117,18 +117,18 @@ def replay_command(path: str, options: ReplayOptions) -> int:
 def render_command(path: str, out: str, options: RenderOptions) -> int:
     """Render image observations from the simulator states of a recording."""
     destination = Path(out).expanduser()
-    check_new(destination)
+    refuse_existing(destination)
     reader, simulator = options.open(path)
     with simulator, contextlib.closing(reader):
         rendered = RenderedReader(reader, simulator)
         names = rendered.names()[: options.first or None]
-        bad = _write(rendered, destination, names, options)
+        bad = _write_episodes(rendered, destination, names, options)
     print_skipped(bad)
     print(f"{len(names) - len(bad)} episodes in {destination}.")
     return 0
 
 
-def _write(
+def _write_episodes(
     reader: Reader, destination: Path, names: list[str], options: RenderOptions
 ) -> dict[str, str]:
     """Write episodes as HDF5 or as a folder; return those that were skipped."""

@@ -14,6 +14,7 @@ from reverie.cli.data import data_commands
 from reverie.cli.main import main
 from reverie.datasets.episodes import open_episodes
 from reverie.datasets.readers import npz
+from reverie.datasets.split import Subset
 from reverie.envs.suites.reach import Reach, ReachConfig
 from reverie.recordings import commands
 from reverie.recordings.commands import (
@@ -349,6 +350,12 @@ def test_stats_of_the_working_directory(here, monkeypatch, capsys):
     monkeypatch.chdir(here / "demos")
     assert run("stats .") == 0
     assert (here / "demos.stats.npz").exists()
+
+
+def test_an_empty_dataset_has_no_episode_to_choose(tmp_path):
+    write_npz(tmp_path, [5])
+    with pytest.raises(UserError, match="has no episodes"):
+        commands.choose_episode(Subset(open_episodes(tmp_path), []), "")
 
 
 def test_inspect_concatenated_episodes(here, capsys):

@@ -20,7 +20,7 @@ from reverie.datasets.robomimic import write_robomimic
 from reverie.envs import opengl
 from reverie.envs.suites.dmc import DMCConfig
 from reverie.envs.wrappers import has_simulator_state
-from reverie.recordings.simulate import Replay, Simulator, SimulatorConfig
+from reverie.recordings.simulate import OpenLoopReplay, Simulator, SimulatorConfig
 
 h5py = pytest.importorskip("h5py")
 pytest.importorskip("mujoco")
@@ -84,7 +84,7 @@ def without_states(path: Any) -> None:
 
 def replay_of(
     path: Any, name: str, play: Any = "actions", seed: int = 0, **config: Any
-) -> Replay:
+) -> OpenLoopReplay:
     config = {"task": TASK, **config}
     with Simulator(SimulatorConfig(**config), open_episodes(path), seed) as simulator:
         assert has_simulator_state(simulator.env)
