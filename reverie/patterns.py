@@ -2,16 +2,19 @@
 
 Python's engine backtracks: `(a+)+b` takes years on thirty letters. Patterns that cannot
 take long, such as those of all presets, are evaluated in this process; others in a
-child process that is ended after a few seconds.
+child process that is ended after a few seconds. The time of all patterns together is
+limited, too, because a config may have thousands of them.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from reverie.api import UserError
@@ -26,25 +29,43 @@ NAME_LENGTH = 60
 """Typical length of the name of a setting, metric or parameter."""
 MAX_SECONDS = 5.0
 """Time limit of the child process."""
+MAX_TOTAL_SECONDS = 30.0
+"""Limit of the CPU time of all patterns of a process together."""
+CHILD_SECONDS = 0.1
+"""Counted for the start of a child process."""
 
+_used_seconds = 0.0
+
+_FLAGS = re.compile(r"\(\?[a-zA-Z-]+[:)]")
+"""Flags such as `(?i)`, which is slow to compile, and `(?x)`, which allows spaces
+between a group and its repetition."""
 _REPETITION = re.compile(r"(?<!\()[*+?{]")  # not the ? of `(?:`
 _REPEATED_GROUP = re.compile(r"\)[*+?{]")
 _CHILD_CODE = """
-import json, re, sys
+import json, re, sys, time
 pattern, method, names = json.load(sys.stdin)
-find = getattr(re.compile(pattern), method)
-json.dump([bool(find(name)) for name in names], sys.stdout)
+try:
+    find = getattr(re.compile(pattern), method)
+    found = [bool(find(name)) for name in names]
+    json.dump([found, None, time.process_time()], sys.stdout)
+except (re.error, RecursionError, OverflowError, MemoryError) as error:
+    json.dump([[], str(error), time.process_time()], sys.stdout)
 """
 
 
-def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern; raise `re.error` if it is invalid, too long or too complex."""
+def check_pattern(pattern: str) -> None:
+    """Raise `re.error` if a pattern is invalid, too long or too complex."""
     if len(pattern) > MAX_LENGTH:
         raise re.error(f"it has more than {MAX_LENGTH} characters")
+    if _FLAGS.search(pattern):
+        _find_in_child(pattern, [], "match")
+        return
+    start = time.thread_time()
     try:
-        return re.compile(pattern)
+        re.compile(pattern)
     except (RecursionError, OverflowError, MemoryError):
         raise re.error("it is too complex") from None
+    _count_seconds(pattern, time.thread_time() - start)
 
 
 def select_names(
@@ -54,11 +75,15 @@ def select_names(
 
     Raises `re.error` if it is not valid, and `UserError` if it takes too long.
     """
-    find = getattr(compile_pattern(pattern), method)
+    check_pattern(pattern)
     names = list(names)
     is_long = max(map(len, names), default=0) > 3 * NAME_LENGTH
     if _max_paths(pattern, method) <= MAX_PATHS and not is_long:
-        return [name for name in names if find(name)]
+        start = time.thread_time()
+        find = getattr(re.compile(pattern), method)
+        selected = [name for name in names if find(name)]
+        _count_seconds(pattern, time.thread_time() - start)
+        return selected
     found = _find_in_child(pattern, names, method)
     return [name for name, matches in zip(names, found, strict=True) if matches]
 
@@ -70,7 +95,7 @@ def matches(pattern: str, name: str) -> bool:
 
 def _max_paths(pattern: str, method: Method) -> float:
     """Return an upper bound of the number of ways to match one name."""
-    if _REPEATED_GROUP.search(pattern):
+    if _REPEATED_GROUP.search(pattern) or _FLAGS.search(pattern):
         return float("inf")
     repetitions = len(_REPETITION.findall(pattern)) + (method == "search")
     alternatives = 1 + pattern.count("|")
@@ -80,8 +105,14 @@ def _max_paths(pattern: str, method: Method) -> float:
     return float(alternatives**choices * NAME_LENGTH**repetitions)
 
 
-def _find_in_child(pattern: str, names: list[str], method: Method) -> list[bool]:
+def _find_in_child(pattern: str, names: Sequence[str], method: Method) -> list[bool]:
     """Return which names match; raise if the child process takes too long."""
+    return _run_child(pattern, tuple(names), method)
+
+
+@functools.lru_cache(maxsize=256)
+def _run_child(pattern: str, names: tuple[str, ...], method: Method) -> list[bool]:
+    _count_seconds(pattern, CHILD_SECONDS)
     try:
         process = subprocess.run(
             [sys.executable, "-I", "-S", "-c", _CHILD_CODE],
@@ -92,9 +123,25 @@ def _find_in_child(pattern: str, names: list[str], method: Method) -> list[bool]
             check=True,
         )
     except (subprocess.TimeoutExpired, subprocess.CalledProcessError):
-        raise UserError(
-            f"The regular expression {pattern!r} takes too long.\n  Fix: write it "
-            "without repetitions inside of repetitions, such as (a+)+, and with fewer "
-            "`.*` and `|`."
-        ) from None
-    return [bool(found) for found in json.loads(process.stdout)]
+        raise _too_slow(pattern) from None
+    found, error, seconds = json.loads(process.stdout)
+    _count_seconds(pattern, seconds)
+    if error is not None:
+        raise re.error(error)
+    return list(found)
+
+
+def _count_seconds(pattern: str, seconds: float) -> None:
+    """Add to the time of all patterns; raise if it exceeds the limit."""
+    global _used_seconds
+    _used_seconds += seconds
+    if _used_seconds > MAX_TOTAL_SECONDS:
+        raise _too_slow(pattern, " together with the ones before it")
+
+
+def _too_slow(pattern: str, addition: str = "") -> UserError:
+    return UserError(
+        f"The regular expression {pattern!r}{addition} takes too long.\n  Fix: write "
+        "it without repetitions inside of repetitions, such as (a+)+, and with fewer "
+        "`.*` and `|`."
+    )

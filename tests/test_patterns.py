@@ -79,6 +79,29 @@ def test_invalid_and_huge_patterns_are_errors_of_the_pattern(pattern):
         select_names(pattern, NAMES)
 
 
+@pytest.mark.parametrize("pattern", ["(?x)(a+) +b", "(?x:(a+) +)b", r"(?i)RUN\.steps"])
+def test_patterns_with_flags_are_evaluated_in_a_child(in_child, monkeypatch, pattern):
+    monkeypatch.setattr(patterns, "_run_child", lambda *_: [False] * 4)
+    select_names(pattern, NAMES)
+    assert in_child == [pattern, pattern]  # compiled and evaluated
+
+
+def test_patterns_with_flags_match_and_have_errors_as_in_re():
+    assert select_names(r"(?i)RUN\.STEPS", NAMES) == ["run.steps"]
+    with pytest.raises(re.error, match="missing \\)"):
+        patterns.check_pattern("(?i)(")
+
+
+def test_the_time_of_all_patterns_together_is_limited(monkeypatch):
+    monkeypatch.setattr(patterns, "_used_seconds", 0.0)
+    monkeypatch.setattr(patterns, "MAX_TOTAL_SECONDS", 1.0)
+    clock = iter(range(100))
+    monkeypatch.setattr(patterns.time, "thread_time", lambda: 0.3 * next(clock))
+    assert select_names("run.*", NAMES) == NAMES[:2]
+    with pytest.raises(UserError, match=r"together(.|\n)*Fix: "):
+        select_names("run.*", NAMES)
+
+
 def test_a_slow_pattern_in_a_config_is_an_error_with_a_fix(monkeypatch):
     monkeypatch.setattr(patterns, "MAX_SECONDS", 0.5)
     with pytest.raises(UserError, match=r"\(a\+\)\+b(.|\n)*Fix: "):

@@ -16,7 +16,7 @@ from typing import NamedTuple, TextIO
 from reverie.api import UserError
 from reverie.log.messages import record_output
 from reverie.log.record import Record, Sink
-from reverie.patterns import compile_pattern, select_names
+from reverie.patterns import check_pattern, select_names
 
 REFRESH_SECONDS = 0.5
 """Time between two updates of the progress line."""
@@ -73,7 +73,7 @@ class TerminalSink(Sink):
         epochs: Callable[[], Epochs] | None = None,
     ):
         try:
-            compile_pattern(filter)
+            check_pattern(filter)
         except re.error as error:
             raise UserError(
                 f"logger.filter is not a regular expression: {filter!r} ({error}).\n"

@@ -32,7 +32,7 @@ from reverie.nets.blocks import (
 from reverie.nets.conv import SameConv, max_pool_2x2
 from reverie.nets.inputs import Concat
 from reverie.nets.standardize import Standardize
-from reverie.patterns import compile_pattern, matches
+from reverie.patterns import check_pattern, matches
 from reverie.spaces import Spaces, agent_obs_space
 
 MIN_SIDE, MAX_SIDE = 3, 16
@@ -80,7 +80,7 @@ class ConvConfig(MLPConfig):
             raise ValueError("depth, kernel and mults must be at least 1")
         for pattern in (self.cnn_keys, self.mlp_keys):
             try:
-                compile_pattern(pattern)
+                check_pattern(pattern)
             except re.error as error:
                 raise ValueError(
                     f"{pattern!r} is not a regular expression ({error})"

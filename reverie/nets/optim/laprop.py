@@ -30,7 +30,7 @@ from reverie.nets.optim.optimizer import (
     bias_correction,
     update_average,
 )
-from reverie.patterns import compile_pattern, select_names
+from reverie.patterns import check_pattern, select_names
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class LaPropConfig(OptimizerConfig):
         if not min(self.agc, self.wd, self.warmup) >= 0:
             raise ValueError("agc, wd and warmup must not be negative")
         try:
-            compile_pattern(self.wdregex)
+            check_pattern(self.wdregex)
         except re.error as error:
             raise ValueError(f"wdregex is not a regular expression: {error}") from None
         if self.schedule != "const" and self.anneal <= self.warmup:
