@@ -2,26 +2,26 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-FOLDER = Path(__file__).parent
+HERE = Path(__file__).parent
 
 
 class Policy:
     """`reset()` starts an episode. Arrays of `Policy(batch=8)` have a batch axis."""
 
-    def __init__(self, folder=FOLDER, batch=None, seed=0, load=None):
-        self.info = json.loads((Path(folder) / "policy.json").read_text())
-        self.run = (load or load_onnx)(Path(folder) / self.info["file"], self.info)
-        self.batch, self.rng = batch, np.random.default_rng(seed)
-        self.is_first = np.ones(batch or 1, bool)
-        self.state = self.arrays("state", lambda x: np.zeros)
+    def __init__(self, path: Any = HERE, batch: int = 0, seed: int = 0, load: Any = 0):
+        self.info = json.loads((Path(path) / "policy.json").read_text())
+        self.run = (load or load_onnx)(Path(path) / self.info["file"], self.info)
+        self.rng, self.is_first = np.random.default_rng(seed), np.ones(batch or 1, bool)
+        self.batch, self.state = batch, self.arrays("state", lambda x: np.zeros)
 
-    def reset(self, mask=True):
+    def reset(self, mask: Any = True) -> None:
         self.is_first = self.is_first | mask  # the exported step resets the state
 
-    def act(self, obs, noise=None):
+    def act(self, obs: Any, noise: Any = None) -> Any:
         noise = noise or self.arrays("noise", lambda x: getattr(self.rng, x["sampler"]))
         inputs = {x["name"]: self.observe(x, obs) for x in self.info["observations"]}
         outputs = self.run({**inputs, **self.state, **noise, "is_first": self.is_first})
@@ -29,17 +29,17 @@ class Policy:
         self.is_first = np.zeros_like(self.is_first)
         return self.nest(self.info["action"], outputs)
 
-    def observe(self, spec, obs):
+    def observe(self, spec: Any, obs: Any) -> Any:
         for key in spec["path"] if isinstance(obs, dict | tuple) else ():
             obs = obs[key]
         array = np.asarray(obs, spec["dtype"], order="C")
         return array if self.batch else array[None]
 
-    def arrays(self, name, make):
+    def arrays(self, name: str, make: Any) -> Any:
         count, infos = len(self.is_first), self.info[name]
         return {x["name"]: make(x)([count, *x["shape"]], x["dtype"]) for x in infos}
 
-    def nest(self, names, outputs):
+    def nest(self, names: Any, outputs: Any) -> Any:
         if isinstance(names, dict):
             return {key: self.nest(x, outputs) for key, x in names.items()}
         if isinstance(names, list):
@@ -47,7 +47,7 @@ class Policy:
         return outputs[names] if self.batch else outputs[names][0]
 
 
-def load_onnx(path, info):
+def load_onnx(path: Any, info: Any) -> Any:
     import onnxruntime as ort
 
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])

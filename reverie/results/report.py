@@ -75,7 +75,7 @@ def make_report(
     """Compute the final scores of all runs and their aggregates.
 
     The final score of a run is the mean of the episodes in the last `fraction` of the
-    budget. Without a budget, this is the length of the longest run of the task.
+    budget. The default budget is the length of the longest run of the task.
     """
     tasks = sorted({task for by_task in groups.values() for task in by_task})
     windows = {
@@ -180,8 +180,10 @@ def _baseline_rows(baseline: Baseline, tasks: Iterable[str]) -> list[Row]:
             scores = baseline.runs.get(task, [baseline.scores[task]])
             estimate = aggregate({task: scores}, mean)
             seeds = list(range(baseline.seeds[task]))
-            cells = (None, "", [], PUBLISHED)
-            rows.append(Row(task, baseline.name, scores, estimate, seeds, *cells))
+            row = Row(
+                task, baseline.name, scores, estimate, seeds, None, "", [], PUBLISHED
+            )
+            rows.append(row)
     return rows
 
 
@@ -243,7 +245,7 @@ def label_method(report: Report, method: str) -> str:
 
 
 def describe_windows(report: Report) -> str:
-    """Return a sentence that states of which episodes the final scores are."""
+    """Return a sentence about the episodes whose mean is the final score."""
     metric, windows = report.metric, {w for w in report.windows.values() if w.end}
     is_episodic = metric == CRAFTER_SCORE or metric.startswith("episode/")
     value = "episode" if is_episodic else "logged value"

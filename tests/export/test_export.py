@@ -169,7 +169,7 @@ def test_runner_has_40_lines_and_needs_only_numpy_and_onnxruntime():
     source = Path(runner.__file__).read_text()
     assert len([line for line in source.splitlines() if line.strip()]) <= 40
     imports = re.findall(r"^ *(?:import|from) (\w+)", source, re.M)
-    assert set(imports) == {"json", "pathlib", "numpy", "onnxruntime"}
+    assert set(imports) == {"json", "pathlib", "typing", "numpy", "onnxruntime"}
 
 
 def test_wrong_weights_are_found(tmp_path, monkeypatch):
