@@ -106,7 +106,7 @@ def training_config(arguments: Arguments, command: str = "train") -> Any:
     exists = isinstance(logdir, str) and (path / "config.yaml").exists()
     if exists and not (arguments.presets or arguments.files):
         may_change = all(
-            name.replace("-", "_").startswith(folder.RESUMABLE_SETTINGS)
+            name.replace("-", "_").startswith(folder.CHANGEABLE_ON_RESUME)
             for name, _ in arguments.flags
         )
         if may_change or (path / "ckpt").exists():

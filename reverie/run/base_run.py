@@ -55,7 +55,7 @@ class BaseRun(Resources):
     feed: Any
     clock: Clock
     logger: Logger
-    ranks: Leader | None = None
+    leader: Leader | None = None
     """Sends commands to the other ranks; None if this process trains alone."""
 
     def __init__(self, config: Config, profile: int = 0):
@@ -140,11 +140,11 @@ class BaseRun(Resources):
 
     def _connect_ranks(self, spaces: Any, folder: Path | None = None) -> None:
         """Build the agent in the other processes, if this run has several."""
-        self.ranks = make_leader(
+        self.leader = make_leader(
             self.config, self.agent, spaces, self.device, self.precision, folder
         )
-        if self.ranks:
-            self._cleanup.callback(self.ranks.close)
+        if self.leader:
+            self._cleanup.callback(self.leader.close)
 
     # Used by the training loops.
 
@@ -162,16 +162,16 @@ class BaseRun(Resources):
             with self.timer("train"):
                 feed = _TimedFeed(self.feed, self.timer)
                 metrics = (
-                    self.ranks.train(feed)
-                    if self.ranks
+                    self.leader.train(feed)
+                    if self.leader
                     else train_or_abort(self.agent, feed, self.device)
                 )
             if metrics is None:
                 return None
             self.has_started = True
             replayed = self.feed.served - served
-            if self.ranks and self.ranks.shards:
-                replayed *= self.ranks.group.launch.world_size  # of all ranks
+            if self.leader and self.leader.shards:
+                replayed *= self.leader.group.launch.world_size  # of all ranks
             self.rates.add("train", replayed)
             self.clock.add_update()
             if self.profiler:
@@ -298,7 +298,7 @@ class BaseRun(Resources):
 
     def agent_state(self) -> StateDict:
         """Return the state of the agent; raise if it is not finite."""
-        state = self.ranks.state_dict() if self.ranks else self.agent.state_dict()
+        state = self.leader.state_dict() if self.leader else self.agent.state_dict()
         name = checkpoint.find_nonfinite(state)
         if name:
             remaining, fix = restart_advice(self.checkpoints)

@@ -195,7 +195,7 @@ def test_infinite_and_float_images_are_refused(tmp_path):
     player = make_player(tmp_path, Toy(obs=IMAGES["image"]))
     with pytest.raises(UserError, match="has dtype float64, expected uint8"):
         player.act(np.zeros((48, 48, 3)))
-    with pytest.raises(UserError, match="pass greedy, reward"):
+    with pytest.raises(UserError, match="are obs, greedy, reward"):
         player.act(np.zeros((48, 48, 3), np.uint8), deterministic=True)
 
 

@@ -283,4 +283,4 @@ def test_the_current_folder_is_not_searched_for_built_in_agents(folder):
 
 def test_help_names_the_flag(capsys):
     main(["--help"])
-    assert re.search(r"--trust +import modules", capsys.readouterr().out)
+    assert re.search(r"--trust +import the Python modules", capsys.readouterr().out)
