@@ -131,7 +131,7 @@ class EpisodeIndex:
 
 
 class EpisodeSampler:
-    """Samples sequences for one window, and counts the uses of each episode."""
+    """Samples sequences for one kind of batch and counts the uses of each episode."""
 
     def __init__(self, episodes: EpisodeIndex, window: Window) -> None:
         self.episodes, self.window = episodes, window

@@ -326,7 +326,7 @@ class MixtureSelector(Selector):
 
 
 def make_selector(index: StepIndex, window: Window, config: ReplayConfig) -> Selector:
-    """Build the selector of a window, without strategies whose fraction is 0."""
+    """Build the selector of a kind of batch: strategies with a fraction above 0."""
     span, fracs = window.span, config.fracs
     if window.select != "mixture":
         return UniformSelector(index, span)

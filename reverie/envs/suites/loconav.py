@@ -31,9 +31,8 @@ SIZES = {"s": 2, "m": 3, "l": 4, "xl": 6, "xxl": 8}
 """Cells along each side of a maze, without walls."""
 
 TASKS: tuple[str, ...] = tuple(f"{body}_maze_{s}" for body in BODIES for s in SIZES)
-SECONDS = 60
-RATE = 50
-"""Default number of actions per second."""
+SECONDS, RATE = 60, 50
+"""Length of an episode, and default number of actions per second."""
 MAX_TIMESTEP = 0.005
 """Maximum time step of the physics simulation, in seconds."""
 

@@ -1,7 +1,7 @@
 """Messages between the main process and a worker, over a socket.
 
 A message is one byte for its kind, the size of its payload, and the payload, which is
-empty in most steps.
+empty in most steps. Deadlines are values of `time.monotonic()`.
 """
 
 from __future__ import annotations
