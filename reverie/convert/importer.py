@@ -6,13 +6,14 @@ an importer read files without running code that the files contain.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from reverie.api import StateDict
+from reverie.api import StateDict, UserError
 from reverie.patterns import matches
 from reverie.storage.limits import MAX_YAML_BYTES, InvalidFile, quote, read_bytes
 
@@ -50,14 +51,15 @@ class Importer:
     match the regular expression `components` are returned unchanged. The entry
     `continues_training` is True if the state includes the optimizers of the file."""
     infer_settings: Callable[[Path, Any, Settings], dict[str, Settings]]
-    """`infer_settings(path, contents, given)`: return the settings that follow from the
-    shapes of the arrays, by component. Settings under `""` are always used; others only
-    if their component is loaded. `given` has the values of `undetermined` that the user
-    has set."""
+    """`infer_settings(path, contents, given)`: return a dict from components to the
+    settings that the shapes of their arrays determine. Settings are used only if their
+    component is loaded; those under the key `""` always. `given` has the settings in
+    `undetermined` that the user has set."""
     undetermined: tuple[str, ...] = ()
     """Settings that cannot be inferred from the shapes, and on which others depend."""
     algorithm: tuple[str, ...] = ()
-    """Presets of the implementation, applied before all other settings."""
+    """Presets with the algorithm of the implementation, applied before all other
+    settings."""
     presets: Callable[[str, Any], tuple[str, ...]] = lambda task, contents: ()
     """`presets(task, contents)`: return the presets of an agent for a task. They
     are used if no other setting chooses the agent."""
@@ -71,8 +73,8 @@ class Importer:
     find_config: Callable[[Path], Path | None] = lambda path: None
     """Return the config file that the implementation saved with a checkpoint."""
     find_task: Callable[[Path], str] = lambda path: ""
-    """Return the task in a config file that was saved with a checkpoint, if the rest of
-    that file is not read; empty if there is none."""
+    """Return the task from a config file that was saved with a checkpoint, or "". It is
+    for implementations whose other settings are not converted (no `find_config`)."""
     encoder: EncoderImporter | None = None
     """Reader of the encoder, if other agents can train on its features."""
 
@@ -98,7 +100,28 @@ def is_selected(components: str, name: str) -> bool:
         return True
 
 
-def with_prefix(values: Mapping[str, T], prefix: str) -> dict[str, T]:
+def split_stochastic(
+    width: int, stoch: int, classes: int, options: str, group: str
+) -> tuple[int, int]:
+    """Return number and classes of the categorical variables; their product is `width`.
+
+    `stoch` and `classes` are 0 if not known. The error names `options` of the original
+    config and the settings in `group`.
+    """
+    number = stoch or (width // classes if classes else 0)
+    if not number or number * (classes or width // number) != width:
+        given = f", but {stoch} x {classes} are set" if stoch and classes else ""
+        example = next(n for n in range(math.isqrt(width), 0, -1) if width % n == 0)
+        raise UserError(
+            f"The stochastic state of the checkpoint has {width} entries: the number "
+            f"of variables times their classes{given}.\n  Fix: set {options} of its "
+            f"config, for example --{group}.stoch {example} --{group}.classes "
+            f"{width // example}"
+        )
+    return number, width // number
+
+
+def select_prefix(values: Mapping[str, T], prefix: str) -> dict[str, T]:
     """Return the entries whose names start with `prefix`, which is removed."""
     return {k[len(prefix) :]: v for k, v in values.items() if k.startswith(prefix)}
 

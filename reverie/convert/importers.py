@@ -58,7 +58,7 @@ class ImportedFile(NamedTuple):
         ) as error:
             reason = quote(" ".join(f"{type(error).__name__}: {error}".split()))
             raise UserError(
-                f"{self.describe()} with arrays that this program does not write "
+                f"{self.describe()}, but its arrays have unexpected shapes or values "
                 f"({reason}).\n  Fix: copy it again, or use another checkpoint."
             ) from error
 
@@ -77,7 +77,7 @@ def find_file(path: Path, schema: type) -> Path | None:
         names = ", ".join(str(file.relative_to(path)) for file in files)
         raise UserError(
             f"{path} has checkpoints of several programs: {names}.\n"
-            f"  Fix: give one of them, such as {files[0]}"
+            f"  Fix: use one of them, such as {files[0]}"
         )
     return files[0] if files else None
 
@@ -105,8 +105,8 @@ def _read(path: Path) -> Outline:
 
 
 @functools.lru_cache(maxsize=16)
-def _read_version(path: Path, time: int) -> Outline:
-    """Read a file; `time` is its last change, so that a changed file is read again."""
+def _read_version(path: Path, mtime: int) -> Outline:
+    """Read a file again if its modification time `mtime` has changed."""
     return read_outline(path)
 
 
@@ -162,12 +162,12 @@ def _describe_other_program(contents: Any) -> str:
 def _suggest(path: Path, outline: Outline, schema: type) -> str:
     """Return the fix for a path that is not a checkpoint."""
     if (path.parent / "manifest.json").is_file() or (path.parent / "ckpt").is_dir():
-        return f"give its folder, {path.parent}"
+        return f"use its folder, {path.parent}"
     importers = [importer for _, importer in _all_importers(schema)]
     for other in _find_files(path.parent, schema):
         contents = _read(other).contents
         if any(importer.matches(contents) for importer in importers):
-            return f"give {other}"
+            return f"use {other}"
     if outline.kind == OLD_TORCH:
         return "save it again with a current version of PyTorch."
     if outline.problem or "damaged" in outline.kind:
@@ -176,7 +176,7 @@ def _suggest(path: Path, outline: Outline, schema: type) -> str:
             "such as a state_dict()."
         )
     files = _list_files(importers)
-    fix = f"give the folder of a run, or {files}."
+    fix = f"use the folder of a run, or {files}."
     if outline.kind in RECORDINGS:
-        fix += " Recorded episodes are given with --offline.data."
+        fix += " For recorded episodes, use --offline.data."
     return fix

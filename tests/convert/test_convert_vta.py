@@ -72,7 +72,7 @@ def test_other_sizes_are_an_error_with_matching_settings(name, other, tmp_path):
     now = getattr(config, other)
     change = {other: not now if isinstance(now, bool) else now + 1}
     vta = make_agent(recording, **change)
-    with pytest.raises(UserError, match="differs from this one") as caught:
+    with pytest.raises(UserError, match="differs from that of this run") as caught:
         import_state(tmp_path / "x.pt", vta.state_dict())
     fix = str(caught.value).partition("Fix: ")[2]
     assert fix == f"--vta.world.{other} {now}"

@@ -28,6 +28,7 @@ def _infer(path: Path, contents: Any, given: Settings) -> dict[str, Settings]:
     settings = infer_settings(contents, given)
     if "world_model" in settings and MASK in contents:
         mask = read_torch_file(path, [MASK])[MASK]
+        # with block-causal attention, the first token attends to the second
         kind = "block_causal" if mask[0, 1] else "causal"
         settings["world_model"]["iris.world_model.transformer.attention"] = kind
     return settings

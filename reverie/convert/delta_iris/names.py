@@ -92,7 +92,7 @@ def find_targets(
         index = next((i for i, x in enumerate(QKV) if f".sa.{x}." in original), None)
         targets[original] = Target(name, index)
     return {
-        original: target._replace(name=_last_layers(target.name, targets.values()))
+        original: target._replace(name=_rename_last(target.name, targets.values()))
         for original, target in targets.items()
     }
 
@@ -108,13 +108,13 @@ def copy_weights(
     for original, target in targets.items():
         if target.name not in state:
             raise UserError(
-                f"This world model has no parameter for {original!r}.\n  Fix: {ADVICE}"
+                f"This agent has no parameter for {original!r}.\n  Fix: {ADVICE}"
             )
         old, new = target.view(state), tensors[original]
         if old.shape != new.shape:
             raise UserError(
-                f"{original!r} has shape {tuple(new.shape)}, in this world model "
-                f"{tuple(old.shape)}.\n  Fix: {ADVICE}"
+                f"{original!r} has shape {tuple(new.shape)} in the checkpoint, and "
+                f"{tuple(old.shape)} in this agent.\n  Fix: {ADVICE}"
             )
         old.copy_(new)
     missing = set(state) - {target.name for target in targets.values()}
@@ -125,8 +125,8 @@ def copy_weights(
     return state
 
 
-def _last_layers(name: str, targets: Iterable[Target]) -> str:
-    """Rename the norm and the convolution after the last residual block.
+def _rename_last(name: str, targets: Iterable[Target]) -> str:
+    """Return the new name if it is of the norm or convolution after the last block.
 
     The original counts the activation between them as a layer; here it is part of the
     norm.

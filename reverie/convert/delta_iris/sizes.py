@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from reverie.api import UserError
-from reverie.convert.importer import Settings, with_prefix
+from reverie.convert.importer import Settings, select_prefix
 
 HEADS = "iris.world_model.transformer.heads"
 KNOWN_HEADS = {512: 8, 256: 4}
@@ -30,13 +30,13 @@ def infer_settings(
     `given` has the number of attention heads, if the user has set it.
     """
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    tokenizer = _tokenizer_settings(with_prefix(shapes, "tokenizer."))
-    world_model = with_prefix(shapes, "world_model.")
+    tokenizer = _tokenizer_settings(select_prefix(shapes, "tokenizer."))
+    world_model = select_prefix(shapes, "world_model.")
     parts = {
         "tokenizer": tokenizer,
         "world_model": _world_settings(world_model, tokenizer.get("tokens"), given),
         "actor_critic": _actor_critic_settings(
-            with_prefix(shapes, "actor_critic.model.")
+            select_prefix(shapes, "actor_critic.model.")
         ),
     }
     return {
@@ -67,7 +67,7 @@ def _tokenizer_settings(shapes: Shapes) -> Settings:
     names = ("encoder_act_emb.weight", "quantizer.pre_quant_proj.weight")
     if any(name not in shapes for name in names):
         return {}  # loading the weights raises an error
-    # actions are embedded as one image plane; a token encodes `patch` latent entries
+    # the embedding of an action has one entry per pixel; `patch` is latents per token
     pixels, (_, patch) = shapes[names[0]][1], shapes[names[1]]
     encoder = _frame_settings(shapes, "encoder.encoder.")
     frame = _frame_settings(shapes, "frame_cnn.encoder.")
@@ -76,9 +76,9 @@ def _tokenizer_settings(shapes: Shapes) -> Settings:
     return {
         "tokens": encoder["latent"] * area // patch,
         "action_planes": inputs - encoder["latent"] - frame["latent"],
-        **_group("encoder", encoder),
-        **_group("frame", frame),
-        **_group("decoder", _decoder_settings(shapes, "decoder.decoder.")),
+        **_with_group("encoder", encoder),
+        **_with_group("frame", frame),
+        **_with_group("decoder", _decoder_settings(shapes, "decoder.decoder.")),
         "quantizer.codes": shapes["quantizer.codebook"][0],
         "quantizer.width": shapes["quantizer.codebook"][1],
     }
@@ -93,7 +93,7 @@ def _world_settings(shapes: Shapes, tokens: int | None, given: Settings) -> Sett
     if heads is None:
         raise UserError(
             f"The transformer of the checkpoint has width {width}; the number of its "
-            "attention heads is not in the file.\n  Fix: give num_heads of its config, "
+            "attention heads is not in the file.\n  Fix: set num_heads of its config, "
             f"for example --{HEADS} {max(1, width // 64)}"
         )
     return {
@@ -102,7 +102,7 @@ def _world_settings(shapes: Shapes, tokens: int | None, given: Settings) -> Sett
         "transformer.width": width,
         # a block has the tokens of a transition, its action and its frame
         "transformer.blocks": positions // (tokens + 2),
-        **_group("frame", _frame_settings(shapes, "frame_cnn.0.encoder.")),
+        **_with_group("frame", _frame_settings(shapes, "frame_cnn.0.encoder.")),
         "two_hot_rewards": shapes["head_rewards.head_module.2.bias"][0] == TWO_HOT,
     }
 
@@ -112,7 +112,7 @@ def _actor_critic_settings(shapes: Shapes) -> Settings:
         return {}
     return {
         "width": shapes["lstm.weight_hh"][1],
-        **_group("frame", _frame_settings(shapes, "cnn.0.encoder.")),
+        **_with_group("frame", _frame_settings(shapes, "cnn.0.encoder.")),
         "two_hot_values": shapes["critic_linear.bias"][0] == TWO_HOT,
     }
 
@@ -123,9 +123,9 @@ def _frame_settings(shapes: Shapes, net: str) -> Settings:
     Its layers are a convolution, residual blocks (`f`), each followed by downsampling
     (`conv`) or not, a norm and a convolution.
     """
-    layers = with_prefix(shapes, net)
+    layers = select_prefix(shapes, net)
     channels, units, halve = layers["0.weight"][0], [], []
-    for index in range(1, _last(layers)):
+    for index in range(1, _last_index(layers)):
         if f"{index}.f.2.weight" in layers:
             units.append(layers[f"{index}.f.2.weight"][0])
             halve.append(0)
@@ -133,7 +133,7 @@ def _frame_settings(shapes: Shapes, net: str) -> Settings:
             halve[-1] = 1
     return {
         "channels": channels,
-        "latent": layers[f"{_last(layers)}.weight"][0],
+        "latent": layers[f"{_last_index(layers)}.weight"][0],
         "mults": tuple(count // channels for count in units),
         "halve": tuple(halve),
     }
@@ -141,10 +141,10 @@ def _frame_settings(shapes: Shapes, net: str) -> Settings:
 
 def _decoder_settings(shapes: Shapes, net: str) -> Settings:
     """Return the settings of a decoder, the mirror image of an encoder."""
-    layers = with_prefix(shapes, net)
-    channels, units, halve = layers[f"{_last(layers)}.weight"][1], [], []
+    layers = select_prefix(shapes, net)
+    channels, units, halve = layers[f"{_last_index(layers)}.weight"][1], [], []
     doubles = 0
-    for index in range(1, _last(layers)):
+    for index in range(1, _last_index(layers)):
         if f"{index}.f.2.weight" in layers:
             units.append(layers[f"{index}.f.2.weight"][1])
             halve.append(doubles)
@@ -158,9 +158,9 @@ def _decoder_settings(shapes: Shapes, net: str) -> Settings:
     }
 
 
-def _last(layers: Shapes) -> int:
+def _last_index(layers: Shapes) -> int:
     return max(int(name.split(".")[0]) for name in layers)
 
 
-def _group(name: str, settings: Settings) -> Settings:
+def _with_group(name: str, settings: Settings) -> Settings:
     return {f"{name}.{key}": value for key, value in settings.items()}

@@ -18,7 +18,7 @@ from torch import Tensor
 from reverie.agents.iris.config import COMPONENTS
 from reverie.api import StateDict, UserError
 from reverie.convert.delta_iris.names import TOKENIZER, WORLD_MODEL, copy_weights
-from reverie.convert.importer import with_prefix
+from reverie.convert.importer import select_prefix
 from reverie.patterns import select_names
 from reverie.storage.torch_file import read_tensors
 
@@ -68,15 +68,15 @@ def from_original(tensors: Mapping[str, Tensor], template: StateDict) -> StateDi
     """
     state = dict(template)
     for part, rules in (("tokenizer", TOKENIZER), ("world_model", WORLD_MODEL)):
-        if weights := with_prefix(tensors, f"{part}."):
+        if weights := select_prefix(tensors, f"{part}."):
             state[part] = copy_weights(weights, rules, template[part])
-    if actor := with_prefix(tensors, "actor_critic."):
+    if actor := select_prefix(tensors, "actor_critic."):
         state["actor_critic"] = {}
         for prefix, new_prefix in NETS.items():
             net = copy_weights(
-                with_prefix(actor, prefix),
+                select_prefix(actor, prefix),
                 ACTOR_CRITIC,
-                with_prefix(template["actor_critic"], new_prefix),
+                select_prefix(template["actor_critic"], new_prefix),
             )
             state["actor_critic"] |= {new_prefix + name: x for name, x in net.items()}
     return state

@@ -83,7 +83,7 @@ def config_from_original(options: Mapping[str, Any]) -> DreamerConfig:
         for name in path:
             group = group.setdefault(name, {})
         group[leaf] = value
-    config: DreamerConfig = _change(DreamerConfig(), changes, "")
+    config: DreamerConfig = _replace_fields(DreamerConfig(), changes, "")
     if config.opt.schedule == "cosine":
         # the original passes 0.1 * lr as the final learning rate
         config = replace(config, opt=replace(config.opt, floor=0.1 * config.opt.lr))
@@ -100,7 +100,7 @@ def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _change(config: Any, changes: dict[str, Any], prefix: str) -> Any:
+def _replace_fields(config: Any, changes: dict[str, Any], prefix: str) -> Any:
     """Replace nested fields of a config; `prefix` is the path, for error messages."""
     names = {field.name for field in fields(config)}
     new = {}
@@ -112,7 +112,7 @@ def _change(config: Any, changes: dict[str, Any], prefix: str) -> Any:
             )
         old = getattr(config, name)
         if is_dataclass(old):
-            new[name] = _change(old, value, f"{prefix}{name}.")
+            new[name] = _replace_fields(old, value, f"{prefix}{name}.")
         else:
             new[name] = tuple(value) if isinstance(old, tuple) else type(old)(value)
     return replace(config, **new)

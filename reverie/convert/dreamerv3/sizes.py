@@ -13,8 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from reverie.api import UserError
-from reverie.convert.importer import Settings
+from reverie.convert.importer import Settings, split_stochastic
 from reverie.nets.encoder import NO_KEYS
 
 STOCH = 32
@@ -65,8 +64,12 @@ def _dynamics_settings(shapes: Shapes, given: Settings) -> Settings:
         return {}  # loading the weights raises an error
     # `gates` is (blocks, inputs, 3 * outputs)
     gates, hidden, logits = (shapes[name] for name in names)
-    stoch, classes = _split_stochastic(
-        logits[0], *(given.get(x, 0) for x in STOCH_SETTINGS)
+    stoch, classes = (given.get(x, 0) for x in STOCH_SETTINGS)
+    if not stoch and not classes and logits[0] % STOCH == 0:
+        stoch = STOCH
+    options = "dyn.rssm.stoch and dyn.rssm.classes"
+    stoch, classes = split_stochastic(
+        logits[0], stoch, classes, options, "dreamer.rssm"
     )
     return {
         "deter": gates[0] * gates[2] // 3,
@@ -78,24 +81,6 @@ def _dynamics_settings(shapes: Shapes, given: Settings) -> Settings:
         "obslayers": _count(shapes, r"obs\d+/kernel"),
         "imglayers": _count(shapes, r"prior\d+/kernel"),
     }
-
-
-def _split_stochastic(width: int, stoch: int, classes: int) -> tuple[int, int]:
-    """Return number and classes of the categorical variables; their product is `width`.
-
-    If neither is given (0), the number of the original is used if it divides `width`.
-    """
-    if not stoch and not classes and width % STOCH == 0:
-        return STOCH, width // STOCH
-    number = stoch or (width // classes if classes else 0)
-    if not number or number * (classes or width // number) != width:
-        divisors = (n for n in range(math.isqrt(width), 0, -1) if width % n == 0)
-        raise UserError(
-            f"The stochastic state of the checkpoint has {width} entries: the number "
-            "of variables times their classes.\n  Fix: give dyn.rssm.stoch of its "
-            f"config, for example --{STOCH_SETTINGS[0]} {next(divisors)}"
-        )
-    return number, width // number
 
 
 def _encoder_settings(shapes: Shapes, decoder: Shapes) -> Settings:

@@ -74,7 +74,7 @@ def from_original(
     if "opt/step/value" in arrays:
         state["opt"] = dict(template["opt"])
         state["opt"]["step"] = take("opt/step/value", torch.zeros(()))
-        for moment, prefix in zip(("nu", "mu"), _moments(arrays), strict=True):
+        for moment, prefix in zip(("nu", "mu"), _moment_prefixes(arrays), strict=True):
             state["opt"][moment] = {
                 key: take(f"{prefix}/1/{_opt_name(key)}", old)
                 for key, old in template["opt"][moment].items()
@@ -83,7 +83,8 @@ def from_original(
     unused = [k for k in arrays if k not in used and not k.startswith("opt/")]
     if unused:
         raise UserError(
-            f"This agent has no parameter {unused[0]!r} (and {len(unused) - 1} more).\n"
+            f"This agent has no parameter {unused[0]!r}, which is in the checkpoint "
+            f"(arrays without a parameter: {len(unused)}).\n"
             "  Fix: use the config, observations and actions of the checkpoint."
         )
     return state
@@ -183,7 +184,7 @@ def _opt_name(key: str) -> str:
     return original_name(part, name)
 
 
-def _moments(arrays: Mapping[str, Any]) -> list[str]:
+def _moment_prefixes(arrays: Mapping[str, Any]) -> list[str]:
     """Return the name prefixes of the two moments, which depend on the optimizer."""
     prefixes = {m[1] for k in arrays if (m := re.match(r"(opt/state/\d+)/1/", k))}
     if len(prefixes) != 2:

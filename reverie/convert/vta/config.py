@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from reverie.api import UserError
 
-MAZE = "3d_maze_default"
+MAZE = "3d_maze_default"  # folder of the maze dataset in the port
 PRESETS = {"bouncing_balls": "vta_balls", "3d_maze": "vta_maze"}
 LOSSES = {"bce": "bernoulli", "mse": "gaussian"}
 
@@ -38,6 +38,7 @@ NAMES = {
     "min_beta": "vta.world.min_temperature",
     "beta_anneal": "vta.world.anneal",
 }
+"""Keys of the port, and the settings of Reverie."""
 
 DEFAULTS = {
     "seed": 111,

@@ -12,7 +12,7 @@ from reverie.convert.vta.config import is_vta_file
 from reverie.convert.vta.weights import (
     action_width,
     import_state,
-    model_sizes,
+    infer_sizes,
     rename_tensors,
 )
 from reverie.storage.limits import read_json
@@ -58,7 +58,7 @@ def _infer(path: Path, contents: Any, given: Settings) -> dict[str, Settings]:
     weights = _rename(contents)
     if "abs_feat.weight" not in weights:
         return {}  # loading the weights raises an error
-    settings = dict(model_sizes(weights))
+    settings = dict(infer_sizes(weights))
     if not action_width(weights):
         settings["sequences.actions"] = False
     return {"world": settings}

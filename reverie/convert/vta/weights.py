@@ -55,7 +55,7 @@ def import_state(
         key for key in {**expected, **shapes} if expected.get(key) != shapes.get(key)
     ]
     if different:
-        sizes, current_sizes = model_sizes(loaded), model_sizes(current)
+        sizes, current_sizes = infer_sizes(loaded), infer_sizes(current)
         fixes = [f"--{k} {x}" for k, x in sizes.items() if current_sizes[k] != x]
         width, current_width = action_width(loaded), action_width(current)
         if width != current_width:
@@ -66,14 +66,14 @@ def import_state(
             )
         key = different[0]
         raise UserError(
-            f"The model in {path} differs from this one, first in {key!r}: "
-            f"{_shape(shapes, key)}, expected {_shape(expected, key)}.\n  Fix: "
-            f"{' '.join(fixes) or 'use a complete file for images of this size'}"
+            f"The model in {path} differs from that of this run: {key!r} is "
+            f"{_shape(shapes, key)} in the file, {_shape(expected, key)} in the run.\n"
+            f"  Fix: {' '.join(fixes) or 'use a complete file for images of this size'}"
         )
     return {**template, "world": {**current, **loaded}}
 
 
-def model_sizes(weights: Mapping[str, Tensor]) -> dict[str, int | bool]:
+def infer_sizes(weights: Mapping[str, Tensor]) -> dict[str, int | bool]:
     """Return the settings of a model with these weights."""
     belief, features = weights["abs_feat.weight"].shape
     layers = sum(bool(re.match(r"detector\.conv\d+\.weight", key)) for key in weights)
@@ -96,7 +96,7 @@ def action_width(weights: Mapping[str, Tensor]) -> int:
 
 
 def _shape(shapes: Mapping[str, torch.Size], key: str) -> str:
-    return str(tuple(shapes[key])) if key in shapes else "nothing"
+    return str(tuple(shapes[key])) if key in shapes else "missing"
 
 
 def rename_tensors(originals: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -143,7 +143,7 @@ def rename_tensors(originals: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _plain(key: str) -> str:
-    """Remove parts without information from a name:
+    """Remove parts of a name that only the original has:
     `state_model.abs_post_fwd.rnn_cell.weight_ih` becomes `abs_post_fwd.weight_ih`."""
     key = key.removeprefix("state_model.").replace(".rnn_cell.", ".")
     if re.match(r"(enc_obs|dec_obs|post_boundary)\.", key):
