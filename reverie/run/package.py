@@ -31,6 +31,7 @@ from reverie.run.config import CONFIG_FILE
 from reverie.storage.atomic import create_file
 from reverie.storage.limits import (
     MAX_YAML_BYTES,
+    MAX_YAML_NODES,
     PART_BYTES,
     InvalidFile,
     check_name,
@@ -156,7 +157,7 @@ def _read(open_file: OpenFile, name: str) -> bytes:
 
 def _parse(texts: dict[str, bytes], name: str) -> dict[str, Any]:
     try:
-        data = parse_json(texts[name])
+        data = parse_json(texts[name], MAX_YAML_NODES)
     except ValueError as error:
         raise InvalidFile(f"has a {name} that cannot be read ({error})") from None
     if not isinstance(data, dict):

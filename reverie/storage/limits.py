@@ -224,7 +224,7 @@ def check_name(name: Any) -> str:
     return name
 
 
-def parse_json(data: bytes | str) -> Any:
+def parse_json(data: bytes | str, max_values: int | None = None) -> Any:
     """Parse JSON; raise `ValueError` for every problem."""
     if len(data) > MAX_JSON_BYTES:
         raise InvalidFile(f"is larger than {MAX_JSON_BYTES >> 20} MiB")
@@ -232,7 +232,7 @@ def parse_json(data: bytes | str) -> Any:
         value = json.loads(data)
     except RecursionError:
         raise InvalidFile(f"has values nested more than {MAX_DEPTH} deep") from None
-    check_tree(value, _json_children, len(data))
+    check_tree(value, _json_children, len(data) if max_values is None else max_values)
     return value
 
 

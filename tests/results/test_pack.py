@@ -184,6 +184,7 @@ def manifest(**changes) -> bytes:
         ({"config.json": b'"text"'}, "is not a mapping"),
         ({"config.json": b"[" * 100_000}, "cannot be read"),
         ({"config.json": json.dumps({"a": "x" * 2_000_000}).encode()}, "1 MiB"),
+        ({"config.json": json.dumps({"a": [0] * 100_000}).encode()}, "100,000 nested"),
         ({"../config.json": b"{}"}, "is not a file name"),
         ({"agent.safetensors": b"text"}, "of another size"),
         ({"agent.safetensors": None}, "has no agent.safetensors"),
