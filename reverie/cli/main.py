@@ -125,7 +125,11 @@ def _run(words: list[str]) -> int:
         # the command line may be one of another implementation, such as dreamerv3
         return _fail(explain_original(words, error, COMMANDS) or str(error))
     except Interrupted as stop:
-        print_message("Saved. Run the same command again to resume.")
+        print_message(
+            "Saved. Run the same command again to resume."
+            if stop.is_saved
+            else "Stopped before the first step, so nothing was saved."
+        )
         return stop.exit_code
     except KeyboardInterrupt:
         print_message("reverie: stopped without saving.")

@@ -252,6 +252,19 @@ class BaseRun(Resources):
         elif isinstance(error, Exception) and not isinstance(error, Interrupted):
             record_end(self.path, error)
 
+    def _check_stopped_early(self) -> None:
+        """Raise `Interrupted` if a new run is stopped before its first step."""
+        if not self.has_started and not self.checkpoints.paths():
+            self.stopper.check(is_saved=False)
+
+    @property
+    def _has_unsaved_steps(self) -> bool:
+        """False if a signal stops the run and it has not changed since the last save.
+
+        Saving takes minutes for large agents on slow disks.
+        """
+        return self.should_save or self.is_complete or not self.stopper.is_set()
+
     def _delete_if_not_started(self, files: NewFiles) -> None:
         """Delete the files of a new run that failed before its first step."""
         if not self.has_started and not self.checkpoints.paths():

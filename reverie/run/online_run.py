@@ -401,7 +401,9 @@ class OnlineRun(BaseRun):
         """
         if self.was_finished:
             return
-        self.save()
+        self._check_stopped_early()
+        if self._has_unsaved_steps:
+            self.save()
         if not self.stopper.is_set():
             self._warn_if_untrained()
             self.report(self.feed)

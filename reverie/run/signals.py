@@ -31,11 +31,15 @@ HANDLED_IF_DEFAULT = ("SIGHUP", "SIGUSR1", "SIGXCPU")
 
 
 class Interrupted(Exception):
-    """Raised after a signal stopped a run and the run was saved."""
+    """Raised after a signal stopped a run and the run was saved.
 
-    def __init__(self, number: int):
+    `is_saved` is False if the run was stopped before its first step.
+    """
+
+    def __init__(self, number: int, is_saved: bool = True):
         super().__init__(signal.Signals(number).name)
         self.exit_code = 128 + number
+        self.is_saved = is_saved
 
 
 class Stopper:
@@ -60,10 +64,10 @@ class Stopper:
         """True if a signal was received."""
         return self.signal is not None
 
-    def check(self) -> None:
+    def check(self, is_saved: bool = True) -> None:
         """Raise `Interrupted` if a signal was received; called after saving."""
         if self.signal is not None:
-            raise Interrupted(self.signal)
+            raise Interrupted(self.signal, is_saved)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:

@@ -118,3 +118,29 @@ def test_a_run_saves_and_can_be_resumed(tmp_path, monkeypatch, name):
     train(config, make_env)
     finished = Checkpoints(tmp_path / "ckpt").newest()
     assert checkpoint.read_manifest(finished)["step"] == 50
+
+
+def test_a_run_without_new_steps_is_not_saved(tmp_path):
+    path = tmp_path / "run"
+    is_stopped = True
+
+    def make_env(index):
+        if is_stopped:
+            signal.raise_signal(signal.SIGTERM)
+        return make("catch")
+
+    flags = {"agent": "random", "task": "catch", "run.envs": 1, "device": "cpu"}
+    flags |= {"run.steps": 8, "logger.outputs": "jsonl", "logdir": str(path)}
+    config = resolve(flags=flags)
+    with pytest.raises(Interrupted) as stop:
+        train(config, make_env)
+    assert not stop.value.is_saved
+    assert not path.exists()
+    is_stopped = False
+    train(config, make_env)
+    saved = Checkpoints(path / "ckpt").paths()
+    is_stopped = True
+    with pytest.raises(Interrupted) as stop:
+        train(resolve(flags={**flags, "run.steps": 16}), make_env)
+    assert stop.value.is_saved
+    assert Checkpoints(path / "ckpt").paths() == saved

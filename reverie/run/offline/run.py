@@ -137,7 +137,8 @@ class OfflineRun(BaseRun):
         """Save, evaluate and log a last time; raise if the run was interrupted."""
         if self.was_finished:
             return
-        if self._saved_step != self.clock.step:
+        self._check_stopped_early()
+        if self._saved_step != self.clock.step and self._has_unsaved_steps:
             self.save(self.checkpoints)
         if not self.stopper.is_set() and self._evaluated_step != self.clock.step:
             self.evaluate()
