@@ -1,12 +1,11 @@
 """Benchmark of a short training run: wall time of each part of the loop.
 
 The run is the same as with `reverie train`, but in a temporary folder and without
-printed metrics, and ends after a number of updates. Its time has three phases: the
-start until the kernels and graphs of an update exist, training, and the end with the
-last checkpoint and report. In each phase, the parts add up to the wall time. On a GPU,
-parts are the time of the host; the time in which it waits for the GPU is a part of its
-own, and the share of the time in which the GPU computes is measured separately
-(`gpu_time.py`).
+printed metrics, and ends after a number of updates. It has three phases: startup, until
+kernels are compiled and CUDA graphs captured; training; and the end, with the last
+checkpoint and report. In each phase, the parts add up to the wall time. With a GPU,
+they are times of the host, and waiting for the GPU is a separate part. The fraction of
+time in which the GPU computes is measured as well (`gpu_time.py`).
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class Snapshot(NamedTuple):
 class MeasuredRun(OnlineRun):
     """A run that ends after `updates` updates and records the times of its phases.
 
-    `waited` seconds for the lock of benchmarks are not counted.
+    `waited`, the seconds spent waiting for the lock, is subtracted from all times.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class MeasuredRun(OnlineRun):
             self.gpu_time.restart()
             self._end_phase("start")
         if updates >= self.last_update:
-            self.clock.steps = self.clock.step  # no more steps
+            self.clock.steps = self.clock.step  # ends the training loop
         return metrics
 
     def finish(self) -> None:
@@ -134,13 +133,13 @@ def bench_end_to_end(
     """Measure a whole run, print a table, and write the results as JSON."""
     if options.vary or options.compare:
         raise UserError(
-            "A whole run is measured for one config.\n"
-            "  Fix: remove --end-to-end, or --compare and --bench.vary."
+            "--end-to-end cannot be combined with --compare or --bench.vary.\n"
+            "  Fix: remove --end-to-end, or the other options."
         )
     if trains_on_sequences(config) or config.agent_config.needs_recordings:
         raise UserError(
-            f"The agent {config.agent!r} trains on recorded data; a whole run is "
-            "measured only for agents that train in an environment.\n"
+            f"The agent {config.agent!r} trains on recorded data, but --end-to-end "
+            "measures runs in an environment.\n"
             "  Fix: remove --end-to-end."
         )
     logdir = resolve_logdir(config.logdir)

@@ -55,7 +55,7 @@ class GpuTime:
 
     @contextmanager
     def measure(self) -> Iterator[None]:
-        """Count the work of this context, unless a graph in it is counted."""
+        """Count the work in this context, unless a CUDA graph in it was counted."""
         if not self.is_active:
             yield
             return

@@ -33,7 +33,7 @@ Resolve = Callable[..., Config]
 presets and settings; the presets `base` come before those of the user."""
 
 MAX_DEVIATION = 1.3
-"""Times that deviate from the trend by more than this factor are marked."""
+"""Times with `deviations` above this factor, or below its inverse, are marked."""
 
 ALGORITHM = "algorithm"
 VARIANTS: dict[str, dict[int, tuple[list[str], dict[str, Any]]]] = {
@@ -121,7 +121,7 @@ def _measure_all(
 def measure_update(
     config: Config, options: BenchConfig, make_env: MakeEnv | None = None
 ) -> dict[str, Any]:
-    """Time and memory of an update, and the number of parameters."""
+    """Measure time and memory of an update, and count the parameters."""
     with ExitStack() as stack:
         with machine_lock(exclusive=False):
             benchmark = stack.enter_context(make_benchmark(config, options, make_env))
@@ -137,9 +137,9 @@ def measure_update(
 
 
 def deviations(sizes: Sequence[float], times: Sequence[float]) -> list[float]:
-    """Ratio of each time to the interpolation of its two neighbors; 1 at the ends.
+    """Return each time divided by the interpolation of its neighbors; 1 at the ends.
 
-    The interpolation is linear in logarithms, because costs grow as powers.
+    The interpolation is linear in logarithms, because times grow as powers of sizes.
     """
     x, y = np.log(sizes), np.log(times)
     logs = np.zeros(len(x))
@@ -150,7 +150,7 @@ def deviations(sizes: Sequence[float], times: Sequence[float]) -> list[float]:
 
 
 def algorithm_table(rows: Sequence[dict[str, Any]]) -> str:
-    """A text table of algorithms, with their times relative to the first one."""
+    """Return a text table of algorithms, with their times relative to the first."""
     lines = [f"{ALGORITHM:>16} {'params':>9} {'ms':>10} {'ratio':>7}"]
     for row in rows:
         ms, params = row["update_ms"], f"{row['parameters'] / 1e6:.1f}M"
@@ -160,7 +160,7 @@ def algorithm_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def scaling_table(name: str, rows: Sequence[dict[str, Any]]) -> str:
-    """A text table in which deviations from the trend are marked with an arrow."""
+    """Return a text table in which large deviations are marked with an arrow."""
     lines = [f"{name:>8} {'params':>9} {'ms':>10} {'growth':>7} {'deviation':>10}"]
     previous = None
     for row in rows:

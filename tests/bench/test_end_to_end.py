@@ -75,7 +75,7 @@ def test_time_of_a_slow_environment_is_its_own(tmp_path):
     ("words", "message"),
     [
         (["--configs", "vta_balls_small"], "recorded data"),
-        (["--configs", "debug", "--compare"], "one config"),
+        (["--configs", "debug", "--compare"], "cannot be combined"),
         (["--configs", "debug", "--run.steps", "8"], "--run.steps"),
     ],
 )
