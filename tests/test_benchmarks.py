@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -232,7 +233,7 @@ def test_the_client_of_play_speed_reads_views_and_controls():
     client = load("play_speed.py")
     space = {"action": Space(np.int32, (), 0, 3)}
     controls = make_controls(space, ("left", "stay", "right"))
-    keys = client.single_keys([control.to_json() for control in controls])
+    keys = client.single_keys([asdict(control) for control in controls])
     assert keys == ["ArrowLeft", "ArrowRight"]
     image = PaneImage("real", np.zeros((8, 8, 3), np.uint8))
     header = client.decode(encode_view(View(3, {"number": 3}, [image])))

@@ -43,7 +43,7 @@ class BoundaryOptions:
     idx: int = 0
     """Index of the evaluation sequence to draw."""
     num_samples: int = 10
-    """Number of evaluation sequences to load; must be above `idx`."""
+    """Number of evaluation sequences to load; must be larger than `idx`."""
     out: str = ""
     """Folder for the figures; empty for `eval` in the run folder."""
 
@@ -51,7 +51,7 @@ class BoundaryOptions:
 def draw_help(words: list[str]) -> str:
     """Return the options of both figures."""
     parts = [("openloop", OpenLoopOptions), ("boundaries", BoundaryOptions)]
-    return "\n".join(f"Options of {name}\n{explain(cls)}" for name, cls in parts)
+    return "\n\n".join(f"Options of {name}\n{explain(cls)}" for name, cls in parts)
 
 
 def draw(words: list[str]) -> int:

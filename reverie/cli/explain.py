@@ -72,7 +72,8 @@ def _docs(schema: Any, prefix: str = "") -> dict[str, str]:
 
 
 def _explain_one(name: str, setting: Setting, docs: Mapping[str, str]) -> str:
-    default = example(setting.default, empty="none")
+    empty = "none" if setting.default is None else "empty"
+    default = example(setting.default, empty)
     first = f"  --{name} {_type_name(setting.type)}  (default: {default})"
     doc = textwrap.wrap(docs.get(name, ""), 76)
     return "\n      ".join([first, *doc])

@@ -18,8 +18,8 @@ class ExportOptions:
     format: Literal["onnx", "torch"] = "onnx"
     """`onnx` for ONNX Runtime, or `torch` for `torch.export.load` (a .pt2 file)."""
     out: str = ""
-    """Folder for the files; empty for `export` in the run folder, next to a file, or in
-    the current folder for `hf://` names."""
+    """Folder for the files; empty for a folder `export` in the run folder, next to a
+    given file, or in the current folder for `hf://` names."""
     sample: bool = False
     """Sample actions as `reverie eval` does, instead of the most probable ones."""
     with_world: bool = False

@@ -46,7 +46,7 @@ class PlayOptions(ServerOptions):
     header: bool = False
     """Show episode, step, action, reward, return and speed above the images."""
     seed: int = 0
-    """Seed of the first episode and of the rollouts."""
+    """Random seed of episodes and imagined rollouts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -26,11 +26,11 @@ class Normalization(NamedTuple):
     """Makes the values of different tasks comparable."""
 
     name: str
-    """What a normalized value is, for labels and tables."""
+    """Name of the normalized values, for labels and tables."""
     function: Callable[[str, np.ndarray], np.ndarray]
     """Normalizes values of a task."""
     target: float = 1.0
-    """Value from which on a task counts as solved, for the optimality gap."""
+    """Normalized value of a solved task, for the optimality gap."""
 
 
 class Baseline(NamedTuple):
@@ -51,7 +51,7 @@ class Baseline(NamedTuple):
 
 
 def find_normalization(key: str, tasks: Collection[str]) -> Normalization | None:
-    """Return how a metric is compared between tasks in their benchmark.
+    """Return the normalization with which benchmarks compare a metric between tasks.
 
     Scores of Atari games are human-normalized and those of Procgen min-max normalized,
     as in the papers of these benchmarks. Returns of dm_control, success rates and
@@ -99,6 +99,7 @@ def procgen_normalized_score(task: str, score: float) -> float | None:
 def _between(
     entry: Mapping[str, float] | None, low: str, high: str, score: float
 ) -> float | None:
+    """Scale a score linearly: `low` of the entry becomes 0 and `high` becomes 1."""
     if entry is None:
         return None
     return (score - entry[low]) / (entry[high] - entry[low])

@@ -42,7 +42,7 @@ def bin_edges(points: Sequence[np.ndarray], bins: int = BINS) -> np.ndarray:
 
 
 def _round_up(value: float) -> float:
-    """Return the next multiple of a power of ten by 1, 2, 2.5 or 5."""
+    """Round a positive number up to 1, 2, 2.5 or 5 times a power of ten."""
     power = 10.0 ** np.floor(np.log10(value) + 1e-9)
     factors = (1, 2, 2.5, 5, 10)
     return float(next(m * power for m in factors if m * power >= value * (1 - 1e-9)))

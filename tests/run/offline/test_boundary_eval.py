@@ -201,4 +201,4 @@ def test_runs_in_environments_have_no_sequences(tmp_path, capsys):
     with pytest.raises(UserError, match="not trained on sequences"):
         open_sequence_run(path, 5)
     assert cli.main(["eval", str(path), str(path)]) == 2
-    assert "cannot be compared" in capsys.readouterr().err
+    assert "compared by their segment boundaries" in capsys.readouterr().err
