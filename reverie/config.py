@@ -24,7 +24,8 @@ import functools
 import re
 import types
 import typing
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
@@ -46,6 +47,7 @@ T = TypeVar("T")
 
 Layer = Mapping[str, Any]
 """Values by setting name."""
+_select_names = functools.lru_cache(maxsize=512)(select_names)
 
 
 class ConfigError(UserError):
@@ -315,18 +317,16 @@ class Setting:
 def settings_of(schema: Any) -> dict[str, Setting]:
     """Return all settings of a dataclass, by dotted name."""
     settings: dict[str, Setting] = {}
-    types_ = _field_types(typing.cast(Hashable, schema))
     defaults = schema()
-    for field in dataclasses.fields(schema):
-        name, type_ = field.name, types_[field.name]
+    for name, type_, is_group, is_dict in _field_types(schema):
         default = getattr(defaults, name)
-        if dataclasses.is_dataclass(type_):
+        if is_group:
             values = flatten(default)  # may differ from the defaults of its class
             for inner_name, setting in settings_of(typing.cast(type, type_)).items():
                 settings[f"{name}.{inner_name}"] = dataclasses.replace(
                     setting, default=values[inner_name]
                 )
-        elif typing.get_origin(type_) is dict:
+        elif is_dict:
             for key, value in default.items():
                 settings[f"{name}.{key}"] = Setting(typing.get_args(type_)[1], value)
         else:
@@ -335,25 +335,25 @@ def settings_of(schema: Any) -> dict[str, Setting]:
 
 
 @functools.lru_cache(maxsize=512)
-def _field_types(schema: Any) -> dict[str, Any]:
-    """Return the types of the fields; cached, because evaluating them is slow."""
-    return typing.get_type_hints(schema)
+def _field_types(schema: Any) -> list[tuple[str, Any, bool, bool]]:
+    """Return name and type of each field, and whether it is a dataclass or a dict."""
+    hints = typing.get_type_hints(schema)
+    types_ = [(field.name, hints[field.name]) for field in dataclasses.fields(schema)]
+    return [(x, t, is_dataclass(t), typing.get_origin(t) is dict) for x, t in types_]
 
 
 def _build(schema: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     """Create the tree of dataclasses from values by dotted name."""
-    types_ = _field_types(typing.cast(Hashable, schema))
     arguments: dict[str, Any] = {}
-    for field in dataclasses.fields(schema):  # type: ignore[arg-type]
-        name = prefix + field.name
-        type_ = types_[field.name]
-        if dataclasses.is_dataclass(type_):
-            arguments[field.name] = _build(typing.cast(type, type_), values, name + ".")
-        elif typing.get_origin(type_) is dict:
+    for field, type_, is_group, is_dict in _field_types(schema):  # type: ignore[arg-type]
+        name = prefix + field
+        if is_group:
+            arguments[field] = _build(type_, values, name + ".")
+        elif is_dict:
             inner = {k: v for k, v in values.items() if k.startswith(name + ".")}
-            arguments[field.name] = {k[len(name) + 1 :]: v for k, v in inner.items()}
+            arguments[field] = {k[len(name) + 1 :]: v for k, v in inner.items()}
         else:
-            arguments[field.name] = values[name]
+            arguments[field] = values[name]
     try:
         return schema(**arguments)
     except ValueError as error:  # raised by `__post_init__`
@@ -386,7 +386,7 @@ def matching_names(name: str, settings: Collection[str], origin: str) -> list[st
     """Return the settings that a name or pattern refers to; raise if there are none."""
     if is_pattern(name):
         try:
-            matches = select_names(name, settings)
+            matches = [*_select_names(name, tuple(settings))]
         except re.error as error:
             raise ConfigError(
                 f"The pattern {name!r} in {origin} is not a regular expression: "
