@@ -152,7 +152,7 @@ class Replay:
         for key, loss in learned.losses.items():
             ours[f"out/loss/{key}"] = loss
         for key, out in seen["dec"][0].items():
-            out = getattr(out, "out", out)
+            out = getattr(out, "dist", out)
             ours[f"out/recon/{key}"] = out.mean if hasattr(out, "mean") else out.logits
         for key in self.recording.obs_space:
             ours[f"out/obs/{key}"] = batch[key]

@@ -152,9 +152,8 @@ class PixelPolicy:
         burned_in = self.actor_critic.burn_in(black.to(self.device, torch.uint8))
 
         def initial(batch: int) -> ExportedPolicyState:
-            return ExportedPolicyState(
-                net.initial(batch), torch.zeros(batch, dtype=torch.bool)
-            )
+            started = torch.zeros(batch, dtype=torch.bool)
+            return ExportedPolicyState(net.initial(batch), started)
 
         def step(inputs: Batch, state: ExportedPolicyState, rng: Rng) -> Any:
             lstm = tree_where(

@@ -172,10 +172,7 @@ class Iris(TrainedAgent):
     def policy(
         self, carry: api.Carry, obs: api.Obs, mode: api.Mode = "train"
     ) -> api.PolicyOutput:
-        """Choose actions; see `acting.py` for burn-in and random actions.
-
-        The mode `explore` needs the exploration policy `plan2explore`.
-        """
+        """Choose actions (see `acting.py`); the mode `explore` needs `plan2explore`."""
         check_mode(mode, self.explorer is not None)
         training = mode in ("train", "explore")
         carry, index = self._policy(

@@ -68,9 +68,8 @@ def select_action(act_space: Spaces) -> tuple[str, int, int]:
             kind = "discrete" if space.is_discrete else "continuous"
             raise UserError(
                 f"Δ-IRIS needs a single discrete action, but {key!r} is {kind} with "
-                f"shape {space.shape}, and the environment has {len(act_space)} action "
-                "keys.\n  Fix: use `--agent dreamer`, or an environment with one "
-                "discrete action."
+                f"shape {space.shape} (action keys: {', '.join(act_space)}).\n  Fix: "
+                "use `--agent dreamer`, or an environment with one discrete action."
             )
         return key, int(space.low), space.classes
     raise UserError(

@@ -68,6 +68,8 @@ class LogitHead(nn.Module):
 
 
 class TransformerDynamics(nn.Module):
+    """Predicts reward, end and `tokens` Δ-tokens, each one of `codes`."""
+
     bins: Tensor
 
     def __init__(

@@ -45,6 +45,8 @@ class Quantized(NamedTuple):
 
 
 class Quantizer(nn.Module):
+    """Projects features to unit vectors, and replaces these by their nearest codes."""
+
     codebook: Tensor
     usage: Tensor
     updates: Tensor
