@@ -210,7 +210,17 @@ CASES = {
 }
 
 
-@pytest.fixture(params=CASES, autouse=True)
+EXTENDED = {name for name in CASES if "explore" in name or "_torch_" in name}
+"""Variants of agents that `make test-extended` checks."""
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=pytest.mark.extended if name in EXTENDED else ())
+        for name in CASES
+    ],
+    autouse=True,
+)
 def case(request, monkeypatch) -> Case:
     monkeypatch.syspath_prepend(EXAMPLES)
     yield CASES[request.param]
