@@ -26,7 +26,7 @@ from reverie.run.folder import system_info
 from reverie.run.ranks import make_leader
 
 MIN_EFFICIENCY = 0.6
-"""Speedup per device below which more devices are not worth their cost."""
+"""Speedup per device below which a message advises against more devices."""
 
 
 def bench_devices(

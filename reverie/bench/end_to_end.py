@@ -48,7 +48,7 @@ PARTS = {
     "start": "building and starting",
     GPU_WAIT: "waiting for the GPU",
 }
-"""Part of the wall time for a section of the timer; other sections keep their name."""
+"""Part of the wall time for each section of the timer; others keep their name."""
 ALL_PARTS = (
     *("building and starting", "update", "acting", "environment", "replay", "log"),
     *("report", "save", "waiting for the GPU", OTHER),

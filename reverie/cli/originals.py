@@ -1,7 +1,7 @@
 """Translates command lines of other implementations ("originals") to Reverie.
 
-If a command line is not valid, `explain` looks up its arguments in the tables of
-`reverie/convert/command_lines`. If some of them are found, it returns a message with
+If a command line is not valid, `explain_original` looks up its arguments in the tables
+of `reverie/convert/command_lines`. If some of them are found, it returns a message with
 their names in Reverie and the complete command to type.
 """
 

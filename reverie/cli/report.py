@@ -141,7 +141,7 @@ def missing_values(runs: Sequence[Run], key: str, x: str) -> UserError:
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raise unless the value of an option is one of these."""
+    """Raise unless the value of an option is one of the choices."""
     if value not in choices:
         raise UserError(
             f"--{name} cannot be {value!r}.{configs.suggest(value, choices)}\n"

@@ -108,7 +108,7 @@ class TensorInfo(NamedTuple):
 class FlatStep(nn.Module):
     """A step on a flat list of tensors: inputs, state, then noise.
 
-    It returns outputs, then the next state. The prefixes are those of tensor names.
+    It returns outputs, then the next state. Prefixes are added to the tensor names.
     """
 
     def __init__(

@@ -95,9 +95,10 @@ COMPARISONS = (aten.le.Tensor, aten.lt.Tensor, aten.ge.Tensor, aten.gt.Tensor)
 def compare_policy(
     player: Player, step: FlatStep, folder: Path, load: LoadStep
 ) -> Comparison:
-    """Compare an exported policy with its step in PyTorch, and this with the agent.
+    """Compare an exported policy with its step in PyTorch.
 
-    All of them get the same random observations and noise.
+    The actions of the step are also compared with those of `player.act`. All get the
+    same random observations and noise.
     """
     policy, rng = Policy(folder, BATCH, load=load), np.random.default_rng(0)
     obs_space, info = agent_obs_space(player.obs_space), policy.info

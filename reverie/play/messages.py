@@ -47,8 +47,8 @@ COMMANDS: dict[str, dict[str, type | tuple[type, ...]]] = {
 }
 """Fields of the commands to a session, with their types.
 
-`fork` starts imagined rollouts at a step, `fork_every` starts them again every so many
-steps, and `rollouts` sets their number. `seek` shows an earlier step, and `open` a
+`fork` starts imagined rollouts at a step, `fork_every` sets after how many steps they
+start again, and `rollouts` sets their number. `seek` shows an earlier step, `open` a
 recorded episode. `human` gives control to the human or back to the policy. With `save`,
 the page asks at the end of each episode whether to save it; `keep` is the answer.
 Views contain the `timestamp` of the newest input, so that a client can measure its

@@ -45,7 +45,7 @@ def write_curve(
     title: str = "",
     key: str = "episode/score",
 ) -> Path:
-    """Plot the scores of run folders, by their name in the legend, as a PNG."""
+    """Plot the scores of run folders as a PNG; the keys of `runs` are the labels."""
     curves = {name: read_scores(Path(run), key) for name, run in runs.items()}
     return write_image(path, draw_curves(curves, title))
 

@@ -57,7 +57,7 @@ class Panel(NamedTuple):
     x_label: str
     y_label: str
     y_range: tuple[float, float] | None = None
-    """Range of the y axis; that of the lines if None."""
+    """Range of the y axis; None for the range of the lines."""
 
 
 class Interval(NamedTuple):

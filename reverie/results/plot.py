@@ -76,7 +76,7 @@ def draw_curves(
     bins: int = BINS,
     baselines: Sequence[Baseline] = (),
 ) -> Any:
-    """Draw learning curves: a panel per task, and one of the aggregate over tasks."""
+    """Draw learning curves: a panel per task, and one for the aggregate over tasks."""
     tasks = _tasks_of(points)
     label, y_range = NAMES.get(key, key), (0.0, 1.0) if key in RATES else None
     labels, prefix = _method_labels(points), _common_suite(tasks)

@@ -56,7 +56,7 @@ def interquartile_mean(scores: Sequence[np.ndarray]) -> float:
 
 
 def optimality_gap(scores: Sequence[np.ndarray], target: float = 1.0) -> float:
-    """Mean distance of the scores below `target`; scores above it count as zero."""
+    """Mean of `max(target - score, 0)` over runs, then over tasks."""
     return float(np.mean([np.mean(np.maximum(target - x, 0)) for x in scores]))
 
 
