@@ -65,7 +65,7 @@ class RankProgress:
 
 
 progress = RankProgress()
-"""RankProgress of this process."""
+"""Progress of this process."""
 
 
 class Beat(NamedTuple):
