@@ -142,24 +142,24 @@ def episode_losses(
         for start in range(0, segment.real.shape[1] - 1, length):
             chunk = EpisodeSegment(*(x[:, start : start + length] for x in segment))
             real = chunk.real & (chunk.real.sum(1, keepdim=True) > 1)
-            chunk, both = chunk._replace(real=real), real[:, :-1] & real[:, 1:]
+            chunk, has_next = chunk._replace(real=real), real[:, :-1] & real[:, 1:]
             # rows over which each loss is averaged: `scale_by_mask` has multiplied the
             # loss by all rows / these rows, which is undone below
             if component == "tokenizer":
-                new = world.tokenizer.loss(chunk, rng, update_codebook=False).losses
-                averaged = dict.fromkeys(new, both)
-                averaged["commit"] = torch.ones_like(both)  # includes padding
+                terms = world.tokenizer.loss(chunk, rng, update_codebook=False).losses
+                counted = dict.fromkeys(terms, has_next)
+                counted["commit"] = torch.ones_like(has_next)  # includes padding
             else:
-                new = world.dynamics_loss(chunk).losses
-                averaged = dict.fromkeys(new, real) | {"latents": real[:, :-1]}
+                terms = world.dynamics_loss(chunk).losses
+                counted = dict.fromkeys(terms, real) | {"latents": real[:, :-1]}
                 mask[:, start : start + length] = real
-            for name, loss in new.items():
-                rows = averaged[name]
+            for name, loss in terms.items():
+                rows = counted[name]
                 loss = loss * rows.sum().clamp(min=1) / rows.numel()
                 key, steps = f"{component}/{name}", slice(start, start + loss.shape[1])
                 losses.setdefault(key, empty.clone())[:, steps] = loss
                 valid = has_loss.setdefault(key, torch.zeros_like(segment.real))
-                valid[:, steps] = both if loss.shape[1] < real.shape[1] else real
+                valid[:, steps] = has_next if loss.shape[1] < real.shape[1] else real
     return {k: _fill_with_means(x, has_loss[k]) for k, x in losses.items()}, mask
 
 
