@@ -248,7 +248,7 @@ def test_runs_of_a_campaign_have_its_state_before_and_after_they_start(tmp_path)
     queue.add([QueuedRun(name, "catch", "", 0, []) for name in ("a", "b", "c")])
     queue.open_worker()
     first, second, _ = queue.statuses()
-    queue.finish(queue.claim(first), "failed", "No simulator.")
+    queue.end_attempt(queue.claim(first), "failed", "No simulator.")
     queue.claim(second)
     index = RunIndex(tmp_path)
     runs = {run["name"]: run for run in index.summaries()}
