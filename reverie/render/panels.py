@@ -118,6 +118,8 @@ def draw_panels(panels: Sequence[Panel], caption: str = "") -> Any:
             low, high = panel.y_range
             margin = 0.03 * (high - low)
             axis.set_ylim(low - margin, high + margin)
+        else:
+            axis.autoscale_view(scalex=False)  # with a margin around reference lines
         axis.yaxis.set_major_formatter(_format_tick)
         axis.yaxis.set_major_locator(_ticks(5))
     _draw_legend(figure, {name: handles[name] for name in [*names, *references]})

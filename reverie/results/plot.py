@@ -91,7 +91,7 @@ def draw_curves(
             if task in by_task
         ]
         references = {x.name: x.scores[task] for x in baselines if task in x.scores}
-        title = task.removeprefix(prefix)
+        title = task.removeprefix(prefix).replace("_", " ") if prefix else task
         panels.append(Panel(title, lines, references, UNITS[x], label, y_range))
     if len(tasks) > 1:
         panel = _aggregate_panel(points, key, x, bins, baselines, y_range)

@@ -96,6 +96,7 @@ def make_report(
     ]
     sources = [f"{baseline.name}: {baseline.source}" for baseline in baselines]
     rows += [row for baseline in baselines for row in _baseline_rows(baseline, tasks)]
+    rows.sort(key=lambda row: row.task)
     scores: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         scores.setdefault(row.method, {})[row.task] = row.scores

@@ -59,6 +59,14 @@ def test_repeated_colors_have_another_line_style():
     assert first.get_linestyle() != last.get_linestyle()
 
 
+def test_reference_lines_are_inside_the_panel():
+    for value in (-0.2, 2.2):  # within the margin of the line and its band
+        panel = panels.Panel("a", [line("b")], {"published": value}, "x", "y")
+        low, high = panels.draw_panels([panel]).axes[0].get_ylim()
+        assert low < value - 0.02
+        assert high > value + 0.02
+
+
 def test_long_names_have_their_own_row_in_the_legend():
     sizes = []
     for names in (("one", "two"), ("one " * 12, "two " * 12)):

@@ -159,6 +159,12 @@ def test_methods_without_all_tasks_say_so(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "Human-normalized score over 2 tasks:" in text
     assert "| iris (1 of 2 tasks) |" in text
+    lines = [line for line in text.splitlines() if line.startswith("| atari100k_")]
+    assert [line.split(" | ")[:2] for line in lines] == [
+        ["| atari100k_boxing", "dreamer"],
+        ["| atari100k_pong", "dreamer"],
+        ["| atari100k_pong", "iris"],
+    ]
     assert "| dreamer (" not in text
 
 
