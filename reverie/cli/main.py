@@ -42,7 +42,7 @@ from reverie.cli.train import (
 from reverie.distributed.launch import find_launch
 from reverie.log.messages import print_message, record_output
 from reverie.log.status import StatusLine
-from reverie.run.signals import Interrupted
+from reverie.run.signals import Interrupted, StoppedWithoutSaving
 from reverie.run.trust import allow
 from reverie.storage.os_errors import FILE_ERRORS, TOO_MANY_FILES, describe_error
 
@@ -131,9 +131,9 @@ def _run(words: list[str]) -> int:
             else "Stopped before the first step, so nothing was saved."
         )
         return stop.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print_message("reverie: stopped without saving.")
-        return 130
+        return stop.exit_code if isinstance(stop, StoppedWithoutSaving) else 130
     except (MemoryError, RuntimeError, OSError, ImportError) as error:
         if isinstance(error, OSError) and error.filename is None:
             output = flush_output()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from reverie.api import Agent, Batch, Extras, Metrics, StateDict, UserError
+from reverie.distributed.launch import find_launch
 from reverie.log.logger import Logger, make_logger
 from reverie.log.messages import print_message
 from reverie.log.status import StatusLine
@@ -102,6 +103,9 @@ class BaseRun(Resources):
         self._lock = self._cleanup.enter_context(lock)
         self._cleanup.callback(self._record_end)
         self._cleanup.callback(self._delete_if_not_started, files)
+        # other processes of a data-parallel run cannot be left in the middle of a call
+        is_alone = max(config.processes, find_launch().world_size) == 1
+        self.stopper.can_save = bool(self.checkpoints.paths()) or not is_alone
         self._cleanup.enter_context(self.stopper)
         self.status.notice = self._stop_notice
         self._cleanup.enter_context(self.status)

@@ -248,6 +248,7 @@ class OnlineRun(BaseRun):
             self.shards.reset()
         with self.env_limit.step():
             self.collector.reset()
+        self.stopper.can_save = True
 
     def _add_recorded_episodes(self, path: str) -> None:
         spaces = self.envs.obs_space, self.envs.act_space

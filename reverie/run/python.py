@@ -22,7 +22,7 @@ from reverie.run.folder import read_config, resolve_logdir
 from reverie.run.load import is_imported, open_run
 from reverie.run.package import run_path
 from reverie.run.player import Player
-from reverie.run.signals import Interrupted
+from reverie.run.signals import Interrupted, StoppedWithoutSaving
 from reverie.run.trust import allow
 from reverie.run.used_settings import (
     check_used,
@@ -84,7 +84,7 @@ def _run(config: Config, make_env: MakeEnv | None = None) -> Path:
         return resolve_logdir(config.logdir)
     try:
         return ranks.run_on_ranks(lambda: train_loop.train(config, make_env))
-    except Interrupted as error:
+    except (Interrupted, StoppedWithoutSaving) as error:
         if error.exit_code == 128 + signal.SIGINT:
             raise KeyboardInterrupt from error
         raise SystemExit(error.exit_code) from error

@@ -42,12 +42,25 @@ class Interrupted(Exception):
         self.is_saved = is_saved
 
 
+class StoppedWithoutSaving(KeyboardInterrupt):
+    """Raised by a signal while a new run is built, when there is nothing to save.
+
+    Not an `Exception`, so that code of environments and agents does not catch it.
+    """
+
+    def __init__(self, number: int):
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
+
+
 class Stopper:
     """Context manager that records a signal instead of letting it end the process."""
 
     def __init__(self) -> None:
         self.signal: int | None = None  # number of the signal that was received
         self.time = 0.0  # when the signal was received
+        self.can_save = True
+        """False while a new run is built: a signal then ends it immediately."""
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Stopper:
@@ -78,9 +91,12 @@ class Stopper:
         name = signal.Signals(number).name
         if name == "SIGHUP":
             discard_closed_output((1, 2))
+        action = "saving, then stopping" if self.can_save else "stopping"
         # not print, which is not reentrant
         with contextlib.suppress(OSError):
-            os.write(2, f"\n{name}: saving, then stopping.\n".encode())
+            os.write(2, f"\n{name}: {action}.\n".encode())
+        if not self.can_save:
+            raise StoppedWithoutSaving(number)
         request_abort()
 
 

@@ -12,7 +12,13 @@ from reverie.envs import make
 from reverie.run import checkpoint
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.config import resolve
-from reverie.run.signals import Interrupted, Stopper, discard_closed_output
+from reverie.run.online_run import OnlineRun
+from reverie.run.signals import (
+    Interrupted,
+    StoppedWithoutSaving,
+    Stopper,
+    discard_closed_output,
+)
 from reverie.run.train import train
 
 SIGNALS = {"SIGHUP": 129, "SIGINT": 130, "SIGUSR1": 138, "SIGTERM": 143, "SIGXCPU": 152}
@@ -120,9 +126,21 @@ def test_a_run_saves_and_can_be_resumed(tmp_path, monkeypatch, name):
     assert checkpoint.read_manifest(finished)["step"] == 50
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_while_a_new_run_is_built_ends_it_immediately(tmp_path, name):
+    def make_env(index):
+        signal.raise_signal(getattr(signal, name))
+        raise AssertionError("the run was not stopped")
+
+    flags = {"agent": "random", "task": "catch", "run.envs": 1, "device": "cpu"}
+    with pytest.raises(StoppedWithoutSaving) as stop:
+        train(resolve(flags={**flags, "logdir": str(tmp_path / "run")}), make_env)
+    assert stop.value.exit_code == 128 + getattr(signal, name)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_without_new_steps_is_not_saved(tmp_path):
-    path = tmp_path / "run"
-    is_stopped = True
+    is_stopped = False
 
     def make_env(index):
         if is_stopped:
@@ -130,17 +148,26 @@ def test_a_run_without_new_steps_is_not_saved(tmp_path):
         return make("catch")
 
     flags = {"agent": "random", "task": "catch", "run.envs": 1, "device": "cpu"}
-    flags |= {"run.steps": 8, "logger.outputs": "jsonl", "logdir": str(path)}
-    config = resolve(flags=flags)
-    with pytest.raises(Interrupted) as stop:
-        train(config, make_env)
-    assert not stop.value.is_saved
-    assert not path.exists()
-    is_stopped = False
-    train(config, make_env)
-    saved = Checkpoints(path / "ckpt").paths()
+    flags |= {"run.steps": 8, "logger.outputs": "jsonl", "logdir": str(tmp_path)}
+    train(resolve(flags=flags), make_env)
+    saved = Checkpoints(tmp_path / "ckpt").paths()
     is_stopped = True
     with pytest.raises(Interrupted) as stop:
         train(resolve(flags={**flags, "run.steps": 16}), make_env)
     assert stop.value.is_saved
-    assert Checkpoints(path / "ckpt").paths() == saved
+    assert Checkpoints(tmp_path / "ckpt").paths() == saved
+
+
+def test_a_run_that_stops_before_its_first_step_leaves_no_folder(tmp_path, monkeypatch):
+    print_summary = OnlineRun.print_summary
+
+    def stop(run):
+        print_summary(run)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(OnlineRun, "print_summary", stop)
+    flags = {"agent": "random", "task": "catch", "run.envs": 1, "device": "cpu"}
+    with pytest.raises(Interrupted) as interrupted:
+        train(resolve(flags={**flags, "logdir": str(tmp_path / "run")}))
+    assert not interrupted.value.is_saved
+    assert not (tmp_path / "run").exists()

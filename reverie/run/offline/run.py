@@ -78,6 +78,7 @@ class OfflineRun(BaseRun):
             self.print_message(load_initial_weights(self.agent, self.config))
         self.status.begin("preparing the agent for the data")
         self.dataset.prepare_agent(self.agent)
+        self.stopper.can_save = True
 
     def print_summary(self) -> None:
         """Print agent, data, device, run folder and number of updates."""
