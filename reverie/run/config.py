@@ -165,7 +165,9 @@ class Config:
     @property
     def agent_config(self) -> AgentConfig:
         """Settings of the chosen agent."""
-        config: AgentConfig = getattr(self, settings_name(self.agent))
+        config: AgentConfig | None = getattr(self, settings_name(self.agent), None)
+        if config is None:  # its module is imported only for the name `agent`
+            raise UserError(f"A pattern cannot set agent.\n  Fix: --agent {self.agent}")
         return config
 
 

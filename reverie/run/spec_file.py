@@ -15,6 +15,13 @@ from reverie import config as configs
 from reverie.api import UserError
 from reverie.run.config import Config
 
+_HAS_NO_CODE = re.compile(
+    r"(device|logdir|run\.from_checkpoint|(actors|logger|offline|slurm)(\.[\w.]+)?)\+?"
+)
+"""Settings whose values may contain a colon but are not imported: data formats such as
+`minari:NAME`, devices and addresses. Patterns of names are not among them."""
+_UNSAFE_FLAGS = ("--trust", "--config")
+
 ResolveCommand = Callable[[str, list[str]], Config]
 """Returns the config of a command with the given arguments."""
 
@@ -83,18 +90,22 @@ def code_in_spec(value: Any, name: str = "") -> list[tuple[str, str]]:
     """Return pairs of key and import path (or config file) in a saved specification.
 
     The caller checks that they are trusted, because checking the settings of the runs
-    imports these modules.
+    imports these modules. Names and values become arguments of a command line, so flags
+    in them are returned, too.
     """
     if isinstance(value, Mapping):
         items = [(f"{name}.{key}".lstrip("."), inner) for key, inner in value.items()]
-    elif isinstance(value, list | tuple):
-        items = [(name, inner) for inner in value]
-    elif name.split(".")[-1].rstrip("+") == "config":  # a file that may name modules
-        return [(name, str(value))]
-    elif "offline." in name:  # formats of datasets: `minari:NAME`
-        return []
-    else:
-        # `eval` has the arguments of `reverie eval`, in one string
-        words = str(value).split() if name == "eval" else [str(value)]
-        return [(name, w) for w in words if re.search(r"(^|=)[\w.]+:[^\d/]", w)]
-    return [pair for key, inner in items for pair in code_in_spec(inner, key)]
+        found = [(name or "a key", str(key)) for key in value if "=" in str(key)]
+        for key, inner in items:
+            found += code_in_spec(inner, key)
+        return found
+    if isinstance(value, list | tuple):
+        return [pair for inner in value for pair in code_in_spec(inner, name)]
+    if name == "eval":  # the arguments of `reverie eval`, in one string
+        words = str(value).split()
+        return [(name, w) for w in words if ":" in w or w.startswith(_UNSAFE_FLAGS)]
+    setting = re.sub(r"^(settings|ranges)\.", "", name)
+    is_file = setting.split(".")[-1].rstrip("+") == "config"  # it may name modules
+    has_path = ":" in str(value) and not _HAS_NO_CODE.fullmatch(setting)
+    is_flag = str(value).startswith("--")
+    return [(name, str(value))] if is_file or has_path or is_flag else []

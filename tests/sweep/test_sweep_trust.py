@@ -36,6 +36,12 @@ SAVED = {
         {"settings": {"config": ["settings.yaml"]}},
         {"ranges": {"agent": ["random", "evilmod:Agent"]}},
         {"ranges": {".*world": {"choices": ["evilmod:World"]}}},
+        {"settings": {"agent": "evilmod:1"}},
+        {"settings": {"agent": "evil-mod:Agent"}},
+        {"settings": {"agent=evilmod:Agent": []}},
+        {"settings": {"(offline.|)agent": "evilmod:Agent"}},
+        {"settings": {"offline.data": ["x", "--config", "settings.yaml"]}},
+        {"eval": "--trust"},
         {"eval": "--task evilmod:make"},
         {"eval": "--episodes 2 --task=evilmod:make"},
     ],
@@ -46,7 +52,8 @@ def test_a_saved_sweep_of_others_is_refused(tmp_path, capsys, change, words):
     (folder / "sweep.yaml").write_text(yaml.safe_dump({**SAVED, **change}))
     (folder / "study.journal").touch()
     (tmp_path / "settings.yaml").write_text("agent: evilmod:Agent\n")
-    (tmp_path / "evilmod.py").write_text("open('imported', 'w')\n")
+    for name in ("evilmod.py", "evil-mod.py"):
+        (tmp_path / name).write_text("open('imported', 'w')\n")
     assert main(["sweep", *words]) == 2
     error = capsys.readouterr().err
     assert "was not created by you on this machine" in error
