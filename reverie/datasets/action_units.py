@@ -164,12 +164,12 @@ class ConvertedActionsReader(WrappedReader):
         self._spaces = reader.obs_space, act_space
 
     def read(self, name: str) -> Episode:
-        return self._converted(self.inner.read(name))
+        return self._convert_episode(self.inner.read(name))
 
     def read_keys(self, name: str, keys: Collection[str]) -> Episode:
-        return self._converted(self.inner.read_keys(name, keys))
+        return self._convert_episode(self.inner.read_keys(name, keys))
 
-    def _converted(self, episode: Episode) -> Episode:
+    def _convert_episode(self, episode: Episode) -> Episode:
         converted = self._convert(episode)
         for key in self.act_space.keys() & converted.keys():
             if converted[key] is not episode[key]:

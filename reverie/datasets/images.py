@@ -38,9 +38,9 @@ class ImageCrop:
     def __init__(self, config: ImageConfig, input_space: Spaces):
         self.config, self.input_space = config, input_space
         self.keys = [key for key, space in input_space.items() if space.is_image]
-        self.obs_space = {k: self._cropped(k, s) for k, s in input_space.items()}
+        self.obs_space = {k: self._crop_space(k, s) for k, s in input_space.items()}
 
-    def _cropped(self, key: str, space: Space) -> Space:
+    def _crop_space(self, key: str, space: Space) -> Space:
         if not space.is_image or not self.enabled:
             return space
         center_offset(space.shape[:2], self.config.crop, key)

@@ -44,7 +44,7 @@ class JoinedReader(Reader):
             if converted.unit_warning:
                 warnings.warn(converted.unit_warning, RuntimeWarning, stacklevel=2)
             self.readers.append(converted)
-        prefixes = _prefixes(readers)
+        prefixes = _choose_prefixes(readers)
         self._sources = {
             prefix + name: (reader, name)
             for prefix, reader in zip(prefixes, self.readers, strict=True)
@@ -137,7 +137,7 @@ def _common_actions(readers: Sequence[Reader]) -> Spaces:
     return spaces
 
 
-def _prefixes(readers: Sequence[Reader]) -> list[str]:
+def _choose_prefixes(readers: Sequence[Reader]) -> list[str]:
     """Return a prefix for the episodes of each dataset; empty if all names differ."""
     names = Counter(name for reader in readers for name in reader.names())
     if max(names.values(), default=1) == 1:

@@ -91,7 +91,7 @@ class Transforms:
         obs = {k: v for k, v in episode.items() if k not in others}
         if missing := [key for key in self.input_keys if key not in obs]:
             raise BadEpisode(f"has no {', '.join(map(repr, missing))}")
-        obs = {key: self._transform(key, value) for key, value in obs.items()}
+        obs = {key: self._flip_and_resize(key, value) for key, value in obs.items()}
         if not self.selects_keys:
             return {**obs, **others}
         selected: Episode = {}
@@ -105,7 +105,7 @@ class Transforms:
         selected |= {f"{AUX}{key}": obs[key] for key in self.aux}
         return {**selected, **others}
 
-    def _transform(self, key: str, value: np.ndarray) -> np.ndarray:
+    def _flip_and_resize(self, key: str, value: np.ndarray) -> np.ndarray:
         if not is_image(value):
             return value
         if key in self.flip:

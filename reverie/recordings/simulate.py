@@ -132,7 +132,7 @@ class Simulator:
         self.settings = _recorded_settings(config, reader)
         env_config = _with_settings(config, self.settings)
         self._thread = ThreadPoolExecutor(1, "simulator")
-        self.env: Any = self._call(lambda: _make_env(config.task, env_config, seed))
+        self.env: Any = self._run(lambda: _make_env(config.task, env_config, seed))
         try:
             recorded, simulated = reader.act_space, self.env.act_space
             names = reader.origin, config.task
@@ -154,14 +154,14 @@ class Simulator:
         """
         episode = self.reader.read(name)
         states, model = self._read_states(name, required=mode == "states")
-        return self._call(lambda: self._replay(episode, states, model, mode))
+        return self._run(lambda: self._replay(episode, states, model, mode))
 
     def render(self, name: str) -> tuple[Episode, list[Obs]]:
         """Return an episode and the images of its rows, by key."""
         episode = self.reader.read(name)
         states, model = self._read_states(name, required=True)
         assert states is not None
-        rows = self._call(lambda: self._observe_states(episode, states, model))
+        rows = self._run(lambda: self._observe_states(episode, states, model))
         return episode, [self.images(obs) for obs in rows]
 
     def image_space(self) -> Spaces:
@@ -193,7 +193,7 @@ class Simulator:
         return images
 
     def close(self) -> None:
-        self._call(self._close)
+        self._run(self._close)
         self._thread.shutdown()
 
     def __enter__(self) -> Simulator:
@@ -206,7 +206,7 @@ class Simulator:
         self.env.close()
         del self.env
 
-    def _call(self, function: Callable[[], T]) -> T:
+    def _run(self, function: Callable[[], T]) -> T:
         return self._thread.submit(function).result()
 
     def _read_states(self, name: str, required: bool) -> tuple[np.ndarray | None, str]:
@@ -245,7 +245,7 @@ class Simulator:
                 errors.append(float(np.abs(reached - states[step]).max()))
             if step == len(episode["reward"]) - 1 or rows[-1]["is_last"]:
                 break
-            rows.append(self.env.step(self._action(episode, step)))
+            rows.append(self.env.step(self._env_action(episode, step)))
         return OpenLoopReplay(episode, rows, errors)
 
     def _observe_states(
@@ -262,10 +262,10 @@ class Simulator:
         observed = [self.env.set_simulator_state(states[0], model)]
         observed += [self.env.set_simulator_state(state) for state in states[1:]]
         if len(states) < rows:
-            observed.append(self.env.step(self._action(episode, rows - 2)))
+            observed.append(self.env.step(self._env_action(episode, rows - 2)))
         return observed
 
-    def _action(self, episode: Episode, row: int) -> dict[str, np.ndarray]:
+    def _env_action(self, episode: Episode, row: int) -> dict[str, np.ndarray]:
         action = {key: episode[key][row] for key in self.reader.act_space}
         return self._convert(action)
 

@@ -104,7 +104,7 @@ class PickleParser:
         memoryviews), numbers and descriptions; raise `InvalidFile` for anything else.
         """
         try:
-            value = self._run()
+            value = self._interpret()
         except InvalidFile:
             raise
         except (
@@ -118,7 +118,7 @@ class PickleParser:
         check_tree(value, _children)
         return value
 
-    def _run(self) -> Any:
+    def _interpret(self) -> Any:
         for _ in range(MAX_OPCODES):
             code = self.data[self.position]
             self.position += 1

@@ -53,7 +53,7 @@ def convert_options(
     are left out. Import paths (`package.module:Class`) are left out too: the original
     has none, and the file may be from another user, who must not choose code to run.
     """
-    flat = _flat({k: v for k, v in options.items() if k != "agent"})
+    flat = _flatten({k: v for k, v in options.items() if k != "agent"})
     settings = {new: flat[name] for name, new in TOP_LEVEL.items() if name in flat}
     suite = str(flat.get("task", "")).partition("_")[0]
     group = SUITES.get(suite, suite)
@@ -74,7 +74,7 @@ def convert_options(
 def config_from_original(options: Mapping[str, Any]) -> DreamerConfig:
     """Convert the agent config of the original, nested or flat with dots."""
     changes: dict[str, Any] = {}
-    for key, value in _flat(options).items():
+    for key, value in _flatten(options).items():
         if re.fullmatch(IGNORED, key):
             continue
         renamed = key.replace("dyn.rssm.", "rssm.").replace(".simple.", ".")
@@ -90,11 +90,11 @@ def config_from_original(options: Mapping[str, Any]) -> DreamerConfig:
     return config
 
 
-def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat = {}
     for key, value in options.items():
         if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{key}."))
+            flat.update(_flatten(value, f"{prefix}{key}."))
         else:
             flat[f"{prefix}{key}"] = value
     return flat

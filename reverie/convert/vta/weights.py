@@ -105,7 +105,7 @@ def rename_tensors(originals: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Also works for gradients and batch norm statistics; missing tensors are skipped.
     """
     remaining = {
-        _plain(key): value
+        _strip_name(key): value
         for key, value in originals.items()
         if not key.endswith("num_batches_tracked")
     }
@@ -135,14 +135,14 @@ def rename_tensors(originals: Mapping[str, Tensor]) -> dict[str, Tensor]:
             renamed[f"flag_prior.{leaf}"] = prior
     layers = _detector_layers(remaining)
     for key in list(remaining):
-        part, kind, index, leaf = _layer(key)
+        part, kind, index, leaf = _parse_layer(key)
         last = part == "post_boundary" and index == layers
         layer = "out" if last else f"{kind}{index}"
         renamed[f"{_NETS[part]}.{layer}.{leaf}"] = remaining.pop(key)
     return renamed
 
 
-def _plain(key: str) -> str:
+def _strip_name(key: str) -> str:
     """Remove parts of a name that only the original has:
     `state_model.abs_post_fwd.rnn_cell.weight_ih` becomes `abs_post_fwd.weight_ih`."""
     key = key.removeprefix("state_model.").replace(".rnn_cell.", ".")
@@ -151,7 +151,7 @@ def _plain(key: str) -> str:
     return key.replace(".linear.", ".").replace(".std.0.", ".std.")
 
 
-def _layer(key: str) -> tuple[str, str, int, str]:
+def _parse_layer(key: str) -> tuple[str, str, int, str]:
     """Return the network, `conv` or `norm`, its index, and the parameter name."""
     words = key.split(".")
     if len(words) == 5 and words[3] in ("linear", "normalize"):
@@ -169,5 +169,5 @@ def _layer(key: str) -> tuple[str, str, int, str]:
 
 def _detector_layers(keys: Mapping[str, Tensor]) -> int:
     """Return the number of hidden layers of the boundary detector."""
-    convs = [_layer(key) for key in keys if key.startswith("post_boundary")]
+    convs = [_parse_layer(key) for key in keys if key.startswith("post_boundary")]
     return max((i for _, kind, i, _ in convs if kind == "conv"), default=-1)

@@ -109,7 +109,7 @@ class Hdf5Reader(Reader):
         if name not in self._lengths:
             self._check_readable(name)
             with self._lock, _as_bad_episode():
-                group = self._group(name)
+                group = self._open_group(name)
                 self._lengths[name] = count_rows(group, self.map)
         return self._lengths[name]
 
@@ -119,13 +119,13 @@ class Hdf5Reader(Reader):
     def read_keys(self, name: str, keys: Collection[str] | None = None) -> Episode:
         self._check_readable(name)
         with self._lock, _as_bad_episode():
-            arrays = load_arrays(self._group(name), self.map, keys)
+            arrays = load_arrays(self._open_group(name), self.map, keys)
         return build_episode(arrays, self.map)
 
     def read_states(self, name: str, keys: Sequence[str]) -> tuple[np.ndarray, str]:
         self._check_readable(name)
         with self._lock, _as_bad_episode():
-            group = self._group(name)
+            group = self._open_group(name)
             arrays = [np.asarray(get_array(group, key), np.float64) for key in keys]
             model = str(group.attributes().get("model_file", ""))
         flat = [array.reshape(len(array), -1) for array in arrays]
@@ -141,7 +141,7 @@ class Hdf5Reader(Reader):
     def metadata(self) -> dict[str, str]:
         texts = {key: str(value) for key, value in self.attributes().items()}
         with self._lock, _as_bad_episode():
-            obs = self._group(self._readable_names()[0]).get(self.map.obs)
+            obs = self._open_group(self._readable_names()[0]).get(self.map.obs)
             keys = [] if self.map.keys or not is_group(obs) else list(obs)
             arrays = [k for k in keys if not is_group(obs[k])]
             ignored = [k for k in arrays if not is_observation(k, obs[k])]
@@ -152,7 +152,7 @@ class Hdf5Reader(Reader):
         which has `env_args`."""
         episode = name or self._readable_names()[0]
         with self._lock, _as_bad_episode():
-            group = self._group(episode)
+            group = self._open_group(episode)
             attributes: dict[str, Any] = (
                 group if name else group.parent()
             ).attributes()
@@ -191,7 +191,7 @@ class Hdf5Reader(Reader):
         """Find the episodes and masks of a file."""
         parent = self.map.episodes
         try:
-            file = self._file(path).group("/")
+            file = self._open_file(path).group("/")
             root = file if parent in (".", "", "/") else file.get(parent)
             groups = []
             for name in root if is_group(root) else ():
@@ -221,7 +221,7 @@ class Hdf5Reader(Reader):
 
     def _list_concatenated(self, path: Path, prefix: str) -> None:
         """Find the episodes of a file that concatenates the steps of all episodes."""
-        file = self._file(path).group("/")
+        file = self._open_file(path).group("/")
         if not getattr(file.get(self.map.action), "shape", ()):
             raise UserError(
                 f"{path} has no array {self.map.action!r}, only "
@@ -247,14 +247,14 @@ class Hdf5Reader(Reader):
                 self._step_ranges[name] = (start, stop)
             start = stop
 
-    def _group(self, name: str) -> Any:
+    def _open_group(self, name: str) -> Any:
         path, group_path = self._groups[name]
-        group = self._file(path).group(group_path)
+        group = self._open_file(path).group(group_path)
         if name in self._step_ranges:
             return _GroupSlice(group, *self._step_ranges[name])
         return group
 
-    def _file(self, path: Path) -> Hdf5File:
+    def _open_file(self, path: Path) -> Hdf5File:
         with self._lock:
             if path not in self._open:
                 self._open[path] = Hdf5File(path)

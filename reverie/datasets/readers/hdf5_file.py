@@ -296,7 +296,7 @@ class Hdf5Group:
             return self._members[key]
 
     def _open(self, key: str) -> Hdf5Group | Hdf5Array | None:
-        member = self._find(key, MAX_SOFT_LINKS) if key else None
+        member = self._follow(key, MAX_SOFT_LINKS) if key else None
         if isinstance(member, self._file.h5py.Group):
             return Hdf5Group(member, self._file)
         if isinstance(member, self._file.h5py.Dataset):
@@ -309,10 +309,10 @@ class Hdf5Group:
             values = {}
             for key in filter(_is_name, self._group.attrs):
                 with contextlib.suppress(InvalidFile):
-                    values[key] = self._attribute(key)
+                    values[key] = self._read_attribute(key)
             return values
 
-    def _attribute(self, key: str) -> Any:
+    def _read_attribute(self, key: str) -> Any:
         with _h5py_errors():
             attribute = self._group.attrs.get_id(key)
             size = math.prod(attribute.shape) * attribute.dtype.itemsize
@@ -329,7 +329,7 @@ class Hdf5Group:
         with _h5py_errors():
             return Hdf5Group(self._group.parent, self._file)
 
-    def _find(self, key: str, links_left: int) -> Any:
+    def _follow(self, key: str, links_left: int) -> Any:
         """Follow a path one link at a time, so that no other file is opened."""
         h5py = self._file.h5py
         member = self._group.file if key.startswith("/") else self._group
@@ -346,7 +346,7 @@ class Hdf5Group:
                 member = member[part]
             elif kind == h5py.h5l.TYPE_SOFT and links_left:
                 group = Hdf5Group(member, self._file)
-                member = group._find(links.get_val(name).decode(), links_left - 1)
+                member = group._follow(links.get_val(name).decode(), links_left - 1)
                 if member is None:
                     return None
             elif kind == h5py.h5l.TYPE_SOFT:

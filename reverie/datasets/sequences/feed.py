@@ -45,14 +45,14 @@ class SequenceFeed(RecordedFeed):
 
     def _get(self, name: str) -> Batch:
         if name == "train":
-            batch = self._prefetched() if self._thread else self._train(self.step)
+            batch = self._next_batch() if self._thread else self._load_train(self.step)
             self.step += 1
             first = next(iter(batch.values()))
             self._batch_rows = int(first.shape[0] * first.shape[1])
             self.served += self._batch_rows
             return batch
         if name not in self._cached:
-            make = self._report if name == "report" else self._labelled
+            make = self._load_report if name == "report" else self._load_labelled
             # the dataset is used by one thread at a time
             self._cached[name] = (
                 self._thread.submit(make).result() if self._thread else make()
@@ -77,30 +77,30 @@ class SequenceFeed(RecordedFeed):
         with explain_user_code_errors(type(self.dataset)):
             self.dataset.close()
 
-    def _prefetched(self) -> Batch:
+    def _next_batch(self) -> Batch:
         assert self._thread
         if not self._next or self._next[0] != self.step:
-            self._next = self.step, self._thread.submit(self._train, self.step)
+            self._next = self.step, self._thread.submit(self._load_train, self.step)
         batch = self._next[1].result()
         following = self.step + 1
-        self._next = following, self._thread.submit(self._train, following)
+        self._next = following, self._thread.submit(self._load_train, following)
         return batch
 
-    def _train(self, step: int) -> Batch:
-        arrays = self._checked(self.dataset.batch, step)
+    def _load_train(self, step: int) -> Batch:
+        arrays = self._call_checked(self.dataset.batch, step)
         arrays = {k: v for k, v in arrays.items() if not k.startswith("log/")}
         return to_device(arrays, self.device)
 
-    def _report(self) -> Batch:
-        return to_device(self._checked(self.dataset.evaluation), self.device)
+    def _load_report(self) -> Batch:
+        return to_device(self._call_checked(self.dataset.evaluation), self.device)
 
-    def _labelled(self) -> Batch:
+    def _load_labelled(self) -> Batch:
         steps = range(self.step, self.step + LABELLED_BATCHES)
-        batches = [self._checked(self.dataset.batch, step) for step in steps]
+        batches = [self._call_checked(self.dataset.batch, step) for step in steps]
         arrays = {k: np.concatenate([b[k] for b in batches]) for k in batches[0]}
         return to_device(arrays, self.device)
 
-    def _checked(self, method: Callable[..., Any], *arguments: Any) -> Arrays:
+    def _call_checked(self, method: Callable[..., Any], *arguments: Any) -> Arrays:
         """Call a method of the dataset; check that its arrays match the spaces."""
         dataset = self.dataset
         with explain_user_code_errors(type(dataset)):

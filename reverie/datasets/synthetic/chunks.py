@@ -43,9 +43,9 @@ class ChunkedSequences:
 
     def batch(self, step: int) -> Arrays:
         number, chunk_step = divmod(step, self.refresh) if self.refresh else (0, step)
-        chunk = self._chunk(number)
+        chunk = self._get_chunk(number)
         epoch, index = divmod(chunk_step, self.size // self.batch_size)
-        order = self._shuffled(number, epoch)
+        order = self._get_order(number, epoch)
         rows = order[index * self.batch_size : (index + 1) * self.batch_size]
         return {key: value[rows] for key, value in chunk.items()}
 
@@ -56,7 +56,7 @@ class ChunkedSequences:
         self._pending.clear()
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    def _chunk(self, number: int) -> Arrays:
+    def _get_chunk(self, number: int) -> Arrays:
         if self._current is None or self._current[0] != number:
             self._current = None  # at most two chunks are in memory
             future = self._pending.pop(number, None) or self._submit(number)
@@ -71,7 +71,7 @@ class ChunkedSequences:
             lambda: self._generate(make_rng(self.seed, TRAINING, number), self.size)
         )
 
-    def _shuffled(self, number: int, epoch: int) -> np.ndarray:
+    def _get_order(self, number: int, epoch: int) -> np.ndarray:
         if self._order is None or self._order[0] != (number, epoch):
             rng = make_rng(self.seed, ORDER, number, epoch)
             self._order = (number, epoch), rng.permutation(self.size)
