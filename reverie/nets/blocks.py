@@ -35,6 +35,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "elu": F.elu,
     "tanh": torch.tanh,
     "none": lambda x: x,
+    # other classes of torch.nn that configs of dreamerv3-torch may name
+    "leakyrelu": F.leaky_relu,
+    "selu": F.selu,
+    "celu": F.celu,
+    "mish": F.mish,
+    "softplus": F.softplus,
+    "sigmoid": torch.sigmoid,
+    "hardswish": F.hardswish,
+    "identity": lambda x: x,
 }
 
 

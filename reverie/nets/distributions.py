@@ -324,7 +324,7 @@ class SymlogTwoHot(TwoHot):
     """
 
     def pred(self) -> Float[Tensor, "*b"]:
-        return symexp(torch.softmax(self.logits, -1) @ self.bins)
+        return symexp(super().pred())
 
     def loss(self, target: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         return super().loss(symlog(target.detach().float()))

@@ -10,8 +10,22 @@ import pytest
 import torch
 
 from reverie.api import UserError
-from reverie.nets.blocks import MLP, MLPConfig, ModulesByKey, Norm, initialize
-from reverie.nets.distributions import Categorical, OneHot, TwoHot, symexp_bins
+from reverie.nets.blocks import (
+    MLP,
+    MLPConfig,
+    ModulesByKey,
+    Norm,
+    activation,
+    initialize,
+)
+from reverie.nets.distributions import (
+    Categorical,
+    OneHot,
+    SymlogTwoHot,
+    TwoHot,
+    symexp_bins,
+    symlog_bins,
+)
 from reverie.nets.heads import Head, HeadConfig, PolicyConfig, PolicyHead, check_actions
 from reverie.nets.rng import Rng
 from reverie.spaces import Space
@@ -141,6 +155,27 @@ def test_two_hot_targets_out_of_range_use_the_outermost_bins():
     logits = torch.zeros(2, 41, requires_grad=True)
     TwoHot(logits, bins).loss(torch.tensor([1e30, -1e30])).sum().backward()
     assert logits.grad.argmin(-1).tolist() == [40, 0]
+
+
+@pytest.mark.parametrize("count", [255, 127, 64])
+def test_predictions_near_zero_of_bins_in_symlog_space_are_precise(count):
+    """Positive and negative bins cancel, which must not leave rounding errors."""
+    bins, generator = symlog_bins(count), torch.Generator().manual_seed(0)
+    assert float(SymlogTwoHot(torch.zeros(count), bins).pred()) == 0
+    logits = 0.02 * torch.randn(50, count, generator=generator)
+    mean = logits.double().softmax(-1) @ bins.double()
+    expected = mean.sign() * mean.abs().expm1()
+    error = (SymlogTwoHot(logits, bins).pred() - expected).norm() / expected.norm()
+    assert error < 5e-6
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["SiLU", "ELU", "GELU", "LeakyReLU", "SELU", "Mish", "Softplus", "Identity"],
+)
+def test_activations_are_those_of_torch(name):
+    x = torch.linspace(-5, 5, 21)
+    assert torch.equal(activation(name.lower())(x), getattr(torch.nn, name)()(x))
 
 
 def test_unimix_gives_every_class_a_probability():
