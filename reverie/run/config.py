@@ -330,10 +330,10 @@ def _size_layers(
 def _refuse_size(flags: Layer) -> None:
     """Raise if `size` is a flag: it only records the size that a run chose."""
     if size := flags.get("size"):
-        known = size if size in configs.presets() else "size12m"
+        text = size if isinstance(size, str) else " ".join(map(str, size))
         raise UserError(
-            f"The flag --size {size} has no effect: `size` is set automatically.\n"
-            f"  Fix: --configs {known}"
+            f"The flag --size {text} has no effect: `size` is set automatically.\n"
+            f"  Fix: --configs {text if text in configs.presets() else 'size12m'}"
         )
 
 

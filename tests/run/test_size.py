@@ -154,6 +154,8 @@ def test_agents_without_sizes_choose_none(agent):
 def test_a_size_as_a_flag_is_refused_with_the_preset():
     with pytest.raises(UserError, match=r"Fix: --configs size50m"):
         resolve(flags={"size": "size50m"})
+    with pytest.raises(UserError, match=r"--size 64 64 has no effect"):
+        resolve(flags={"size": ["64", "64"]})
 
 
 @pytest.mark.extended
