@@ -1,9 +1,9 @@
 """`Space` describes one observation, action or stored extra; and the reserved keys.
 
-Shapes in the whole package: `B` batch, `T` time, `N` start states, `H` horizon, `A`
-action, `E` embedding, `F` feature, `D` deterministic, `S` stochastic groups, `K`
-classes per group, `L` tokens, `h w c` image axes, `*b` any leading axes. Images are
-uint8, channels last, except inside networks.
+Shapes, unless a module lists its own: `B` batch, `T` time, `N` start states, `H`
+horizon, `A` action, `E` embedding, `F` feature, `D` deterministic, `S` stochastic
+groups, `K` classes per group, `L` tokens, `h w c` image axes, `*b` any leading axes.
+Images are uint8, channels last, except inside networks.
 
 Agents and the replay use flat keys. For an environment with nested Dict and Tuple
 spaces, `Space.source` records the place of each value in the nested space; `to_flat`
@@ -170,7 +170,7 @@ class Space:
         return np.where(finite, rescaled, value).astype(value.dtype)
 
     def _finite_native(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return native bounds, -1 and 1 where infinite, and where they are finite."""
+        """Return low, high (-1 and 1 where infinite), and the mask of finite bounds."""
         low, high = self.native
         finite = np.asarray(np.isfinite(low) & np.isfinite(high))
         return np.where(finite, low, -1), np.where(finite, high, 1), finite

@@ -29,7 +29,7 @@ class EncoderImporter:
     architecture: str
     """Name of the encoder in `nets/encoders.py`."""
     infer_config: Callable[[Any], Any]
-    """Return the config of the encoder, from the same argument as `matches`."""
+    """Return the config of the encoder, from the contents of its file."""
     read: Callable[[Path], StateDict]
     """Return the weights of the encoder."""
 

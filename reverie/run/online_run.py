@@ -76,6 +76,7 @@ class OnlineRun(BaseRun):
         self.overlap = device.pick_overlap(
             config.run.overlap, self.device, config.deterministic
         )
+        # part of the environments and the replay of this rank
         self.share = parts.find_share(config)
         self.status.begin("building the environments")
         self.envs: VecEnv | ActorPool
@@ -428,7 +429,7 @@ class OnlineRun(BaseRun):
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._error = error
-        # not if the first environment step failed
+        # no checkpoint if there are only the rows of the first reset
         has_steps = self.should_save and self.clock.step > len(self.envs)
         try:
             if has_steps and isinstance(error, Exception):

@@ -51,7 +51,7 @@ class Profiler:
             self._write(self.updates)
 
     def close(self) -> None:
-        """Write the trace of a run that ended earlier, or print that there is none."""
+        """Write the trace of a run that stopped early, or print that there is none."""
         if self._is_done:
             return
         recorded = self._count - WARMUP_UPDATES

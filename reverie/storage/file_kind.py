@@ -77,10 +77,10 @@ def file_kind(path: str | Path) -> str:
 
 def zip_kind(names: Iterable[str]) -> str:
     """Return the format of a ZIP archive with members of these names."""
-    endings = {name.rpartition("/")[2] for name in names}
-    if "policy.pth" in endings:
+    filenames = {name.rpartition("/")[2] for name in names}
+    if "policy.pth" in filenames:
         return "a model of Stable-Baselines3"
-    if "data.pkl" in endings:
-        return "a TorchScript model" if "constants.pkl" in endings else TORCH
-    is_npz = any(name.endswith(".npy") for name in endings)
+    if "data.pkl" in filenames:
+        return "a TorchScript model" if "constants.pkl" in filenames else TORCH
+    is_npz = any(name.endswith(".npy") for name in filenames)
     return "an NPZ file" if is_npz else "a ZIP archive"

@@ -296,8 +296,9 @@ class Iris(TrainedAgent):
         return [name]
 
     def state_changed_by_loss(self) -> tuple[list[Tensor], list[Stateful]]:
-        """Return what the loss of this component changes: the codebook, or the target
-        networks and statistics of the actor-critics, and the random generator."""
+        """Return what the loss of the current component changes: the codebook, or
+        target networks and statistics of the actor-critics, and the random generator.
+        """
         name = self.schedule.component or COMPONENTS[0]
         tensors: list[Tensor] = []
         if name == "tokenizer":

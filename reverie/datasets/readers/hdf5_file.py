@@ -317,7 +317,9 @@ class Hdf5Group:
             attribute = self._group.attrs.get_id(key)
             size = math.prod(attribute.shape) * attribute.dtype.itemsize
             if size > MAX_METADATA_BYTES or attribute.dtype.kind not in "biufSO":
-                raise InvalidFile(f"has a large attribute {quote(key)!r}")
+                raise InvalidFile(
+                    f"has an attribute of an unsupported type or size: {quote(key)!r}"
+                )
             # HDF5 allocates the length of a string before it looks for the string
             with limited_memory(ALWAYS_ALLOWED_BYTES):
                 value = _clean(self._group.attrs[key])

@@ -35,9 +35,9 @@ def train_offline(
 ) -> Path:
     """Train until `run.steps` updates, resuming if the folder has a checkpoint.
 
-    `saved_config` is written to the run folder instead of the config, in which epochs
-    are converted to updates. With `profile`, a trace of this number of updates is
-    written. Returns the run folder.
+    In `config`, epochs are converted to updates. `saved_config` is the original one,
+    which is written to the run folder. With `profile`, a trace of this number of
+    updates is written. Returns the run folder.
     """
     run = OfflineRun(config, dataset, saved_config, profile)
     with explain_out_of_memory(config, "training"), run:

@@ -129,8 +129,8 @@ class Tokenizer(nn.Module):
         """Return the losses `l1`, `l2`, `worst` and `commit`, each `(B, L - 1)`.
 
         The losses are scaled; their means equal those of the original. As in the
-        original, pixel losses are masked to transitions between two real frames, but
-        the commitment loss and the codebook use every transition. `.states` are the
+        original, pixel losses are masked to transitions without padding, but the
+        commitment loss and the codebook use every transition. `.states` are the
         Δ-tokens. With `update_codebook`, the codebook is updated and `.metrics` has its
         statistics; otherwise the call has no side effects.
         """

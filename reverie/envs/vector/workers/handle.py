@@ -47,7 +47,7 @@ class WorkerHandle:
         indices: list[int],
         make_env: bytes,
         options: dict[str, Any],
-        memory: int,
+        memory_fd: int,
     ):
         self.indices = indices
         self.rows = slice(indices[0], indices[-1] + 1)
@@ -60,10 +60,10 @@ class WorkerHandle:
         self._good_steps = 0
         self._make_env = make_env
         self._options = options
-        self._memory = memory
+        self._memory_fd = memory_fd
         self._cwd = os.getcwd()
         self._socket: socket.socket | None = None
-        self._parent_pipe = -1
+        self._parent_pipe = -1  # a worker exits when this end is closed
 
     def start(self, attempts: list[int]) -> None:
         """Start the process and let it build its environments, without waiting."""
@@ -71,7 +71,7 @@ class WorkerHandle:
         read_end, self._parent_pipe = os.pipe()
         threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
         path = [os.path.abspath(entry or self._cwd) for entry in sys.path]
-        fds = (child_end.fileno(), read_end, self._memory)
+        fds = (child_end.fileno(), read_end, self._memory_fd)
         # Linux sends the parent-death signal when the *thread* that started a process
         # ends, so it is used only from the main thread.
         use_death_signal = threading.current_thread() is threading.main_thread()
