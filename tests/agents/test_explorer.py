@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -192,6 +193,21 @@ def test_the_explorer_is_trained_on_intrinsic_rewards(name):
     # with the ensemble after its own step
     deviation = torch.stack(members(agent, feat)).std(0).mean(-1)
     torch.testing.assert_close(reward, deviation)
+
+
+@pytest.mark.parametrize("name", ["dreamerv3", "dreamerv3_torch"])
+def test_embeddings_are_predicted_as_they_were_before_the_update(name, monkeypatch):
+    agent = make(CONFIGS[name], target="embed")
+    seen, loss = [], agent.explorer.ensemble_loss
+    monkeypatch.setattr(
+        agent.explorer, "ensemble_loss", lambda *x: seen.append(x) or loss(*x)
+    )
+    feed = RandomFeed(agent)
+    encoder = copy.deepcopy(agent.world.enc)
+    agent.train(feed)
+    ((world, _, batch, embed),) = seen
+    torch.testing.assert_close(embed, encoder(batch, torch.float32).detach())
+    assert not torch.equal(embed, world.target("embed", None, batch))
 
 
 @pytest.mark.parametrize("name", ["dreamerv3", "dreamerv3_torch"])

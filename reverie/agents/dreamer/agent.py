@@ -271,13 +271,13 @@ class Dreamer(TrainedAgent):
         carry, state, batch = self.prepare_batch("train", data)
         running_stats = self._running_stats()
         old_stats = [buffer.clone() for buffer in running_stats]
-        loss, stepped, metrics = self.update_step(self, state, batch, self.rng["train"])
+        rng, explorer = self.rng["train"], self.explorer
+        embed = explorer.embed_target(self.world, batch) if explorer else None
+        loss, stepped, metrics = self.update_step(self, state, batch, rng)
         metrics = {**loss.metrics, **metrics}
         if self.explorer_update:
-            explore = self.explorer_update(
-                self, loss.states, batch, self.rng["train"], stepped
-            )
-            metrics = join_metrics(metrics, explore)
+            args = (loss.states, batch, rng, stepped, embed)
+            metrics = join_metrics(metrics, self.explorer_update(self, *args))
 
         # a skipped update (`stepped` is False) must not change anything
         self.updates_taken.add_(stepped)

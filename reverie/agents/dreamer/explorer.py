@@ -103,17 +103,33 @@ class Explorer(nn.Module):
         is_tanh = self.settings.ensemble.output == "tanh"
         return torch.tanh(outputs) if is_tanh else outputs
 
+    @torch.no_grad()
+    def embed_target(self, world: Any, batch: Batch) -> Tensor | None:
+        """Return the embeddings, if the ensemble predicts them; otherwise None.
+
+        They must be computed before an update of the world model. All targets are then
+        outputs of the same weights.
+        """
+        if self.settings.target != "embed":
+            return None
+        embed: Tensor = world.target("embed", None, batch)
+        return embed
+
     def ensemble_loss(
-        self, world: Any, states: State, batch: Batch
+        self, world: Any, states: State, batch: Batch, embed: Tensor | None = None
     ) -> Float[Tensor, "B _"]:
         """Return the negative log-likelihood of the targets, as a mean over members.
 
         The shape is (B, T - offset): the last steps of a sequence have no target.
+        `embed` is the result of `embed_target` before an update.
         """
         settings, offset = self.settings, self.settings.offset
         with torch.no_grad():
             feat = world.features(states)
-            target = world.target(settings.target, states, batch)[:, offset:].float()
+            target = embed
+            if target is None:
+                target = world.target(settings.target, states, batch)
+            target = target[:, offset:].float()
             feat = feat[:, : feat.shape[1] - offset]
             # prevact[t + 1] is the action that was taken at step t
             prevact = batch["prevact"].items()
@@ -207,18 +223,20 @@ class ExplorerUpdate:
         batch: Batch,
         rng: Rng,
         agent_stepped: Tensor,
+        embed: Tensor | None = None,
     ) -> Metrics:
         """Run one update of ensemble, actor and critic.
 
         `agent_stepped` is False if the optimizer of the agent has skipped its step
-        because of non-finite gradients; this update is then skipped, too.
+        because of non-finite gradients; this update is then skipped, too. `embed` is
+        the result of `embed_target` before the update of the agent.
         """
         explorer, world = self.explorer, agent.world
         actor_critic = explorer.actor_critic
         states = tree_map(lambda x: x.detach(), states)
         running_stats = actor_critic.normalizer_buffers()
         old_stats = [buffer.clone() for buffer in running_stats]
-        loss = explorer.ensemble_loss(world, states, batch)
+        loss = explorer.ensemble_loss(world, states, batch, embed)
         # a NaN loss makes the optimizer skip its step, so no host sync is needed
         total = torch.where(agent_stepped, mean_contribution(loss), torch.nan)
         ensemble_stepped, ensemble_metrics = self.opt["ensemble"].update(total)
