@@ -16,6 +16,7 @@ from reverie.campaign.queue import Queue, RunState, RunStatus
 from reverie.log.jsonl import METRICS, SCORES
 from reverie.log.messages import print_message, record_output
 from reverie.log.terminal import format_number, format_seconds
+from reverie.storage.limits import InvalidFile, open_regular
 
 TAIL_BYTES = 65_536
 """Bytes at the end of a log file that are read."""
@@ -144,10 +145,11 @@ def read_latest(folder: Path) -> LatestValues:
         float(value)
         for line in scores
         for key, value in line.items()
-        if key.endswith("score") and isinstance(value, int | float)
+        if key.endswith("score") and type(value) in (int, float) and abs(value) < 1e300
     ][-SCORE_EPISODES:]
     lines = [*scores[-1:], *_last_lines(folder / METRICS)[-1:]]
-    frames = [int(line["step"]) for line in lines if isinstance(line.get("step"), int)]
+    steps = [line.get("step") for line in lines]
+    frames = [n for n in steps if isinstance(n, int) and abs(n) < 1 << 63]
     score = sum(values) / len(values) if values else None
     return LatestValues(max(frames, default=0), score)
 
@@ -155,18 +157,18 @@ def read_latest(folder: Path) -> LatestValues:
 def _last_lines(path: Path) -> list[dict[str, Any]]:
     """Return the complete lines in the last bytes of a file."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             start = max(0, file.seek(0, 2) - TAIL_BYTES)
             file.seek(start)
             data = file.read()
-    except OSError:
+    except (OSError, InvalidFile):
         return []
     lines = data.split(b"\n")[1 if start else 0 : -1]
     entries = []
     for line in lines:
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(entry, dict):
             entries.append(entry)

@@ -25,6 +25,7 @@ import re
 import secrets
 import threading
 import time
+import typing
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,7 +33,7 @@ from typing import IO, Any, Literal, NamedTuple
 
 from reverie.run.folder import is_locked, open_lock
 from reverie.storage.atomic import make_folder, write_file, write_json
-from reverie.storage.limits import read_json
+from reverie.storage.limits import check_name, read_json
 from reverie.storage.os_errors import explain_write_errors
 from reverie.storage.system import lock_file, open_flags
 
@@ -43,6 +44,9 @@ Result = Literal["finished", "failed", "stopped"]
 RunState = Literal["waiting", "running", "finished", "failed", "stopped", "lost"]
 """`waiting`: no attempt yet; `lost`: the worker of the last attempt has ended or sends
 no heartbeats. Other states are those of the last attempt."""
+
+MAX_RUN_SECONDS = 1e9
+"""Longer times in the file of an attempt are ignored."""
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Identifies a machine until it reboots (Linux). The lock of a worker is tested only if
@@ -173,7 +177,7 @@ class Queue:
                 continue
             with contextlib.suppress(OSError, ValueError, TypeError):
                 run = QueuedRun(**read_json(self.path / file))
-                if run.name == name:
+                if run.name == check_name(name) and _is_valid(run):
                     found[name] = RunStatus(run)
         ends = {name for name in names if name.endswith(".end")}
         matches = [m for name in names if (m := _FILE.fullmatch(name))]
@@ -236,9 +240,12 @@ class Queue:
         if f"{name}.{number}.end" not in ends:
             return Attempt(number, content)
         end = _read(self.path / f"{name}.{number}.end")
-        result = end.get("result", "failed")
-        error, seconds = str(end.get("error", "")), float(end.get("seconds") or 0.0)
-        return Attempt(number, content, result, error, seconds)
+        result, seconds = end.get("result"), end.get("seconds")
+        if result not in typing.get_args(Result):
+            result = "failed"
+        is_number = type(seconds) in (int, float) and 0 <= seconds < MAX_RUN_SECONDS
+        error = str(end.get("error", ""))
+        return Attempt(number, content, result, error, seconds if is_number else 0.0)
 
     def _state(self, status: RunStatus) -> RunState:
         if not status.attempts:
@@ -289,10 +296,18 @@ def boot_id() -> str:
         return ""
 
 
+def _is_valid(run: QueuedRun) -> bool:
+    """True if the values of a file have the types of the fields."""
+    texts = [run.task, run.method, *run.command]
+    numbers = (run.seed, run.frames)
+    is_list = isinstance(run.command, list)
+    return is_list and {*map(type, texts)} == {str} and {*map(type, numbers)} == {int}
+
+
 def _read(path: Path) -> dict[str, Any]:
     """Read a JSON file; return {} if it is being created or is damaged."""
     try:
-        content = json.loads(path.read_text())
+        content = read_json(path)
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

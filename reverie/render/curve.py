@@ -69,10 +69,10 @@ def read_scores(run: Path, key: str = "episode/score") -> list[tuple[float, floa
     for line in text.splitlines():
         try:
             entry = json.loads(line)
-        except ValueError:
-            continue  # the last line, while the run is writing it
-        if isinstance(entry, dict) and entry.get(key) is not None:
-            points.append((float(entry["step"]), float(entry[key])))
+            if isinstance(entry, dict) and entry.get(key) is not None:
+                points.append((float(entry["step"]), float(entry[key])))
+        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
+            continue  # damaged, or the last line while the run is writing it
     return points
 
 

@@ -22,9 +22,9 @@ from reverie.results.scores import final_score, final_window
 from reverie.run import checkpoint
 from reverie.run.config import Config
 from reverie.run.load import ImportedRun, SavedRun, open_run
-from reverie.run.package import CONFIG, RESULTS, SPACES, SUFFIX
+from reverie.run.package import CONFIG, MAX_SMALL_BYTES, RESULTS, SPACES, SUFFIX
 from reverie.storage.atomic import atomic_write
-from reverie.storage.limits import read_json
+from reverie.storage.limits import read_bytes, read_json
 from reverie.storage.run_spaces import read_spaces
 
 FINAL_FRACTION = 0.05
@@ -74,7 +74,7 @@ def write_package(run: SavedRun, folder: Path) -> dict[str, Any]:
     checkpoint.write_folder(folder, parts, int(manifest["step"]))
     settings = _settings(run.config)
     (folder / CONFIG).write_text(json.dumps(settings, indent=1) + "\n")
-    (folder / SPACES).write_bytes((run.folder / SPACES).read_bytes())
+    (folder / SPACES).write_bytes(read_bytes(run.folder / SPACES, MAX_SMALL_BYTES))
     (folder / RESULTS).write_text(json.dumps(results, indent=1) + "\n")
     return results
 

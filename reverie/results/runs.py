@@ -20,12 +20,17 @@ from reverie.api import UserError
 from reverie.envs import EnvConfig, action_repeat
 from reverie.envs.suites.crafter import crafter_score
 from reverie.log.messages import print_message
+from reverie.storage.limits import InvalidFile, open_regular, read_json
 
 SCORE, SUCCESS = "episode/score", "episode/success"
 CRAFTER_SCORE = "crafter_score"
 """Score of the benchmark Crafter, computed from the achievements of all episodes."""
 ACHIEVEMENT = "episode/achievement_"
 """Start of the names of the achievements of an episode: 1 if unlocked, otherwise 0."""
+MAX_NUMBER = 1e100
+"""Larger numbers in the logs are ignored."""
+MAX_FOLDER_DEPTH = 32
+"""Runs in folders that are nested deeper are not found."""
 INDEX = "runs.json"
 """File that maps names of score files to their settings, command and commit."""
 CONFIG, SCORES, METRICS, ABOUT = (
@@ -109,7 +114,8 @@ class Run:
             for entry in _read_lines(self.path / name if is_folder else self.path)
             if _is_number(entry.get("seconds"))
         ]
-        return float(max(times)) if times else self.about.get("seconds")
+        seconds = max(times) if times else self.about.get("seconds")
+        return float(seconds) if _is_number(seconds) else None
 
 
 def find_runs(paths: Iterable[Path | str]) -> list[Run]:
@@ -142,7 +148,7 @@ def find_runs(paths: Iterable[Path | str]) -> list[Run]:
     return list(runs.values())
 
 
-def _find(path: Path) -> list[Run]:
+def _find(path: Path, depth: int = 0) -> list[Run]:
     if path.name == INDEX:
         return _read_index(path)
     if not path.is_dir():
@@ -151,8 +157,9 @@ def _find(path: Path) -> list[Run]:
         return [_read_run(path)]
     found = _read_index(path / INDEX) if (path / INDEX).is_file() else []
     for child in sorted(path.iterdir()):
-        if child.is_dir() and not child.is_symlink() and child.name[:1] != ".":
-            found += _find(child)
+        is_hidden = child.name[:1] == "." or depth >= MAX_FOLDER_DEPTH
+        if child.is_dir() and not child.is_symlink() and not is_hidden:
+            found += _find(child, depth + 1)
     return found
 
 
@@ -162,7 +169,8 @@ def _read_run(path: Path) -> Run:
     if (path / ABOUT).is_file():
         about = _read_json(path / ABOUT)
     # one entry for each start of the run
-    starts = [entry for entry in about if isinstance(entry, dict)] if about else []
+    entries = about if isinstance(about, list) else []
+    starts = [entry for entry in entries if isinstance(entry, dict)]
     return _make_run(path, settings, starts[-1] if starts else {})
 
 
@@ -181,7 +189,10 @@ def _read_index(path: Path) -> list[Run]:
                 f"{path} lists {name!r}, which does not exist next to it.\n"
                 "  Fix: remove the entry, or restore the file."
             )
-        runs.append(_make_run(file, entry.get("settings", {}), entry))
+        settings = entry.get("settings", {})
+        runs.append(
+            _make_run(file, settings if isinstance(settings, dict) else {}, entry)
+        )
     return runs
 
 
@@ -191,10 +202,10 @@ def _make_run(path: Path, settings: Mapping[str, Any], about: Mapping[str, Any])
         path,
         str(flat.get("task", "")),
         str(flat.get("agent", "dreamer")),
-        int(flat.get("seed") or 0),
+        _whole_number(flat.get("seed"), 0),
         flat,
         about,
-        int(about.get("repeat") or _action_repeat(settings)),
+        _whole_number(about.get("repeat"), 0) or _action_repeat(settings),
     )
 
 
@@ -273,13 +284,23 @@ def _plain(value: Any) -> Any:
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """True for a number that can be plotted; scores of runs are much smaller."""
+    is_numeric = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_numeric and abs(value) < MAX_NUMBER
+
+
+def _whole_number(value: Any, default: int) -> int:
+    """Return a number from a file, or the default if it is not a whole number."""
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        return default
 
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
+        return read_json(path)
+    except (OSError, ValueError) as error:
         raise UserError(
             f"{path} cannot be read: {error}\n  Fix: restore the file, or remove it."
         ) from None
@@ -288,8 +309,9 @@ def _read_json(path: Path) -> Any:
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a JSONL file without those that are incomplete."""
     try:
-        text = path.read_text(errors="replace")
-    except OSError:
+        with open_regular(path) as file:
+            text = file.read().decode(errors="replace")
+    except (OSError, InvalidFile):
         return []
     entries = []
     for line in text.splitlines():

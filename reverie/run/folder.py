@@ -49,7 +49,12 @@ from reverie.run.config import (
 )
 from reverie.run.trust import check_trusted, register
 from reverie.storage.atomic import refuse_link, write_file, write_json
-from reverie.storage.limits import InvalidFile, open_descriptor, read_json
+from reverie.storage.limits import (
+    InvalidFile,
+    open_descriptor,
+    open_regular,
+    read_json,
+)
 from reverie.storage.os_errors import NOT_PERMITTED, write_error
 from reverie.storage.system import lock_file
 
@@ -219,11 +224,11 @@ def open_lock(path: Path) -> IO[str]:
 def is_locked(path: Path) -> bool:
     """True if another process holds this lock."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             lock_file(file, exclusive=False)
     except BlockingIOError:
         return True
-    except OSError:
+    except (OSError, InvalidFile):
         return False
     return False
 

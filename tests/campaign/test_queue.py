@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from dataclasses import asdict
 from multiprocessing import get_context
 from types import SimpleNamespace
 
@@ -12,7 +13,9 @@ import pytest
 from campaign_helpers import make_run
 
 from reverie.campaign import queue as queues
+from reverie.campaign.progress import format_table, read_latest
 from reverie.campaign.queue import Queue
+from reverie.run.folder import is_locked
 
 NAMES = [f"run{number}" for number in range(30)]
 
@@ -140,3 +143,62 @@ def test_damaged_files_of_the_queue_do_not_stop_a_worker(tmp_path):
     (tmp_path / "queue" / "b.0.end").write_text("x")
     (status,) = open_queue(tmp_path).statuses()
     assert (status.run.name, status.state) == ("b", "failed")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[" * 100_000,
+        '{"result": ["x"], "seconds": "x"}',
+        '{"result": "x", "seconds": 1e999}',
+        '{"seconds": ' + "9" * 400 + "}",
+    ],
+)
+def test_damaged_files_of_an_attempt_count_as_failed(tmp_path, content):
+    queue = Queue(tmp_path)
+    queue.add([make_run("run0")])
+    (tmp_path / "queue" / "run0.0.claim").write_text(content)
+    (tmp_path / "queue" / "run0.0.end").write_text(content)
+    (status,) = queue.statuses()
+    assert (status.state, status.seconds) == ("failed", 0.0)
+    assert "failed" in format_table([status], queue, retries=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("run0", {"command": 3}),
+        ("run0", {"frames": "x"}),
+        ("..", {}),
+        ("run0", {"a": 1}),
+    ],
+)
+def test_runs_with_invalid_names_or_values_are_ignored(tmp_path, name, change):
+    queue = Queue(tmp_path)
+    queue.add([])
+    content = asdict(make_run(name)) | change
+    (tmp_path / "queue" / f"{name}.json").write_text(json.dumps(content))
+    assert queue.statuses() == []
+
+
+def test_pipes_in_place_of_files_do_not_block(tmp_path):
+    queue = Queue(tmp_path)
+    queue.add([make_run("run0")])
+    folder = queue.run_folder("run0")
+    folder.mkdir()
+    for path in (
+        tmp_path / "queue" / "run0.0.claim",
+        folder / "scores.jsonl",
+        folder / "metrics.jsonl",
+        folder / ".lock",
+    ):
+        os.mkfifo(path)
+    assert states(queue) == {"run0": "running"}
+    assert "running" in format_table(queue.statuses(), queue, retries=2)
+    assert not is_locked(folder / ".lock")
+
+
+def test_numbers_in_logs_that_are_no_scores_are_ignored(tmp_path):
+    line = json.dumps({"step": 10**400, "episode/score": 10**400})
+    (tmp_path / "scores.jsonl").write_text(f"{line}\n{'[' * 50_000}\n")
+    assert read_latest(tmp_path) == (0, None)

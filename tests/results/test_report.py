@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,34 @@ def test_runs_are_grouped_by_the_settings_that_differ(logdir):
     assert [*group_runs(runs, ["agent"])] == ["agent dreamer"]
     with pytest.raises(UserError, match="Fix: give names of settings"):
         group_runs(runs, ["size"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("about.json", "5"),
+        ("about.json", '[{"command": 5, "seconds": "x", "repeat": "y"}]'),
+        ("config.yaml", "task: x\nseed: abc\n"),
+        ("scores.jsonl", f'{{"step": {10**400}, "episode/score": {10**400}}}\n'),
+        ("scores.jsonl", "[" * 90_000),
+    ],
+)
+def test_invalid_values_in_the_files_of_a_run_are_ignored(tmp_path, name, content):
+    run = write_run(tmp_path / "run")
+    (run / name).write_text(content)
+    (found,) = find_runs([run])
+    assert found.seed == 0
+    assert found.repeat >= 1
+    assert found.seconds in (None, 3600.0)
+    assert np.isfinite(found.points("episode/score", "frames")).all()
+
+
+def test_a_pipe_in_place_of_a_log_does_not_block(tmp_path):
+    run = write_run(tmp_path / "run")
+    (run / "scores.jsonl").unlink()
+    os.mkfifo(run / "scores.jsonl")
+    (found,) = find_runs([run])
+    assert not len(found.points("episode/score", "frames"))
 
 
 def test_other_files_next_to_runs_are_skipped(logdir, tmp_path, capsys):
