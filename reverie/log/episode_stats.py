@@ -82,9 +82,14 @@ class EpisodeStats:
         }
 
     def load_state_dict(self, state: StateDict) -> None:
-        self._values, self._sum, self._max = (
-            {name: np.array(array) for name, array in state[part].items()}
-            for part in ("values", "sum", "max")
+        def per_env(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+            return np.array(array, dtype).reshape(self.envs)
+
+        old = self._values
+        self._values = {k: per_env(state["values"][k], old[k].dtype) for k in old}
+        self._sum, self._max = (
+            {k: per_env(array, np.dtype(float)) for k, array in state[part].items()}
+            for part in ("sum", "max")
         )
         self._ended = [(float(s), float(n)) for s, n in state["ended"]]
         self._frames = {}

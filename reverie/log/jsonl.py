@@ -184,7 +184,7 @@ def _step_of(line: bytes) -> int:
     """Return the step of a line, or 2**63 if it is not valid."""
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ArithmeticError, ValueError, KeyError, TypeError, RecursionError):
         return 2**63
 
 

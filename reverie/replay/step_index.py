@@ -182,13 +182,17 @@ class StepIndex:
         """Load a state, and the steps `ids` that could be read from files.
 
         If steps of a stream are missing, the part before the gap becomes a stream of
-        its own, so that no window crosses the gap.
+        its own, so that no window crosses the gap. Raises `ValueError` if the state
+        does not fit the steps.
         """
         self.total = int(state["total"])
         self.first = max(int(state["first"]), self.total - self.capacity)
         self.stream_end = np.array(state["stream_end"], np.int64)
         self.stream_last = np.array(state["stream_last"], np.int64)
         env_stream = np.array(state["env_stream"], np.int64)
+        is_flat = self.stream_end.ndim == self.stream_last.ndim == env_stream.ndim == 1
+        if not is_flat or (stream < 0).any() or (env_stream < 0).any():
+            raise ValueError("the index of the replay is damaged")
         order = np.lexsort((position, stream))
         ids, stream, position = ids[order], stream[order].copy(), position[order]
         joined = (stream[1:] == stream[:-1]) & (position[1:] == position[:-1] + 1)
@@ -201,6 +205,8 @@ class StepIndex:
             stream[start:stop] = len(self.stream_end)
             self.stream_end = np.append(self.stream_end, position[stop - 1] + 1)
             self.stream_last = np.append(self.stream_last, ids[stop - 1])
+        if (self.stream_end[stream[starts]] != position[stops - 1] + 1).any():
+            raise ValueError("the replay has streams of another length than its index")
         self.stream_begin = self.stream_end.copy()  # empty without live steps
         self.stream_begin[stream[starts]] = position[starts]
         self.stream[:] = -1

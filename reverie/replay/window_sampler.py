@@ -122,7 +122,7 @@ class WindowSampler:
         self.rng.bit_generator.state = json.loads(state["rng"])
         if np.shape(state["starts"]) == self.starts.shape:
             self.starts = np.array(state["starts"], np.int64)
-            self.chunk = np.array(state["chunk"], np.int64)
+            self.chunk = np.array(state["chunk"], np.int64).reshape(self.starts.shape)
             self.chunk[~index.has_window(self.starts, span)] = self.window.consec
         queue = np.array(state["queue"], np.int64)
         self.queue = deque(queue[index.has_window(queue, span)].tolist())

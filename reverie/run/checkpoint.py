@@ -324,6 +324,7 @@ def explain_mismatch(path: Path) -> Iterator[None]:
         AssertionError,
         AttributeError,
         LookupError,
+        RecursionError,  # deep JSON, as the state of a random generator
         TypeError,
         ValueError,
     ) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from reverie.log import episode_stats
 from reverie.log.episode_stats import EpisodeStats
@@ -108,6 +109,17 @@ def test_a_restored_state_continues_exactly():
         assert actual.keys() == reference.keys()
         for key in actual:
             np.testing.assert_array_equal(actual[key], reference[key])
+
+
+@pytest.mark.parametrize("array", [np.zeros(0), np.zeros((2, 2)), np.zeros(3)])
+@pytest.mark.parametrize("part", ["values", "sum", "max"])
+def test_a_state_of_another_number_of_environments_is_refused(part, array):
+    stats = EpisodeStats(2)
+    stats.add(row([True] * 2, [False] * 2, [0.0] * 2, **{"log/x": [0, 1]}))
+    state = stats.state_dict()
+    state[part] = dict.fromkeys(state[part], array)
+    with pytest.raises(ValueError, match="reshape"):
+        stats.load_state_dict(state)
 
 
 def test_achievements_are_unlocked_if_they_were_ever_positive():

@@ -230,6 +230,25 @@ def test_loading_other_shapes_raises(tmp_path):
         other.load(state)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stream_end": np.full(3, -7)},
+        {"stream_end": np.full(3, 1 << 62)},
+        {"stream_end": np.zeros((3, 2), int)},
+        {"env_stream": np.zeros((3, 2), int)},
+        {"env_stream": np.full(3, -1)},
+    ],
+)
+def test_a_state_that_does_not_fit_the_steps_raises(change, tmp_path):
+    replay = make_replay(100, 3, config(), tmp_path, **WINDOWS)
+    fill(replay, np.random.default_rng(0), 5)
+    state = replay.save()
+    state["index"] |= change
+    with pytest.raises(ValueError, match=r"the index of the replay|of another length"):
+        make_replay(100, 3, config(), tmp_path, **WINDOWS).load(state)
+
+
 def test_more_environments_on_resume_start_new_streams(tmp_path):
     rng = np.random.default_rng(0)
     replay = make_replay(400, 3, config(), tmp_path, **WINDOWS)
