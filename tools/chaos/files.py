@@ -31,15 +31,17 @@ from chaos.processes import run
 from chaos.sections import Section
 
 DREAMER = (
-    "train --configs debug --task catch --run.clock steps --run.steps 60 "
+    "train --configs debug --task catch --run.clock steps --run.steps 120 "
     "--run.save_every 30 --run.log_every 30 --run.report_every 0 --run.envs 2 "
     "--logger.outputs jsonl --replay.storage disk"
 )
 READERS = (
-    "train --logdir run --run.steps 64",
+    "train --logdir run --run.steps 124",
     "eval run --episodes 1",
     "data inspect run",
     "data export run exported",
+    "report run --format json",
+    "pack run packed",
     "train --configs debug --task catch --run.steps 8 --run.envs 1 "
     "--run.from_checkpoint run --logdir other",
 )
