@@ -113,7 +113,7 @@ def test_dreamerv3_is_evaluated(tmp_path, capsys):
     words = ["--task", DREAMER_TASK, "--episodes", 2]
     assert run_cli("eval", path, *words) == 2
     flags = asked_flags(capsys.readouterr().err)
-    assert flags == [f"--{STOCH}", "4"]
+    assert flags == [f"--{STOCH}", "4", "--dreamer.rssm.classes", "4"]
     assert run_cli("eval", path, *words, *flags) == 0
     assert "2 episodes" in capsys.readouterr().out
     for folder in (path.parent, tmp_path / "ckpt", tmp_path):
