@@ -243,9 +243,9 @@ class Queue:
         result, seconds = end.get("result"), end.get("seconds")
         if result not in typing.get_args(Result):
             result = "failed"
-        is_number = type(seconds) in (int, float) and 0 <= seconds < MAX_RUN_SECONDS
-        error = str(end.get("error", ""))
-        return Attempt(number, content, result, error, seconds if is_number else 0.0)
+        if not isinstance(seconds, int | float) or not 0 <= seconds < MAX_RUN_SECONDS:
+            seconds = 0.0
+        return Attempt(number, content, result, str(end.get("error", "")), seconds)
 
     def _state(self, status: RunStatus) -> RunState:
         if not status.attempts:
