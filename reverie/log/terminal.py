@@ -178,7 +178,7 @@ class TerminalSink(Sink):
             parts = [epochs.describe()] if epochs else []
             parts.append(f"step {step:,}")
             if self.total:
-                parts[-1] += f" of {self.total:,} ({step / self.total:.0%})"
+                parts[-1] += f" of {self.total:,} ({min(step / self.total, 1):.0%})"
             left = (self.total - step) / rate if self.total and rate > 0 else 0
         if rate > 0:
             parts.append(f"{format_number(rate)} steps/s")
