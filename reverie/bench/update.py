@@ -220,7 +220,7 @@ class UpdateBenchmark(Resources):
         return {**results, **self.measure_collection()}
 
     def measure_collection(self) -> dict[str, Any]:
-        """Measurements of policy, environments and replay buffer."""
+        """Measure what provides data: policy, environments and replay buffer."""
         return {
             "policy_ms": {str(n): self.time(self._policy_call(n))[0] for n in (1, 16)},
             "env_steps_per_s": self.env_rate(),
@@ -229,7 +229,7 @@ class UpdateBenchmark(Resources):
 
     def first_update(self) -> float:
         """Seconds from the start of this process to the end of the first update."""
-        windows = self.agent.windows.values()
+        windows = self.agent.windows.values()  # `span`: rows of one sequence
         self.fill(max(w.batch * (w.length + w.context) + w.span for w in windows))
         self.agent.train(self.feed)
         self.synchronize()
@@ -285,7 +285,7 @@ class UpdateBenchmark(Resources):
         rng = np.random.default_rng(0)
         obs = sample(self.envs.obs_space, rng, envs)
         carry = self.agent.initial(envs)
-        # agents with a schedule may start with random actions in train mode
+        # agents with a training schedule (epochs) may start with random actions
         mode: Mode = "train" if self.agent.schedule is None else "eval"
 
         def call() -> None:
@@ -393,7 +393,7 @@ class SequenceBenchmark(UpdateBenchmark):
         return {"update": lambda: self.agent.train(self.feed)}
 
     def measure_collection(self) -> dict[str, Any]:
-        """Time to load a batch, and sequences per second."""
+        """Measure the time to load a batch, and sequences per second."""
         batch = self.agent.windows["train"].batch
         times = self.time(lambda: self.feed("train"))[0]
         return {"batch_ms": times, "sequences_per_s": [1000 * batch / t for t in times]}

@@ -76,13 +76,14 @@ class Arguments(NamedTuple):
                 f"  Fix: choose from {', '.join('--' + name for name in options)}."
             )
 
-    def refuse_presets(self, reason: str) -> None:
-        """Raise an error if there are presets or config files."""
+    def refuse_presets(self, reason: str, has_settings: bool = True) -> None:
+        """Raise an error if there are presets or config files.
+
+        `has_settings` is False for commands that have no flags for settings.
+        """
         if self.presets or self.files:
-            raise UserError(
-                f"{reason}\n  Fix: remove --configs and --config; "
-                "single settings can be changed with flags."
-            )
+            hint = "; single settings can be changed with flags" if has_settings else ""
+            raise UserError(f"{reason}\n  Fix: remove --configs and --config{hint}.")
 
 
 def parse_arguments(words: Sequence[str], max_positional: int = 0) -> Arguments:

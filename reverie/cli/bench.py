@@ -64,7 +64,7 @@ def _bench_devices(config: Any, options: Any, ranks: int, words: list[str]) -> i
 def parse_bench_arguments(words: list[str]) -> tuple[Any, Callable[..., Any]]:
     """Return the options, and a function that resolves the config (`Resolve`)."""
     from reverie.bench.update import BenchFlags
-    from reverie.run.used_settings import check_used, resolve_for_command
+    from reverie.run.used_settings import check_flags_used, resolve_for_command
 
     aliases = {"--compare": "--bench.compare", "--end-to-end": "--bench.end_to_end"}
     arguments = parse_arguments([aliases.get(word, word) for word in words])
@@ -77,7 +77,7 @@ def parse_bench_arguments(words: list[str]) -> tuple[Any, Callable[..., Any]]:
         flags = [*settings.items(), *arguments.flags]
         files = arguments.files
         config = resolve_for_command("bench", all_presets, files, flags, check=False)
-        check_used(config, "bench", arguments.flags)
+        check_flags_used(config, "bench", arguments.flags)
         return config
 
     return options, resolve

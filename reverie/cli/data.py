@@ -126,7 +126,8 @@ def _settings_from_presets(
 ) -> dict[str, Any]:
     """Return the values that presets, config files and `--task` give to `settings`."""
     if not settings:
-        arguments.refuse_presets(f"`reverie data {command}` does not use presets.")
+        reason = f"`reverie data {command}` does not use presets."
+        arguments.refuse_presets(reason, has_settings=False)
         return {}
     task = [(flag, value) for flag, value in arguments.flags if flag == "task"]
     if not (arguments.presets or arguments.files or task):

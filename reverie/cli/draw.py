@@ -112,7 +112,7 @@ def draw_open_loop(words: list[str]) -> int:
 
 def draw_boundaries(words: list[str]) -> int:
     from reverie.evaluation import draw as figures
-    from reverie.run.load import is_imported
+    from reverie.run.load import is_foreign_checkpoint
 
     arguments = parse_arguments(words, max_positional=1)
     if not arguments.positional:
@@ -121,7 +121,7 @@ def draw_boundaries(words: list[str]) -> int:
             "VTA.\n  Fix: reverie draw boundaries LOGDIR"
         )
     logdir = Path(arguments.positional[0])
-    if not is_imported(logdir, arguments.flags):
+    if not is_foreign_checkpoint(logdir, arguments.flags):
         arguments.refuse_presets(
             "Figures are drawn with the settings saved with the run."
         )

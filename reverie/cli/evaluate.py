@@ -47,7 +47,7 @@ class EvalOptions:
 def evaluate(words: list[str]) -> int:
     """Evaluate a trained agent in its task or on held-out recordings."""
     from reverie.evaluation.follow import follow, wait_for_checkpoint
-    from reverie.run.load import is_imported
+    from reverie.run.load import is_foreign_checkpoint
     from reverie.run.package import run_path
 
     arguments = parse_arguments(words, max_positional=2)
@@ -62,11 +62,11 @@ def evaluate(words: list[str]) -> int:
         path = Path(str(name))
         path = path if path.exists() else logdir / "ckpt" / path.name
         raise UserError(
-            "`reverie eval` has no option --checkpoint; a checkpoint replaces the run "
-            "folder in the command.\n"
+            "`reverie eval` has no option --checkpoint; give the checkpoint instead of "
+            "the run folder.\n"
             f"  Fix: reverie eval {path}"
         )
-    if not is_imported(logdir, arguments.flags):
+    if not is_foreign_checkpoint(logdir, arguments.flags):
         arguments.refuse_presets("An evaluation uses the settings saved with the run.")
     if others and options.follow:
         raise UserError(
@@ -98,40 +98,40 @@ def _choose_evaluation(
     """Return the evaluation for the kind of run, and the function that formats it."""
     from reverie.evaluation import boundaries, recordings
     from reverie.evaluation import episodes as env_episodes
-    from reverie.run.load import is_imported, open_run
+    from reverie.run.load import is_foreign_checkpoint, open_run
     from reverie.run.used_settings import (
-        check_used,
+        check_flags_used,
         unused_in_environment,
         with_used_flags,
     )
 
     flags, presets, files = arguments.flags, arguments.presets, arguments.files
-    if is_imported(logdir, flags):  # a checkpoint without settings
+    if is_foreign_checkpoint(logdir, flags):  # has no saved settings
         config = open_run(logdir, flags, presets=presets, files=files).config
     else:
         config = open_run(logdir, replaces_task="task" in dict(flags)).config
-    on_sequences = config.agent_config.sequence_window is not None
+    on_sequence_dataset = config.agent_config.sequence_window is not None
     on_recordings = bool(config.offline.data) and "task" not in dict(flags)
-    in_environment = not (on_sequences or on_recordings)
+    in_environment = not (on_sequence_dataset or on_recordings)
     unused = unused_in_environment(config) if in_environment else ()
-    if is_imported(logdir, flags):
-        check_used(config, "eval", flags, unused)
+    if is_foreign_checkpoint(logdir, flags):
+        check_flags_used(config, "eval", flags, unused)
     else:
         names = [field.name for field in fields(EvalOptions)]
-        with_used_flags(config, "eval", flags, unused, names)
-    if (on_sequences or on_recordings) and options.asks_to_record:
+        with_used_flags(config, "eval", flags, unused, names)  # only checks the flags
+    if (on_sequence_dataset or on_recordings) and options.asks_to_record:
         raise UserError(
             f"{logdir} is evaluated on recorded data, not in an environment, so there "
             "are no episodes to record.\n  Fix: remove --videos, --failures and "
             "--keep-episodes, or add --task TASK."
         )
-    if compares and not on_sequences:
+    if compares and not on_sequence_dataset:
         raise UserError(
             "Two runs are compared by their segment boundaries, but the agent of "
             f"{logdir} has none.\n  Fix: reverie eval {logdir}"
         )
     count = options.episodes or 100
-    if on_sequences:
+    if on_sequence_dataset:
         return (
             lambda path: boundaries.eval_boundaries(path, count, flags, presets, files),
             boundaries.describe,

@@ -18,8 +18,8 @@ class ExportOptions:
     format: Literal["onnx", "torch"] = "onnx"
     """`onnx` for ONNX Runtime, or `torch` for `torch.export.load` (a .pt2 file)."""
     out: str = ""
-    """Folder for the files; empty for a folder `export` in the run folder, next to a
-    given file, or in the current folder for `hf://` names."""
+    """Folder for the files; empty for `export` in the run folder, in the folder of a
+    given checkpoint or .reverie file, or in the current folder for `hf://` names."""
     sample: bool = False
     """Sample actions as `reverie eval` does, instead of the most probable ones."""
     with_world: bool = False
@@ -35,7 +35,8 @@ def export(words: list[str]) -> int:
     arguments = parse_arguments(words, max_positional=1)
     if not arguments.positional:
         raise UserError(
-            "`reverie export` needs the folder of a run, a checkpoint or a package.\n"
+            "`reverie export` needs the folder of a run, a checkpoint or a .reverie "
+            "file (of `reverie pack`).\n"
             "  Fix: reverie export LOGDIR"
         )
     options = arguments.take_options(ExportOptions)

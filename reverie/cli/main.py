@@ -32,6 +32,7 @@ from reverie.cli.streams import flush_output, open_standard_streams
 from reverie.cli.sweep import sweep
 from reverie.cli.train import (
     BASE_PRESETS,
+    TRAINING_COMMANDS,
     TrainOptions,
     bc,
     demo,
@@ -103,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is not None:  # called from Python code
         return _run(words)
-    record_output()  # the status line appears some seconds after the last output
+    record_output()  # the status line is shown some seconds after this time
     warnings.showwarning = _show_warning
     open_standard_streams()
     code = _run(words)
@@ -111,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     error = flush_output()
     # training also writes its results to files, so it does not need standard output
-    needs_output = not words or words[0] not in BASE_PRESETS or _asks_help(words)
+    needs_output = not words or words[0] not in TRAINING_COMMANDS or _asks_help(words)
     return _output_failed(error) if error and needs_output and not code else code
 
 
@@ -200,7 +201,7 @@ def _dispatch(words: list[str]) -> int:
             f"  Fix: choose from {', '.join(COMMANDS)}."
         )
     command, launch = COMMANDS[name], find_launch()
-    if launch.world_size > 1 and name not in (*BASE_PRESETS, "bench"):
+    if launch.world_size > 1 and name not in (*TRAINING_COMMANDS, "bench"):
         raise UserError(
             f"{launch.launcher} has started {launch.world_size} processes, but "
             f"`reverie {name}` runs in one.\n  Fix: start it without {launch.launcher}."
@@ -298,7 +299,7 @@ COMMANDS: dict[str, Command] = {
     "sweep": Command(
         sweep,
         "FILE [COMMAND] [--jobs 1] [--trials 20] [--logdir DIR] [--SETTING VALUE ...]\n"
-        "--logdir DIR",
+        "--logdir DIR [--trials 20]       continue a sweep, with its saved settings",
         _options_help("reverie.sweep.spec:SweepConfig"),
     ),
     "campaign": Command(

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from reverie import config as configs
 from reverie.api import UserError
-from reverie.cli.train import BASE_PRESETS
+from reverie.cli.train import BASE_PRESETS, TRAINING_COMMANDS
 from reverie.config import UnknownSetting
 from reverie.convert.command_lines import Original, Replacement, originals
 from reverie.envs import SUITES, add_gym_prefix, split_task
@@ -32,7 +32,7 @@ LAUNCHER = re.compile(
 TASK_FLAGS = ("env", "env_id", "env-id", "env_name", "env-name", "environment", "game")
 """Flags that select the environment in many other programs."""
 
-TRANSLATED = (*BASE_PRESETS, "bench", "config")
+TRANSLATED = (*TRAINING_COMMANDS, "bench", "config")
 """Commands whose arguments are translated."""
 
 
@@ -399,8 +399,8 @@ def _replace_with_presets(
 ) -> list[str] | None:
     """Add the words that replace a flag in a run with the presets found so far."""
     commands = [translation.command[0]]
-    if commands[0] in BASE_PRESETS and "{agent}" not in flag.new:
-        commands += [name for name in BASE_PRESETS if name not in commands]
+    if commands[0] in TRAINING_COMMANDS and "{agent}" not in flag.new:
+        commands += [name for name in TRAINING_COMMANDS if name not in commands]
     for command in commands:
         config = _config_so_far(translation, command)
         fields = {"agent": settings_name(config.agent), "env": _env_group(config)}
@@ -408,7 +408,7 @@ def _replace_with_presets(
         words = [word for word in new if not word.startswith("COMMAND:")]
         if len(words) < len(new):
             command = new[0].removeprefix("COMMAND:")
-        is_run = command in (*BASE_PRESETS, "bench")
+        is_run = command in (*TRAINING_COMMANDS, "bench")
         used = used_names(config, command) if is_run else _settings()
         names = [word[2:].rstrip("+") for word in words if word.startswith("--")]
         known = {*used, "configs"}

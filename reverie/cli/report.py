@@ -31,8 +31,7 @@ class ReportOptions:
     """Metric to report: a key of `scores.jsonl` (`episode/...`) or `metrics.jsonl`, or
     crafter_score."""
     x: str = "frames"
-    """Unit of window and budget: frames (of the simulator), step (of the agent) or
-    hours."""
+    """Unit of the budget: frames (of the simulator), step (of the agent) or hours."""
     window: float = 0.05
     """The score is the mean of the episodes in this last fraction of the budget."""
     budget: float = 0.0
@@ -99,7 +98,8 @@ def parse_runs(words: list[str], command: str, schema: type[T]) -> tuple[list[st
     """Return the paths of runs, and the options of `reverie report` or `plot`."""
     arguments = parse_arguments(words, max_positional=len(words))
     options = arguments.take_options(schema)
-    arguments.refuse_presets(f"`{command}` reads the settings of the runs.")
+    reason = f"`{command}` reads the settings of the runs."
+    arguments.refuse_presets(reason, has_settings=False)
     names = [field.name for field in dataclasses.fields(schema)]  # type: ignore
     arguments.refuse_other_flags(command, names)
     if not arguments.positional:

@@ -14,7 +14,7 @@ def pack(words: list[str]) -> int:
     from reverie.results.pack import open_for_package, write_package_file
 
     arguments = parse_arguments(words, max_positional=2)
-    arguments.refuse_presets("A package has the settings saved with the run.")
+    arguments.refuse_presets("A package has the settings saved with the run.", False)
     arguments.refuse_other_flags("reverie pack", ())
     if len(arguments.positional) != 2:
         raise UserError(
@@ -49,7 +49,7 @@ def push(words: list[str]) -> int:
     from reverie.results.push import write_repository
 
     arguments = parse_arguments(words, max_positional=2)
-    arguments.refuse_presets("An upload has the settings saved with the run.")
+    arguments.refuse_presets("An upload has the settings saved with the run.", False)
     options = arguments.take_options(PushOptions)
     arguments.refuse_other_flags(
         "reverie push", tuple(PushOptions.__dataclass_fields__)

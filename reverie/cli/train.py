@@ -26,6 +26,7 @@ BASE_PRESETS: dict[str, tuple[str, ...]] = {
     "bc": ("offline", "bc"),
 }
 """Presets that each training command applies before all others."""
+TRAINING_COMMANDS = tuple(BASE_PRESETS)
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,11 @@ def command_config(command: str, words: list[str]) -> Any:
 
     Used for the runs of sweeps and campaigns, which cannot have `TrainOptions`.
     """
-    if command not in BASE_PRESETS:
+    if command not in TRAINING_COMMANDS:
         raise UserError(
             f"{command!r} is not a training command."
-            f"{configs.suggest(command, BASE_PRESETS)}\n"
-            f"  Fix: choose from {', '.join(BASE_PRESETS)}."
+            f"{configs.suggest(command, TRAINING_COMMANDS)}\n"
+            f"  Fix: choose from {', '.join(TRAINING_COMMANDS)}."
         )
     return training_config(parse_arguments(words), command)
 

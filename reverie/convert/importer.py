@@ -57,9 +57,9 @@ class Importer:
     `undetermined` that the user has set."""
     undetermined: tuple[str, ...] = ()
     """Settings that cannot be inferred from the shapes, and on which others depend."""
-    algorithm: tuple[str, ...] = ()
-    """Presets with the algorithm of the implementation, applied before all other
-    settings."""
+    base_presets: tuple[str, ...] = ()
+    """Presets that reproduce the algorithm of the implementation, applied before all
+    other settings."""
     presets: Callable[[str, Any], tuple[str, ...]] = lambda task, contents: ()
     """`presets(task, contents)`: return the presets of an agent for a task. They
     are used if no other setting chooses the agent."""

@@ -43,7 +43,7 @@ class ImageCrop:
     def _crop_space(self, key: str, space: Space) -> Space:
         if not space.is_image or not self.enabled:
             return space
-        center_offset(space.shape[:2], self.config.crop, key)  # checks the size
+        center_offset(space.shape[:2], self.config.crop, key)  # raises if too small
         return Space(np.uint8, (*self.config.crop, space.shape[2]), 0, 256)
 
     @property

@@ -84,8 +84,8 @@ def open_sequence_run(
 def _check_trains_on_sequences(logdir: Path, agent: str, config: AgentConfig) -> None:
     if config.sequence_window is None:
         raise UserError(
-            f"{logdir} was not trained on sequences: its agent is {agent!r}.\n  Fix: "
-            "use the --logdir of a run of the agent vta, or model_best.pt of VTA."
+            f"{logdir} was not trained on a sequence dataset: its agent is {agent!r}.\n"
+            "  Fix: use the --logdir of a run of agent vta, or model_best.pt of VTA."
         )
 
 
@@ -204,7 +204,7 @@ def describe(result: EvalResult) -> str:
     lines.append("loss in nats per frame at a boundary, at a missed event, elsewhere")
     losses = [key.split("/")[1] for key in summary if key.startswith("costs/")]
     for name in dict.fromkeys(losses):
-        kinds = ("boundary", "event", "other")
+        kinds = ("boundary", "event", "other")  # `event`: without a boundary
         nats = [summary[f"costs/{name}/{kind}"] for kind in kinds]
         columns = (f"{'-' if math.isnan(x) else f'{x:.2f}':>8}" for x in nats)
         lines.append(f"  {name:<10} {' '.join(columns)}")

@@ -1,8 +1,8 @@
-"""Exported steps: flat tensors in, flat tensors out, random numbers as inputs.
+"""Exported step functions: flat tensors in and out, random numbers as inputs.
 
-An agent provides a step on dicts and trees of tensors (`capabilities.ExportStep`).
-`FlatStep` wraps it as a function of a flat list of tensors, which `TensorInfo`
-describes.
+An agent provides a step function of dicts and trees of tensors, such as one step of its
+policy (`capabilities.ExportStep`). `FlatStep` wraps it as a function of a flat list of
+tensors, which `TensorInfo` describes.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class FlatStep(nn.Module):
         rng = RecordedNoise(0)
         with torch.no_grad():
             outputs, after = self.inner(inputs, self._state, rng)
-        # copies, because the exporter takes the same tensor in two places for one input
+        # copies, because torch.export merges inputs that are the same tensor
         self.examples = [
             x.clone() for x in (*inputs.values(), *tree_leaves(self._state), *rng.noise)
         ]

@@ -1,9 +1,10 @@
 """Steps an environment and its world model together, with the same actions.
 
-The real rows come from the environment or from a recorded episode. The imagined rows
-come from rollouts of the world model that start at one of the real rows (`fork`). In
-`agent-env` and `human-env`, actions are chosen from the real rows; in `agent-model` and
-`human-model`, from the imagined rows. The environment is stepped with the same actions.
+The real rows come from the environment or from a recorded episode, the imagined rows
+from rollouts of the world model. In `agent-env` and `human-env`, actions are chosen
+from the real rows, and rollouts start at a real row (`fork`). In `agent-model` and
+`human-model`, actions are chosen from the imagined rows, and a fork starts rollouts
+from these. Environment and world model are stepped with the same actions.
 
 Threads and timing are in `session.py`.
 """
@@ -39,10 +40,10 @@ from reverie.run.player import MAX_CONTEXT
 IN_ENV, IN_MODEL = (AGENT_ENV, HUMAN_ENV), (AGENT_MODEL, HUMAN_MODEL)
 AGENT_MODES = (AGENT_ENV, AGENT_MODEL)
 MAX_HISTORY = 3000
-"""Maximum number of steps in memory, unless the episode may be saved."""
+"""Maximum number of steps in memory, unless `Simulation.keep_all` is set."""
 MAX_BYTES, MAX_SAVED_BYTES = 64 * 2**20, 2**30
-"""Maximum bytes of the rows in memory, in general and if the episode may be saved
-(`keep_all`). Recorded episodes are not limited: their files are read completely."""
+"""Maximum bytes of the rows in memory, without and with `Simulation.keep_all`.
+Recorded episodes are not limited: their files are read completely."""
 MAX_ROLLOUTS = 8
 
 
@@ -94,7 +95,8 @@ class Simulation:
         self.imagined = History()  # rows (N, ...) of the rollouts
         self.step_data = History()  # (action, scalars, inspection) of each step
         self.cursor = 0
-        self._earlier_rows: list[Obs] = []  # recorded rows before the first row
+        # context before `rows[0]`, if that is not the first row of a recording
+        self._earlier_rows: list[Obs] = []
         self._env_ended = True
         self.policy = PolicyState(self.loaded)
         if self.imagination is not None:
@@ -200,7 +202,7 @@ class Simulation:
         if self.mode in IN_MODEL:
             self._step_model(get_human_action)
         else:
-            self._step_rows(get_human_action)
+            self._step_real(get_human_action)
         self._drop_oldest_steps()
 
     def _drop_oldest_steps(self) -> None:
@@ -228,8 +230,7 @@ class Simulation:
             return
         action = get_human_action() if self.human else imagination.act()
         self._set_action(self.imagined[self.cursor], action)
-        rows = imagination.step(action)
-        self.imagined.append(rows)
+        self.imagined.append(imagination.step(action))
         env = self.loaded.env
         if env is not None and not self._env_ended:
             self.rows[self.cursor].update(action)
@@ -238,14 +239,14 @@ class Simulation:
         self.cursor += 1
         self._store_step(action)
 
-    def _step_rows(self, get_human_action: Callable[[], Action]) -> None:
+    def _step_real(self, get_human_action: Callable[[], Action]) -> None:
         """Step the environment or recording, and the rollouts with the same action."""
         if self.imagination is not None and self.imagined.get(self.cursor) is None:
             self.fork()  # after moving to a step without a rollout
         row, env = self.rows[self.cursor], self.loaded.env
         if self.is_live:
             assert env is not None
-            self._update_policy(self.cursor)
+            self._advance_policy(self.cursor)
             action = get_human_action() if self.human else self.policy.choice
             assert action is not None
             row.update(action)
@@ -259,7 +260,7 @@ class Simulation:
             if self.cursor == self.imagined.stop:
                 self.imagined.append(imagination.step(action))
             age = imagination.age
-        self._update_policy(self.cursor)
+        self._advance_policy(self.cursor)
         self._store_step(action)
         if 0 < self.fork_every <= age and not self.end_reason:
             self.fork()
@@ -284,7 +285,7 @@ class Simulation:
         if self.imagination is None:
             return
         context = self._context(self.cursor)
-        self._update_policy(self.cursor)
+        self._advance_policy(self.cursor)
         carry = self.policy.carry
         # another seed at every step, which does not depend on earlier forks
         seed = (self._episode_seed() + 7919 * self.cursor) % 2**31
@@ -296,7 +297,9 @@ class Simulation:
         if self.mode in IN_MODEL:
             self.imagined.truncate(self.cursor)
             self.step_data.truncate(self.cursor)
-            if self.cursor:  # the environment cannot return to an earlier step
+            # The environment cannot return to an earlier step. It is not stepped after
+            # a fork at the newest step either; only forks at step 0 have real context.
+            if self.cursor:
                 self.rows.truncate(self.cursor)
                 self._env_ended = True
         else:
@@ -318,7 +321,8 @@ class Simulation:
         imagination = self.imagination
         if not human and self.mode in IN_MODEL and not reason:
             assert imagination is not None
-            reason = "" if imagination.can_act else "the policy has no state"
+            if not imagination.can_act:
+                reason = "the rollouts were started without the state of the policy"
         _check_possible(mode, reason)
         self.mode, self.human = mode, human
 
@@ -345,8 +349,8 @@ class Simulation:
 
     # The policy
 
-    def _update_policy(self, step: int) -> None:
-        """Run the policy up to a step."""
+    def _advance_policy(self, step: int) -> None:
+        """Run the policy up to a step, to get its carry and its action there."""
         if self.mode in IN_MODEL and step:
             self.policy.run(self._context(step), step)
             return
@@ -401,12 +405,12 @@ class Simulation:
 
     def _scalars(self, inspection: StateInspection) -> dict[str, float]:
         scalars: dict[str, float | None] = {}
-        real, rows = self.rows.get(self.cursor), self.imagined.get(self.cursor)
+        real, imagined = self.rows.get(self.cursor), self.imagined.get(self.cursor)
         if real is not None:
             scalars["reward"] = float(real["reward"])
-        if rows is not None and "cont" in rows:
-            scalars["predicted reward"] = float(rows["reward"][0])
-            scalars["continue"] = float(rows["cont"][0])
+        if imagined is not None and "cont" in imagined:
+            scalars["predicted reward"] = float(imagined["reward"][0])
+            scalars["continue"] = float(imagined["cont"][0])
         if self.mode not in IN_MODEL:
             scalars["KL"] = self.policy.kl
         scalars["value"] = inspection.value

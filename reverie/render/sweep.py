@@ -36,7 +36,7 @@ MAX_LABELS = 8
 
 
 class SweepAxis(NamedTuple):
-    """x axis of a panel: a parameter and its value in each trial."""
+    """x axis of a panel: a parameter (or trial number) and its value in each trial."""
 
     name: str
     values: Sequence[float | str]
@@ -50,10 +50,10 @@ def draw_sweep(
     goal: Literal["min", "max"],
     title: str = "",
 ) -> UInt8[np.ndarray, "h w 3"]:
-    """Plot the result of each trial over each parameter.
+    """Plot the result of each trial over the trial number and each parameter.
 
-    `finished` is False for trials that were stopped early. The first panel also has the
-    best result so far.
+    `finished` is False for trials that were stopped early. `panels[0]` has the trial
+    number and also shows the best result so far; the other panels have parameters.
     """
     figure, boxes = PANELS.figure(len(panels), title)
     best = _best_so_far(results, finished, goal)

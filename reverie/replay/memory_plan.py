@@ -37,7 +37,7 @@ class MemoryPlan:
     step_bytes: int
     ram_bytes: int
     disk_bytes: int
-    wanted: int = 0
+    requested_capacity: int = 0
     """The configured capacity, if it does not fit and was reduced; otherwise 0."""
 
     def describe(self) -> str:
@@ -51,11 +51,11 @@ class MemoryPlan:
 
     def describe_reduction(self) -> str:
         """Return a sentence about a reduced capacity; empty if it was not reduced."""
-        if not self.wanted:
+        if not self.requested_capacity:
             return ""
         return (
-            f"A replay of {self.wanted:,} steps does not fit into memory or on disk, "
-            f"so its capacity is {self.capacity:,} steps. To set it: "
+            f"A replay of {self.requested_capacity:,} steps does not fit into memory "
+            f"or on disk, so its capacity is {self.capacity:,} steps. To set it: "
             "--replay.capacity"
         )
 
@@ -149,7 +149,7 @@ def make_memory_plan(
     if fit and largest >= min_capacity:
         fitting = [p for p in plans(largest) if find_problem(p) is None]
         if fitting:
-            return replace(fitting[0], wanted=capacity)
+            return replace(fitting[0], requested_capacity=capacity)
     reasons = "; ".join(f"{p.storage}: {find_problem(p)}" for p in choices)
     size = format_bytes(step_bytes)
     advice = [f"--replay.capacity {largest}"] if largest >= min_capacity else []

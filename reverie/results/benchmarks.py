@@ -135,7 +135,7 @@ def list_baselines() -> list[str]:
 def find_baseline(name: str, tasks: Iterable[str]) -> Baseline:
     """Return the published results `method` or `method/suite`.
 
-    Without a suite, it is the one that contains some of the `tasks`.
+    Without a suite, the suite that contains some of the `tasks` is used.
     """
     method, _, suite = name.partition("/")
     available = list_baselines()

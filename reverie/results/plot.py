@@ -90,7 +90,7 @@ def draw_curves(
             for method, by_task in points.items()
             if task in by_task
         ]
-        references = {x.name: x.scores[task] for x in baselines if task in x.scores}
+        references = {b.name: b.scores[task] for b in baselines if task in b.scores}
         title = task.removeprefix(prefix).replace("_", " ") if prefix else task
         panels.append(Panel(title, lines, references, UNITS[x], label, y_range))
     if len(tasks) > 1:

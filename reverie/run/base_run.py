@@ -174,7 +174,7 @@ class BaseRun(Resources):
                 return None
             self.has_started = True
             replayed = self.feed.served - served
-            if self.leader and self.leader.shards:
+            if self.leader and self.leader.other_shards:
                 replayed *= self.leader.group.launch.world_size  # of all ranks
             self.rates.add("train", replayed)
             self.clock.add_update()

@@ -305,8 +305,8 @@ def _with_checkpoint(
         inferred = infer_settings(imported, known, config.run.from_components)
     if not initial or not config.agent_config.trains_policy:
         inferred.pop("explore.policy", None)  # no policy is trained
-    layers = [*expand_presets(importer.algorithm), *stack.layers, (origin, inferred)]
-    return stack._replace(layers=layers)
+    base = expand_presets(importer.base_presets)
+    return stack._replace(layers=[*base, *stack.layers, (origin, inferred)])
 
 
 def _size_layers(

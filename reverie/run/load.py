@@ -289,7 +289,7 @@ class ConvertingWorldModelAgent(ConvertingAgent):
         return model
 
 
-def is_imported(logdir: Path, flags: Sequence[tuple[str, Any]] = ()) -> bool:
+def is_foreign_checkpoint(logdir: Path, flags: Sequence[tuple[str, Any]] = ()) -> bool:
     """True if `logdir` is a checkpoint or run folder of another implementation.
 
     The agent that the flags select may add importers of such checkpoints.

@@ -94,7 +94,8 @@ class OnlineRun(BaseRun):
         if not self.share.is_whole:
             check_can_act_remotely(self.agent, config.agent)
         self._connect_ranks(self.envs, self.path)
-        self.shards = self.leader.shards if self.leader else None
+        # environments and replay buffers of the other ranks, if the replay is sharded
+        self.other_shards = self.leader.other_shards if self.leader else None
         random_agent = make_agent(
             config, self.envs, self.device, self.precision, "random"
         )
@@ -111,7 +112,7 @@ class OnlineRun(BaseRun):
             config.replay.storage,
             share=self.share,
         )
-        if self.replay.plan.wanted:
+        if self.replay.plan.requested_capacity:
             self.print_message(self.replay.plan.describe_reduction())
             capacity = self.replay.capacity * self.share.world_size
             replay = replace(config.replay, capacity=capacity)
@@ -244,9 +245,9 @@ class OnlineRun(BaseRun):
         if self.config.run.episodes:
             self.status.begin("reading the recorded episodes")
             self._add_recorded_episodes(self.config.run.episodes)
-        if self.leader and self.shards:
+        if self.leader and self.other_shards:
             self.leader.load()
-            self.shards.reset()
+            self.other_shards.reset()
         with self.env_limit.step():
             self.collector.reset()
         self.stopper.can_save = True
@@ -269,7 +270,8 @@ class OnlineRun(BaseRun):
             with self.timer("replay_add"):
                 if len(rows):
                     self.replay.add(rows.values, rows.streams)
-            others = self.shards.end_collect() if self.shards else Collected()
+            shards = self.other_shards
+            others = shards.end_collect() if shards else Collected()
             for metrics in (rows.metrics, *others.metrics):
                 self.logger.add(metrics, step=self.clock.frames)
             self.rates.add("policy", others.rows)
@@ -283,22 +285,22 @@ class OnlineRun(BaseRun):
     @contextmanager
     def _collecting_on_all_ranks(self) -> Iterator[None]:
         """Context of an environment step, in which the other ranks collect, too."""
-        if self.shards is None:
+        if self.other_shards is None:
             yield
             return
         self.collector.steps = self.clock.step  # for prefill and exploration
         self.should_save = False  # until the rows of the other ranks are counted
-        self.shards.begin_collect(self.clock.step)
+        self.other_shards.begin_collect(self.clock.step)
         try:
             yield
         except BaseException:
-            self.shards.end_collect()
+            self.other_shards.end_collect()
             raise
 
     @property
     def ready(self) -> bool:
         """True if the replay has enough rows for every batch the agent trains on."""
-        if self.shards and not self.shards.is_ready:
+        if self.other_shards and not self.other_shards.is_ready:
             return False
         return all(self.feed.ready(k) for k in self.agent.windows if k != "report")
 
@@ -348,8 +350,8 @@ class OnlineRun(BaseRun):
                 "shards": self.share.world_size,
             },
         }
-        if self.shards:
-            saved |= self.shards.save()
+        if self.other_shards:
+            saved |= self.other_shards.save()
         if self.policy_copy:
             saved["policy"] = self.policy_copy.state_dict()
         if self.evaluator is not None:
@@ -371,8 +373,8 @@ class OnlineRun(BaseRun):
         nothing is deleted.
         """
         known = self.replay_states
-        if self.shards:
-            self.shards.delete_unused_files(kept, saved)
+        if self.other_shards:
+            self.other_shards.delete_unused_files(kept, saved)
         try:
             self.replay_states = {
                 path: known.get(path) or self._read_parts(path, self.replays)
@@ -449,9 +451,9 @@ class OnlineRun(BaseRun):
         states = self.replay_states[path] = self._read_parts(path, self.replays)
         for name, state in states.items():
             self.replays[name].load(state)
-        if self.leader and self.shards:
+        if self.leader and self.other_shards:
             self.leader.load()
-            self.shards.restore(path)
+            self.other_shards.restore(path)
         self._restore_loop(loop)
         if loop["evaluates"] and not self._evaluates:
             self.print_message(

@@ -37,7 +37,7 @@ class Share(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """True if the environments and the replay are not divided."""
+        """True if this rank has all environments and the whole replay."""
         return self.world_size == 1
 
     def envs(self, total: int) -> tuple[int, int]:

@@ -19,13 +19,13 @@ from reverie.run import train as train_loop
 from reverie.run.config import Config, for_evaluation, import_paths, with_flags
 from reverie.run.factory import MakeEnv
 from reverie.run.folder import read_config, resolve_logdir
-from reverie.run.load import is_imported, open_run
+from reverie.run.load import is_foreign_checkpoint, open_run
 from reverie.run.package import run_path
 from reverie.run.player import Player
 from reverie.run.signals import Interrupted, StoppedWithoutSaving
 from reverie.run.trust import allow
 from reverie.run.used_settings import (
-    check_used,
+    check_flags_used,
     resolve_for_command,
     unused_in_environment,
     with_used_flags,
@@ -134,7 +134,7 @@ def _config(configs: Sequence[str], flags: dict[str, Any]) -> Config:
     if configs:
         return resolve_for_command("train", configs, flags=flags, saved=saved)
     config = with_flags(saved, list(flags.items()))
-    check_used(config, "train", flags)
+    check_flags_used(config, "train", flags)
     return config
 
 
@@ -171,7 +171,7 @@ def _evaluate(
         raise UserError(
             f"evaluate() got {episodes} episodes.\n  Fix: pass at least episodes=1."
         )
-    imported = is_imported(logdir, list(flags.items()))
+    imported = is_foreign_checkpoint(logdir, list(flags.items()))
     if imported and env is not None:  # the file does not contain a task
         flags["task"] = PYTHON_ENV
     _refuse_presets(logdir, presets, imported)
@@ -188,9 +188,10 @@ def _evaluate(
             f"  Fix: pass env= or task= to evaluate(), or run `reverie eval {logdir}`."
         )
     if imported:
-        check_used(config, "eval", flags, unused_in_environment(config))
+        check_flags_used(config, "eval", flags, unused_in_environment(config))
     else:
         unused = unused_in_environment(config)
+        # only checks the flags
         with_used_flags(config, "eval", list(flags.items()), unused)
     make_env = None
     if env is not None:
@@ -229,7 +230,7 @@ def load(
     flags = [(name, value) for name, value in given.items() if value is not None]
     presets, path = _presets(configs), run_path(logdir)
     with allow(import_paths([dict(flags)]).values(), everything=trust):
-        _refuse_presets(logdir, presets, is_imported(path, flags))
+        _refuse_presets(logdir, presets, is_foreign_checkpoint(path, flags))
         run = open_run(path, flags, presets=presets)
     _check_policy(logdir, run.config)
     source = run.policy_source(run.spaces())

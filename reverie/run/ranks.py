@@ -138,7 +138,8 @@ class Leader:
         group.heartbeat.timeout = config.run.rank_timeout
         self._limit = UpdateLimit(config.run.rank_timeout)
         is_sharded = config.replay.ranks == "sharded" and folder is not None
-        self.shards = OtherShards(self._command, group.control) if is_sharded else None
+        control = group.control
+        self.other_shards = OtherShards(self._command, control) if is_sharded else None
         """Environments and replay buffers of the other ranks, if they have any."""
         setup = {
             "settings": dataclasses.asdict(config),
@@ -163,7 +164,7 @@ class Leader:
         self.load()
         rank_feed = (
             ShardFeed(feed, self.agent.windows, self._limit)
-            if self.shards
+            if self.other_shards
             else LeaderFeed(feed, self.group, self._limit)
         )
         with self._command() as send:

@@ -179,7 +179,7 @@ def resolve_for_command(
         options = [] if is_unused else used_names(valid, command)
         raise UnknownSetting(error.name, error.origin, options) from None
     if check:
-        check_used(config, command, flags)
+        check_flags_used(config, command, flags)
     return config
 
 
@@ -212,11 +212,11 @@ def with_used_flags(
             names = [name for name in names if not name.startswith(agent)]
         names = [*options, *(n for n in names if not _find(n, more_unused))]
         raise UnknownSetting(error.name, error.origin, names) from None
-    check_used(changed, command, flags, more_unused)
+    check_flags_used(changed, command, flags, more_unused)
     return changed
 
 
-def check_used(
+def check_flags_used(
     config: Config,
     command: str,
     flags: Flags,

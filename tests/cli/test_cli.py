@@ -52,7 +52,8 @@ data convert SRC DST --map.final drop | no option --map\.final(.|\n)*--map\.last
 eval run --episodes ² | episodes must be a whole
 eval run --episodes 0 | episodes must be at least 1
 bench envs --task catch | Did you mean 'tasks'
-demo --configs crafter | remove --configs
+demo --configs crafter | remove --configs and --config; single settings
+plot run --configs crafter | remove --configs and --config\.
 train --run.steps 0 | at least 1
 train --deterministic | --run\.clock steps
 """

@@ -59,12 +59,12 @@ def test_the_suggested_capacity_fits(monkeypatch, tmp_path):
 @pytest.mark.parametrize(("memory", "disk"), [(10**9, 10**9), (10**9, 2 * 10**9)])
 def test_a_capacity_is_reduced_to_what_fits(monkeypatch, tmp_path, memory, disk):
     plan = plan_for(monkeypatch, tmp_path, memory, disk, fit=True)
-    assert plan.wanted == 1_000_000
+    assert plan.requested_capacity == 1_000_000
     assert min(memory, disk) // STEP // 4 < plan.capacity < 1_000_000
     assert plan.disk_bytes <= disk * memory_plan.FITTED_DISK_FRACTION
     assert f"capacity is {plan.capacity:,} steps" in plan.describe_reduction()
     same = plan_for(monkeypatch, tmp_path, 10**10, 10**10, fit=True)
-    assert (same.wanted, same.capacity) == (0, 1_000_000)
+    assert (same.requested_capacity, same.capacity) == (0, 1_000_000)
     assert same.describe_reduction() == ""
 
 

@@ -16,7 +16,7 @@ from reverie.run.clock import INTERVALS
 from reverie.run.config import Config, resolve
 from reverie.run.used_settings import (
     IN_ENVIRONMENT,
-    check_used,
+    check_flags_used,
     unused_in_environment,
     unused_settings,
     used_names,
@@ -177,8 +177,8 @@ def test_python_arguments_without_effect_are_refused(tmp_path):
 )
 def test_evaluation_and_benchmarks_refuse_settings_without_effect(command, name, fix):
     with pytest.raises(UserError, match=f"Fix: {fix}"):
-        check_used(Config(), command, {name: 7})
-    check_used(Config(), command, {"run.eval_envs": 7, "env.catch.size": (8, 8)})
+        check_flags_used(Config(), command, {name: 7})
+    check_flags_used(Config(), command, {"run.eval_envs": 7, "env.catch.size": (8, 8)})
 
 
 def test_agents_that_need_recordings_do_not_train_in_environments(tmp_path):
@@ -280,7 +280,7 @@ def test_a_proposed_setting_has_an_effect(line):
     used = used_names(config, command)
     for name in set(settings_of(Config)) - set(used):
         with pytest.raises(UserError) as error:
-            check_used(config, command, [(name, "VALUE")])
+            check_flags_used(config, command, [(name, "VALUE")])
         fix = str(error.value).rpartition("Fix: ")[2]
         proposed = re.match(r"(?:add )?--(\S+)", fix)
         assert proposed is None or proposed[1] in (*used, "configs"), (name, fix)

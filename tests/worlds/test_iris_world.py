@@ -232,7 +232,7 @@ def test_cached_steps_equal_the_full_forward_pass():
     torch.testing.assert_close(ends, full.ends, rtol=1e-4, atol=1e-5)
 
 
-def test_refresh_copies_the_weights_to_a_frozen_copy():
+def test_weights_are_copied_to_a_frozen_copy():
     world, one = make(), batch()
     frozen = world.frozen_copy(torch.float32)
     with torch.no_grad():
@@ -245,7 +245,7 @@ def test_refresh_copies_the_weights_to_a_frozen_copy():
         return w.imagine(state, noop_policy, 3, rng()).states.reward
 
     assert not torch.equal(rewards(frozen), rewards(world))
-    world.refresh(frozen)
+    world.copy_weights_to(frozen)
     assert torch.equal(rewards(frozen), rewards(world))
     assert not any(p.requires_grad for p in frozen.parameters())
 

@@ -203,8 +203,8 @@ class Iris(TrainedAgent):
         return ExportStep(StepModule(step, inner), inputs, initial)
 
     def world_steps(self) -> dict[str, ExportStep]:
-        blocks = self.config.world_model.transformer.blocks
-        frames = max(2, min(self.config.actor_critic.burn_in + 1, blocks - 1))
+        max_frames = self.config.world_model.transformer.blocks - 1  # one is imagined
+        frames = max(2, min(self.config.actor_critic.burn_in + 1, max_frames))
         image = self.obs_space[self.image]
         return iris_world_steps(self.world, frames, image, self.act_space)
 
@@ -240,7 +240,7 @@ class Iris(TrainedAgent):
         """Run one update of a component with the mean gradient of all batches."""
         if name == "actor_critic":
             self._refresh_imagination_world()
-            self.accelerator.before_update()
+            self.accelerator.before_update()  # copies the weights for the policies
         metrics = (run or self._run_update[name])(tuple(batches))
         metrics = average_metrics(dict(metrics))  # over ranks
         for component in self._trained_with(name):
@@ -371,7 +371,7 @@ class Iris(TrainedAgent):
     def _refresh_imagination_world(self) -> IrisWorld:
         """Copy new weights to the world for imagination, if needed, and return it."""
         if self._copy_is_outdated and self.imagination_world is not self.world:
-            self.world.refresh(self.imagination_world)
+            self.world.copy_weights_to(self.imagination_world)
         self._copy_is_outdated = False
         return self.imagination_world
 

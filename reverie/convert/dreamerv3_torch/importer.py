@@ -29,7 +29,7 @@ IMPORTER = Importer(
     import_state=import_state,
     infer_settings=_infer,
     undetermined=STOCH_SETTINGS,
-    algorithm=(PRESET,),
+    base_presets=(PRESET,),
     find=lambda folder: find_files(folder, "latest.pt", "latest_model.pt"),
     encoder=EncoderImporter(
         PRESET, lambda contents: infer_encoder(select_weights(contents)), read_encoder

@@ -19,7 +19,7 @@ export class Traces {
     this.episode = null;
   }
 
-  add(header) {
+  add(header) { // the JSON header of a message with the data of one step, see messages.py
     const key = `${header.episode}/${header.mode}`;
     if (key !== this.episode) {
       this.points.clear();
@@ -55,7 +55,7 @@ export class Traces {
     if (!all.length) return;
     let low = Math.min(0, ...all);
     let high = Math.max(...all);
-    if (high - low < 0.02) [low, high] = [low - 0.01, high + 0.01]; // small errors are not magnified
+    if (high - low < 0.02) [low, high] = [low - 0.01, high + 0.01]; // do not magnify small changes of a constant
     if (name === "continue" || name === "boundary") [low, high] = [0, 1];
     const first = steps[0];
     const last = Math.max(steps[steps.length - 1], first + 30);

@@ -37,10 +37,10 @@ class ActorSpec:
 
     actor: int
     incarnation: int
-    """Number of restarts of the actor since the learner was started."""
+    """Number of restarts of the actor since this process of the learner started."""
     times_lost: int
-    """How many times the actor was lost since the run began, also before the run was
-    resumed; its seeds depend on it."""
+    """How many times the actor died or did not answer in the whole run, including the
+    time before the run was resumed; its seeds depend on it."""
     settings: dict[str, Any]
     """The config as nested dicts, because its class may be defined at run time."""
     make_env: bytes | None
@@ -164,8 +164,8 @@ class ChunkSequence:
             chunk = self._early.pop(self.next_number)
             if not np.array_equal(chunk.row_offsets, self._next_rows):
                 raise MissingChunkError(
-                    f"it starts at rows {chunk.row_offsets.tolist()} instead of "
-                    f"{self._next_rows.tolist()}"
+                    f"chunk {chunk.number} starts at rows {chunk.row_offsets.tolist()} "
+                    f"instead of {self._next_rows.tolist()}"
                 )
             self._next_rows += np.bincount(
                 chunk.streams, minlength=len(self._next_rows)

@@ -280,9 +280,9 @@ class OfflineSequences:
 
 
 def trains_on_sequences(config: Config) -> bool:
-    """True if the agent trains on sequences; raise if the task does not provide them.
+    """True if the agent trains on a sequence dataset, as VTA does.
 
-    Sequences come from a sequence dataset (the task) or from `offline.data`.
+    The dataset is the task or is made from `offline.data`; raise if it is neither.
     """
     is_dataset = is_sequence_task(config.task)
     needs_sequences = config.agent_config.sequence_window is not None

@@ -53,7 +53,7 @@ def epochs_to_updates(config: Config, env_steps: int) -> Config:
 
 
 def with_base_run(config: Config) -> Config:
-    """Return the config with the settings of the agent's base run, if it has one."""
+    """Return the config with the settings of the base run (`AgentConfig.base_run`)."""
     agent_config, base_run = config.agent_config, config.agent_config.base_run
     if not base_run or not isinstance(agent_config, ConfiguresBase):
         return config

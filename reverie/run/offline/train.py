@@ -67,7 +67,7 @@ def offline(config: Config, profile: int = 0) -> Path:
         return train_on_sequences(config, profile)
     with StatusLine("reading the recorded episodes"):
         config = with_base_run(config)
-        base_run = config.agent_config.base_run
+        base_run = config.agent_config.base_run  # whose world model or encoder is used
         imported = find_imported(base_run, type(config)) if base_run else None
         dataset = OfflineEpisodes(config.offline, config.seed, imported or base_run)
         check_action_range(config, dataset)

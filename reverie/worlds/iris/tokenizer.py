@@ -128,11 +128,12 @@ class Tokenizer(nn.Module):
     ) -> WorldLoss:
         """Return the losses `l1`, `l2`, `worst` and `commit`, each `(B, L - 1)`.
 
-        The losses are scaled; their means equal those of the original. As in the
-        original, pixel losses are masked to transitions without padding, but the
-        commitment loss and the codebook use every transition. `.states` are the
-        Δ-tokens. With `update_codebook`, the codebook is updated and `.metrics` has its
-        statistics; otherwise the call has no side effects.
+        `worst` is the largest squared error of a pixel. The losses are scaled; their
+        means equal those of the original. As in the original, pixel losses are masked
+        to transitions without padding, but the commitment loss and the codebook use
+        every transition. `.states` are the Δ-tokens. With `update_codebook`, the
+        codebook is updated and `.metrics` has its statistics; otherwise the call has no
+        side effects.
         """
         config, steps = self.config, segment.image.shape[1] - 1
         shape = (len(segment.image), steps)
@@ -146,7 +147,7 @@ class Tokenizer(nn.Module):
         decoded = self.decode(before, action, q.features, frame_features)
         error = (to_float(after, torch.float32) - decoded).flatten(1)
         square = error.square()
-        real = segment.real[:, :-1] & segment.real[:, 1:]
+        mask = segment.real[:, :-1] & segment.real[:, 1:]  # no padding
         # unit vectors before quantization, and their nearest codes (without gradient)
         commit = (q.vectors - q.codes).square().mean((-2, -1))
         pixel_losses = {
@@ -155,7 +156,7 @@ class Tokenizer(nn.Module):
             "worst": config.worst_scale * square.amax(-1),
         }
         losses = {
-            key: scale_by_mask(loss.view(shape), real)
+            key: scale_by_mask(loss.view(shape), mask)
             for key, loss in pixel_losses.items()
         }
         losses["commit"] = config.commit_scale * commit.view(shape)

@@ -297,7 +297,7 @@ class IrisWorld(nn.Module):
         """Return a copy for imagination, with weights converted to `dtype`.
 
         While the actor-critic is trained, the world model does not change, so its
-        weights are converted once (see `refresh`), not in every call.
+        weights are converted once (see `copy_weights_to`), not in every call.
         """
         frozen = copy.deepcopy(self).requires_grad_(False).eval()
         for network in (frozen, frozen.tokenizer, frozen.dynamics):
@@ -308,7 +308,7 @@ class IrisWorld(nn.Module):
         return frozen
 
     @torch.no_grad()
-    def refresh(self, frozen: IrisWorld) -> None:
+    def copy_weights_to(self, frozen: IrisWorld) -> None:
         """Copy the current weights into a frozen copy."""
         sources, targets = ([*w.parameters(), *w.buffers()] for w in (self, frozen))
         torch._foreach_copy_(targets, sources)

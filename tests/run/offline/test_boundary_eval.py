@@ -198,7 +198,7 @@ def test_runs_in_environments_have_no_sequences(tmp_path, capsys):
     flags = {"run.steps": 4, "run.envs": 2, "logger.outputs": "jsonl"}
     config = resolve(["random"], flags={"logdir": str(tmp_path / "run"), **flags})
     path = train(config)
-    with pytest.raises(UserError, match="not trained on sequences"):
+    with pytest.raises(UserError, match="not trained on a sequence dataset"):
         open_sequence_run(path, 5)
     assert cli.main(["eval", str(path), str(path)]) == 2
     assert "compared by their segment boundaries" in capsys.readouterr().err
