@@ -5,6 +5,7 @@ A path given by the user is a checkpoint file, or a run folder that contains one
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,17 @@ def find_imported(path: str | Path, schema: type) -> ImportedFile | None:
         return None
     file = find_file(path, schema)
     return None if file is None else open_file(file, schema)
+
+
+def importing_agent(path: str | Path, schema: type) -> str:
+    """Return the agent that imports the checkpoint at `path`; empty if there is none.
+
+    It is empty for a run of Reverie, too.
+    """
+    with contextlib.suppress(UserError):
+        imported = find_imported(path, schema) if path else None
+        return imported.agent if imported else ""
+    return ""
 
 
 def check_agent(imported: ImportedFile, agent: str) -> None:

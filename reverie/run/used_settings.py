@@ -25,6 +25,7 @@ from reverie.distributed.launch import find_launch
 from reverie.envs import SUITES, split_task
 from reverie.plugins import settings_name
 from reverie.run.config import Config, resolve, with_flags
+from reverie.run.imported import importing_agent
 
 Flags = Sequence[tuple[str, Any]] | Mapping[str, Any]
 
@@ -427,20 +428,25 @@ def _names_in(schema: Any, prefix: str) -> list[str]:
 def _settings_of_other_agents(config: Config) -> Iterator[UnusedSetting]:
     """Yield the settings of other agents.
 
-    If this agent has a setting of the same name, it is suggested instead.
+    If this agent has a setting of the same name, it is suggested instead. Settings of
+    the world model are used if the base run is a checkpoint of another implementation.
     """
-    own = settings_name(config.agent)
-    names = settings_of(config)
+    own, settings = settings_name(config.agent), config.agent_config
+    names, schema = settings_of(config), cast(Any, type(config))
+    path = settings.base_run if settings.uses_base_world else ""
+    base = importing_agent(path, schema)
     for field in dataclasses.fields(config):
-        group = field.name
+        group, prefix = field.name, f"{field.name}."
         if group == own or not isinstance(getattr(config, group), AgentConfig):
             continue
         reason = f"it is a setting of the agent {group!r}, not of {config.agent!r}"
-        for name in _names_in(cast(Any, type(config)), f"{group}."):
-            same = own + name.removeprefix(group)
-            if same in names:
-                yield UnusedSetting(name, reason, f"--{same} {{value}}")
-        yield UnusedSetting(f"{group}.", reason)
+        for name in _names_in(schema, prefix):
+            own_name = name.removeprefix(prefix)
+            is_used = group == base and not own_name.startswith(TRAINING_SETTINGS)
+            if f"{own}.{own_name}" in names and not is_used:
+                yield UnusedSetting(name, reason, f"--{own}.{own_name} {{value}}")
+        if group != base:
+            yield UnusedSetting(prefix, reason)
 
 
 def _settings_of_other_suites(config: Config) -> Iterator[UnusedSetting]:
@@ -483,16 +489,11 @@ def _unused_on_sequences(config: Config) -> Iterator[UnusedSetting]:
 
 
 def _config_of_known_names(
-    presets: Sequence[str],
-    files: Sequence[str | Path],
-    flags: Sequence[tuple[str, Any]],
+    presets: Sequence[str], files: Sequence[str | Path], flags: list[tuple[str, Any]]
 ) -> Config:
     """Return the config without unknown flags, and without files if one is invalid."""
-    known = [
-        (name, value)
-        for name, value in flags
-        if name.replace("-", "_") in configs.settings_of(Config)
-    ]
+    names = configs.settings_of(Config)
+    known = [flag for flag in flags if flag[0].replace("-", "_") in names]
     for some_files in (files, ()):
         with contextlib.suppress(UserError):
             return resolve(presets, some_files, known)

@@ -10,6 +10,7 @@ from dreamerv3_torch_reference import make_optimizers
 from offline_helpers import SIDE, agent_state, settings
 
 from reverie.api import UserError
+from reverie.cli.train import command_config
 from reverie.datasets.episodes import open_episodes
 from reverie.evaluation.episodes import evaluate
 from reverie.run.offline.train import offline
@@ -80,3 +81,19 @@ def test_the_state_needs_images_that_are_not_standardized(data, latest, tmp_path
     flags["bc.dreamerv3_torch.images"] = "standardize"
     with pytest.raises(UserError, match=r"--bc\.features encoder"):
         offline(settings(data, tmp_path / "run", "bc", **flags))
+
+
+def test_sizes_that_cannot_be_inferred_may_be_flags_of_behavior_cloning(latest):
+    words = ["--offline.data", "x", "--bc.run", str(latest), "--bc.length", "4"]
+    words += ["--bc.dreamerv3_torch.images", "shift"]
+    state, stoch = ["--bc.features", "state"], "--dreamer.dreamerv3_torch.stoch"
+    with pytest.raises(UserError, match=f"for example {stoch}") as error:
+        command_config("bc", [*words, *state])
+    example = str(error.value).partition("for example ")[2].split()
+    config = command_config("bc", [*words, *state, *example])
+    world = config.dreamer.dreamerv3_torch
+    assert world.stoch * world.classes == 12
+    with pytest.raises(UserError, match=r"no effect.*\n  Fix: --bc\.opt\.lr 1"):
+        command_config("bc", [*words, *state, *example, "--dreamer.opt.lr", "1"])
+    with pytest.raises(UserError, match="no effect"):  # the encoder needs no sizes
+        command_config("bc", [*words, *example])
