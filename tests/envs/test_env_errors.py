@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -406,3 +407,20 @@ def test_spaces_without_values_are_refused() -> None:
     env.obs_space = {**env.obs_space, "vector": Space(np.dtype(np.float32), (0,))}
     with pytest.raises(UserError, match=r"obs_space\['vector'\] has the shape \(0,\)"):
         envs.make(env, envs.EnvConfig())
+
+
+class WithoutHook(Catch):
+    def step(self, action: Any) -> Obs:
+        sys.excepthook = None  # type: ignore[assignment]
+        return super().step(action)
+
+
+def test_threads_start_after_an_environment_removed_the_excepthook(monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    vec_env = make_vec_env(lambda index: WithoutHook(), 1)
+    vec_env.reset()
+    vec_env.send({key: space.zeros(1) for key, space in vec_env.act_space.items()})
+    vec_env.recv()
+    thread = threading.Thread(target=print)
+    thread.start()
+    thread.join()

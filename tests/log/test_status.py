@@ -50,3 +50,8 @@ def test_a_message_counts_as_output(capsys):
     print_message("hello")
     assert messages.seconds_since_output() < 1
     assert capsys.readouterr().err == "hello\n"
+
+
+def test_a_message_is_not_printed_if_standard_error_was_replaced(monkeypatch):
+    monkeypatch.setattr("sys.stderr", 5)
+    print_message("hello")

@@ -13,6 +13,7 @@ row, without a finished episode or 1000 steps in between, stop the run with
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -153,6 +154,8 @@ class SyncVecEnv(base.BaseVecEnv):
                 row = next_row or base.truncated_row(previous, index)
             base.write_row(obs, index, row)
             self._report_errors(slot)
+        if sys.excepthook is None:  # set by an environment; threads cannot start then
+            sys.excepthook = sys.__excepthook__
         self._has_failed = False
         self._obs = obs
         return dict(obs)
