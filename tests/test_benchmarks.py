@@ -149,7 +149,7 @@ def test_atari_campaign_is_recorded_with_scores_index_curves_and_table(
         write_atari_run(campaign / "runs" / name, name, 10, finished=name != "hero")
         claim = queue.claim(status)
         if name != "hero":  # which is still running
-            queue.finish(claim, "finished")
+            queue.end_attempt(claim, "finished")
     out.mkdir(parents=True)
     readme = out.parent / "README.md"
     readme.write_text("# A\n<!-- begin atari100k -->\nold\n<!-- end atari100k -->\nB\n")

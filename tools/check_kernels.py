@@ -81,7 +81,7 @@ class KernelCompiler:
         knobs = SimpleNamespace(runtime=SimpleNamespace(interpret=True))
         replacements: list[tuple[Any, str, Any]] = [
             (JITFunction, "run", compile_only),
-            (accelerate, "available", lambda device: True),
+            (accelerate, "kernels_available", lambda device: True),
             # makes `can_launch` true for tensors on the CPU
             (launch, "triton", SimpleNamespace(**vars(triton) | {"knobs": knobs})),
             (first_layer, "supports_large_tiles", lambda device: self.capability >= 80),
