@@ -57,6 +57,21 @@ def config_of(latest, *words):
     return resolve(flags=flags)
 
 
+def test_learning_rates_are_those_of_the_optimizers(state, tmp_path):
+    optimizers = make_optimizers(state, (2e-4, 5e-5, 6e-5))
+    optimizers["_wm._model_opt._opt"]["param_groups"][0]["eps"] = 1e-7
+    path = tmp_path / "latest.pt"
+    content = {"agent_state_dict": state, "optims_state_dict": optimizers}
+    torch.save(content, path)
+    stoch = ("dreamer.dreamerv3_torch.stoch", 4)
+    dreamer = config_of(path, stoch).dreamer
+    parts = (dreamer.world_opt, dreamer.actor_opt, dreamer.critic_opt)
+    assert [part.lr for part in parts] == [2e-4, 5e-5, 6e-5]
+    assert [part.eps for part in parts] == [1e-7, 1e-5, 1e-5]
+    given = config_of(path, stoch, ("dreamer.actor_opt.lr", 1e-4)).dreamer
+    assert (given.actor_opt.lr, given.critic_opt.lr) == (1e-4, 6e-5)
+
+
 def test_sizes_are_inferred(latest):
     dreamer = config_of(latest, ("dreamer.dreamerv3_torch.stoch", 4)).dreamer
     world = dreamer.dreamerv3_torch

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from reverie.convert.dreamerv3_torch.checkpoint import (
     read_encoder,
+    read_optimizers,
     select_weights,
 )
 from reverie.convert.dreamerv3_torch.config import PRESET, WORLD
@@ -15,11 +18,31 @@ from reverie.convert.dreamerv3_torch.weights import import_state
 from reverie.convert.importer import EncoderImporter, Importer, Settings, find_files
 
 STOCH_SETTINGS = (f"{WORLD}.stoch", f"{WORLD}.classes")
+OPTIMIZER_SETTINGS = {
+    "model": "dreamer.world_opt",
+    "actor": "dreamer.actor_opt",
+    "value": "dreamer.critic_opt",
+}
 
 
 def _infer(path: Path, contents: Any, given: Settings) -> dict[str, Settings]:
     sizes = (int(given.get(name, 0)) for name in STOCH_SETTINGS)
-    return {"": infer_settings(select_weights(contents), *sizes)}
+    settings = infer_settings(select_weights(contents), *sizes)
+    return {"": {**settings, **_infer_optimizers(path)}}
+
+
+def _infer_optimizers(path: Path) -> dict[str, float]:
+    """Return learning rates and epsilons, which PyTorch saves with an optimizer."""
+    settings: dict[str, float] = {}
+    optimizers = read_optimizers(path)
+    for name, group in OPTIMIZER_SETTINGS.items():
+        groups = optimizers.get(name, {}).get("param_groups")
+        first = groups[0] if isinstance(groups, list) and groups else None
+        for key in ("lr", "eps") if isinstance(first, Mapping) else ():
+            value = first.get(key)
+            if isinstance(value, float) and 0 < value < math.inf:
+                settings[f"{group}.{key}"] = value
+    return settings
 
 
 IMPORTER = Importer(
