@@ -37,9 +37,9 @@ def _infer_optimizers(path: Path) -> dict[str, float]:
     optimizers = read_optimizers(path)
     for name, group in OPTIMIZER_SETTINGS.items():
         groups = optimizers.get(name, {}).get("param_groups")
-        first = groups[0] if isinstance(groups, list) and groups else None
-        for key in ("lr", "eps") if isinstance(first, Mapping) else ():
-            value = first.get(key)
+        first = groups[0] if isinstance(groups, list) and groups else {}
+        for key in ("lr", "eps"):
+            value = first.get(key) if isinstance(first, Mapping) else None
             if isinstance(value, float) and 0 < value < math.inf:
                 settings[f"{group}.{key}"] = value
     return settings
