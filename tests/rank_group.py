@@ -83,11 +83,13 @@ def _serve(pipe: Any) -> None:
     while (call := pipe.recv()) is not None:
         variables, store, rank, ranks, function, args = call
         os.environ.update(variables)
-        if store:
-            dist.init_process_group(
-                "gloo", init_method=f"file://{store}", rank=rank, world_size=ranks
-            )
         try:
+            if store:
+                dist.init_process_group(
+                    "gloo", init_method=f"file://{store}", rank=rank, world_size=ranks
+                )
+                # a rank that closes its connections early would fail the others here
+                dist.barrier()
             pipe.send((function(*args), ""))
         except BaseException:
             pipe.send((None, f"rank {rank} of {ranks}:\n{traceback.format_exc()}"))
