@@ -53,12 +53,13 @@ MEASUREMENT = pytest.StashKey()
 @pytest.hookimpl(trylast=True)  # after pytest-cov starts the measurement
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Stop the tracer of coverage.py: executed lines are marked without it."""
-    if CHECKED and session.config.pluginmanager.hasplugin("_cov"):
+    if CHECKED and importlib.util.find_spec("coverage") is not None:
         from coverage import Coverage
 
         if measurement := Coverage.current():
-            measurement.stop()
             session.config.stash[MEASUREMENT] = measurement
+        while tracing := Coverage.current():  # processes of xdist have two
+            tracing.stop()
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)  # before pytest-cov saves its data
