@@ -24,7 +24,7 @@ help:
 	@echo "make demo       install, then train an agent on catch and save videos of imagined rollouts"
 	@echo "make install    developer install into $(VENV)"
 	@echo "make check      lint, types, import order and parity tests (minutes)"
-	@echo "make test       lint, types, tests and coverage (as in CI)"
+	@echo "make test       lint, types and tests; CI also runs test-extended"
 	@echo "make lint       ruff, mdformat and mypy only"
 	@echo "make format     format the sources with ruff and the pages with mdformat"
 	@echo "make test-extended  tests of further settings, which CI runs after make test"
@@ -48,7 +48,7 @@ check: lint
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal tests/parity tests/test_layers.py \
 		$(PYTEST_FLAGS)
 
-test: lint pytest coverage
+test: lint pytest
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -72,6 +72,9 @@ pytest: $(VENV)/.installed-dev
 		--junit-xml $(LOCAL)/junit.xml $(PYTEST_FLAGS)
 
 coverage: pytest
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal \
+		-m 'extended and not slow and not gpu and not browser and not scale' \
+		--cov --cov-append --cov-report json:$(LOCAL)/coverage.json $(PYTEST_FLAGS)
 	$(BIN)/python tools/check_coverage.py $(LOCAL)/coverage.json
 
 coverage-html: $(LOCAL)/coverage
