@@ -71,10 +71,9 @@ pytest: $(VENV)/.installed-dev
 		--cov --cov-report json:$(LOCAL)/coverage.json \
 		--junit-xml $(LOCAL)/junit.xml $(PYTEST_FLAGS)
 
+# The minimum coverage is that of the tests of both targets.
 coverage: pytest
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal \
-		-m 'extended and not slow and not gpu and not browser and not scale' \
-		--cov --cov-append --cov-report json:$(LOCAL)/coverage.json $(PYTEST_FLAGS)
+	$(MAKE) test-extended
 	$(BIN)/python tools/check_coverage.py $(LOCAL)/coverage.json
 
 coverage-html: $(LOCAL)/coverage
@@ -89,7 +88,7 @@ licences: $(VENV)/.installed-dev
 test-extended: $(VENV)/.installed-dev
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal --durations 10 \
 		-m 'extended and not slow and not gpu and not browser and not scale' \
-		$(PYTEST_FLAGS)
+		--cov --cov-append --cov-report json:$(LOCAL)/coverage.json $(PYTEST_FLAGS)
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/pytest -m slow --durations 15 $(PYTEST_FLAGS)
