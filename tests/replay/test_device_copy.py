@@ -211,6 +211,7 @@ def test_a_lost_file_is_skipped(tmp_path):
     rng = np.random.default_rng(0)
     for _ in range(90):
         replay.add(make_rows(rng, 2))
+    replay.files.wait()  # threads write the files
     sorted(tmp_path.iterdir())[1].unlink()
     feed = ReplayFeed(replay, replay.windows, on_device=True)
     with pytest.warns(RuntimeWarning, match="lost while in use"):
