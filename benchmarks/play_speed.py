@@ -7,7 +7,8 @@
 Starts the server with the run in LOGDIR, or with a new run of the task that has its
 initial weights. Such a world model predicts the end of an episode at random, so the end
 is ignored there. The client acknowledges every view, as the page does, and presses
-another key four times per second. Printed are:
+another key four times per second. The measurement starts after 100 views, when kernels
+are compiled and CUDA graphs are captured. Printed are:
 
 - frames per second between consecutive steps of an episode, at the highest speed of the
   page. The rate of the environment times this speed (`target`) is the most that the
@@ -46,7 +47,8 @@ from reverie.play.load import LoadedRun
 from reverie.play.simulation import IN_MODEL, Simulation
 
 KEY_SECONDS = 0.25
-WARM_UP_SECONDS = 3.0
+WARM_UP_SECONDS, WARM_UP_VIEWS = 3.0, 100
+MAX_WARM_UP_SECONDS = 300.0
 FLAGS = {"human-model": "-w", "agent-model": "-a", "human-env": "-u"}
 SERVER = "server"
 """First argument of the process of the server."""
@@ -89,12 +91,14 @@ def make_run(arguments: argparse.Namespace, logdir: Path) -> str:
     command = ["train", "--task", arguments.task, "--logdir", str(logdir)]
     command += ["--configs", *arguments.configs] if arguments.configs else []
     command += ["--run.steps", "10", "--run.envs", "1", "--run.report_every", "0"]
-    subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "reverie", *command, "--device", "cpu"],
-        check=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
+    if done.returncode:
+        raise SystemExit(f"The run could not be made:\n{done.stdout[-3000:]}")
     return str(logdir)
 
 
@@ -110,11 +114,10 @@ class Server:
             command.append(FLAGS[arguments.mode])
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        found = re.search(r"http://\S+", line)
-        if not found:
-            self._process.kill()
-            raise SystemExit(f"`reverie play` has not started: {line}")
+        lines = iter(self._process.stdout.readline, "")
+        found = next(filter(None, (re.search(r"http://\S+", x) for x in lines)), None)
+        if found is None:  # the error is on standard error
+            raise SystemExit(f"`reverie play` ended with {self._process.wait()}.")
         self.address = found.group()
 
     def __enter__(self) -> Server:
@@ -146,7 +149,7 @@ def measure(server: Server, seconds: float) -> dict[str, Any]:
         hello = json.loads(socket.recv())
         keys = single_keys(hello["controls"])
         send(socket, type="speed", speed=hello["speeds"][-1])
-        receive_for(socket, WARM_UP_SECONDS, keys)
+        warm_up(socket, keys)
         samples = [server.sample()]
         intervals, latencies, frames = [], [], 0
         target = 0.0
@@ -166,6 +169,7 @@ def measure(server: Server, seconds: float) -> dict[str, Any]:
     return {
         "task": hello["task"],
         "agent": hello["agent"],
+        "frames": frames,
         "frames per second": round(1 / float(np.mean(intervals)), 1),
         "target": round(target, 1),
         "latency ms, median": round(1e3 * float(np.median(latencies)), 1),
@@ -175,6 +179,18 @@ def measure(server: Server, seconds: float) -> dict[str, Any]:
         "memory MB per minute": round(growth, 3),
         "minutes": round((samples[-1].time - samples[0].time) / 60, 2),
     }
+
+
+def warm_up(socket: ClientConnection, keys: list[str]) -> None:
+    """Receive views until the server has reached its speed."""
+    start, views = time.perf_counter(), 0
+    while views < WARM_UP_VIEWS:
+        if time.perf_counter() > start + MAX_WARM_UP_SECONDS:
+            raise SystemExit(
+                f"The server sent {views} views in {MAX_WARM_UP_SECONDS} s."
+            )
+        views += receive_for(socket, 1.0, keys).frames
+    receive_for(socket, WARM_UP_SECONDS, keys)
 
 
 class Batch(NamedTuple):

@@ -14,8 +14,10 @@ from reverie.agents.actions import previous_actions
 from reverie.agents.iris.actor_critic import LSTMState, PixelNet
 from reverie.api import Action, Batch, Carry, LatentWorld, Obs
 from reverie.capabilities import HasBoundaryProbability, HasPriorKL, StateInspection
+from reverie.kernels.graphs.runner import clone_outputs
 from reverie.nets.distributions import Categorical, Distribution
 from reverie.nets.rng import Rng
+from reverie.nets.transformer import Cache
 from reverie.nets.tree import tree_map
 from reverie.spaces import Space, Spaces, agent_obs_space
 from reverie.worlds.iris.world import IrisState, IrisWorld
@@ -23,6 +25,11 @@ from reverie.worlds.latent import eval_mode
 
 LatentPolicy = Callable[[Any, Rng, bool], dict[str, Tensor]]
 """Maps latent states, a generator and `greedy` to actions (greedy: most probable)."""
+
+Tensors = dict[str, Tensor]
+Capture = Callable[[Callable[[Tensors], Tensors], Rng], Callable[[Tensors], Tensors]]
+"""Returns a function of tensors that samples from a generator, captured as a CUDA graph
+if the device has graphs."""
 
 
 class LatentWorldModelEnv:
@@ -142,11 +149,22 @@ class ImaginedIrisState(NamedTuple):
     lstm: LSTMState | None
 
 
+class _StepKind(NamedTuple):
+    """What a step depends on besides tensors; each kind has its own CUDA graph."""
+
+    cache_size: int
+    i_token_is_cached: bool
+    inputs: tuple[str, ...]  # names of the tensors
+
+
 class IrisWorldModelEnv:
     """WorldModelEnv of the Δ-IRIS world.
 
     A rollout starts from real frames; its end is sampled from the prediction. `net` is
     the network of the policy, whose LSTM state is returned as the latent state.
+
+    A step launches hundreds of small kernels, so steps of one rollout are captured as
+    CUDA graphs: one for each length of the KV cache.
     """
 
     def __init__(
@@ -158,18 +176,22 @@ class IrisWorldModelEnv:
         device: torch.device,
         seed: int = 0,
         value: Callable[[Tensor], Distribution] | None = None,
+        capture: Capture | None = None,
     ):
         """`value` returns the value distribution for outputs of the critic."""
         self.world, self.net, self.device = world, net, device
-        self._value = value
+        self._value, self._capture = value, capture
+        self._captured: dict[_StepKind, Callable[[Tensors], Tensors]] = {}
         self.act_space = act_space
         self.obs_space = {world.key: obs_space[world.key]}
         ((self.action, space),) = act_space.items()
         self.lowest_action = int(space.low)
-        self.seed(seed)
+        self.rng = Rng(seed, "dreams", device)
 
     def seed(self, seed: int) -> None:
-        self.rng = Rng(seed, "dreams", self.device)
+        # keep the generator, which CUDA graphs refer to
+        new = Rng(seed, "dreams", self.device)
+        self.rng.reseed(new.generator.initial_seed())
 
     @property
     def predicted_keys(self) -> list[str]:
@@ -187,18 +209,88 @@ class IrisWorldModelEnv:
     def step(
         self, state: ImaginedIrisState, action: Action
     ) -> tuple[ImaginedIrisState, Obs]:
-        index = self._index(action[self.action])
-        step = self.world.step(state.world, index, self.rng)
-        after, lstm = step.state, state.lstm
+        world = state.world
+        inputs = {
+            "action": self._index(action[self.action]),
+            "image": world.image,
+            "reward": world.reward,
+            "end": world.end,
+            "keys": world.cache.keys,
+            "values": world.cache.values,
+        }
+        if world.last_token is not None:
+            inputs["last_token"] = world.last_token
+        if state.lstm is not None:
+            inputs |= state.lstm._asdict()
+        kind = _StepKind(world.cache.size, world.i_token_is_cached, tuple(inputs))
+        outputs = self._run(kind, inputs)
+        cache = Cache(outputs["keys"], outputs["values"], self._next_size(kind))
+        after = IrisState(
+            outputs["image"],
+            outputs["reward"],
+            outputs["end"],
+            cache=cache,
+            i_token_is_cached=False,
+            last_token=outputs["last_token"],
+        )
+        lstm = state.lstm
         if lstm is not None:
-            lstm, _ = self.net.policy_step(lstm, after.image)
+            lstm = LSTMState(outputs["hidden"], outputs["cell"])
         rows = {
             self.world.key: after.image.cpu().numpy(),
             "reward": after.reward.float().cpu().numpy(),
-            "cont": step.end_logits.float().softmax(-1)[..., 0].cpu().numpy(),
+            "cont": outputs["cont"].cpu().numpy(),
             "is_terminal": after.end.cpu().numpy(),
         }
         return ImaginedIrisState(after, lstm), rows
+
+    def _run(self, kind: _StepKind, inputs: Tensors) -> Tensors:
+        """Run a step, as a CUDA graph if possible."""
+        function = functools.partial(self._step_tensors, kind)
+        if self._capture is None or len(inputs["action"]) > 1:
+            return function(inputs)
+        if kind not in self._captured:
+            self._captured[kind] = self._capture(function, self.rng)
+        # the next replay of a graph overwrites its outputs
+        copies: Tensors = clone_outputs(self._captured[kind](inputs))
+        return copies
+
+    def _step_tensors(self, kind: _StepKind, inputs: Tensors) -> Tensors:
+        """Step world model and policy on the device; may be captured as a graph."""
+        state = IrisState(
+            inputs["image"],
+            inputs["reward"],
+            inputs["end"],
+            cache=Cache(inputs["keys"], inputs["values"], kind.cache_size),
+            i_token_is_cached=kind.i_token_is_cached,
+            last_token=inputs.get("last_token"),
+        )
+        step = self.world.step(state, inputs["action"], self.rng)
+        after = step.state
+        assert after.cache.size == self._next_size(kind)
+        assert after.last_token is not None
+        outputs = {
+            "image": after.image,
+            "reward": after.reward,
+            "end": after.end,
+            "keys": after.cache.keys,
+            "values": after.cache.values,
+            "last_token": after.last_token,
+            "cont": step.end_logits.float().softmax(-1)[..., 0],
+        }
+        if "hidden" in inputs:
+            lstm = LSTMState(inputs["hidden"], inputs["cell"])
+            lstm, _ = self.net.policy_step(lstm, after.image)
+            outputs |= lstm._asdict()
+        return outputs
+
+    def _next_size(self, kind: _StepKind) -> int:
+        """Return the length of the KV cache after a step; see `IrisWorld.step`."""
+        tokens = self.world.dynamics.tokens_per_step
+        size, new = kind.cache_size, tokens - 1  # the last Δ-token is added later
+        if self.world.dynamics.transformer.length - size <= tokens:
+            return new
+        return size + new + ("last_token" in kind.inputs) - kind.i_token_is_cached
 
     def resume(self, carry: Carry, context: Batch) -> ImaginedIrisState:
         return self.begin(context)._replace(lstm=carry.lstm)

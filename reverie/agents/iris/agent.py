@@ -423,8 +423,13 @@ class Iris(TrainedAgent):
     def world_model_env(self, seed: int = 0) -> WorldModelEnv:
         spaces = (self.obs_space, self.act_space)
         world, net = self._refresh_imagination_world(), self.actor_critic.online
-        value = self.actor_critic.value
-        return IrisWorldModelEnv(world, net, *spaces, self.device, seed, value)
+        value, device = self.actor_critic.value, self.device
+
+        def capture(step: Callable[..., Any], rng: Rng) -> Callable[..., Any]:
+            return self.accelerator.capture(step, "step of the world model", rng)
+
+        capture_ = capture if self.accelerator.has_graphs else None
+        return IrisWorldModelEnv(world, net, *spaces, device, seed, value, capture_)
 
     # Checkpoints
 
