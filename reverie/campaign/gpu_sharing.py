@@ -1,8 +1,9 @@
 """Choose how many runs share a GPU.
 
-`--per-gpu N` starts N processes per GPU, which the GPU time-slices. `--per-gpu auto`
-starts one run per GPU and measures it (`runs_per_gpu` has the rule). A machine without
-GPUs has `--workers N` runs at the same time, by default one.
+`--per-gpu N` starts N processes per GPU. With NVIDIA MPS (`mps.py`) their kernels run
+at the same time; without it, the processes take turns. `--per-gpu auto` starts one run
+per GPU and measures it (`runs_per_gpu` has the rule). A machine without GPUs has
+`--workers N` runs at the same time, by default one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from reverie.api import UserError
+from reverie.campaign.mps import MpsDaemon, MpsUnavailable
 from reverie.campaign.spec import CampaignConfig
 from reverie.log.jsonl import METRICS, read_lines
 from reverie.log.messages import print_message
@@ -28,7 +30,8 @@ MEMORY_FRACTION = 0.9
 """Fraction of the GPU memory that all runs together may use."""
 TOTAL_UTILIZATION = 2.0
 """Maximum of the sum of the utilizations of all runs on a GPU, each measured alone.
-Utilization counts the time in which any kernel runs, so its sum may exceed 1."""
+Utilization counts the time in which any kernel runs, so its sum may exceed 1. Not used
+with MPS, where runs that each have a utilization of 1 are faster together."""
 MIN_CORES = 2
 """Minimum number of CPU cores per run."""
 MAX_RUNS = 4
@@ -65,6 +68,31 @@ class GpuSharing:
         self.is_fixed = is_cpu or config.per_gpu != "auto"
         per_gpu = int(config.per_gpu) if config.per_gpu != "auto" else 1
         self.num_slots = max(1, config.workers) if is_cpu else per_gpu * count
+        self.shares_gpus = not is_cpu and config.per_gpu != "1"
+        if not config.mps and not self.shares_gpus:
+            raise UserError(
+                "--mps False has no effect: the runs do not share a GPU.\n"
+                "  Fix: remove it, or share each GPU by two runs with --per-gpu 2."
+            )
+        self.mps = MpsDaemon() if self.shares_gpus and config.mps else None
+
+    def open(self) -> None:
+        """Start MPS, if it is to be used and can be."""
+        if self.mps is not None:
+            try:
+                self.mps.open()
+            except MpsUnavailable as error:
+                print_message(f"runs on the same GPU take turns, without MPS: {error}")
+                self.mps = None
+
+    def close(self) -> None:
+        if self.mps is not None:
+            self.mps.close()
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment variables of the runs."""
+        return self.mps.variables if self.mps is not None else {}
 
     def update_slots(self, folders: Sequence[Path]) -> int:
         """Return the number of slots; with `auto`, increase it after the first run."""
@@ -73,24 +101,29 @@ class GpuSharing:
             if measured:
                 count = max(1, len(self.gpus))
                 total = torch.cuda.get_device_properties(0).total_memory / GIB
-                number = runs_per_gpu(measured, total, cpu_cores() / count)
+                cores = cpu_cores() / count
+                number = runs_per_gpu(measured, total, cores, self.mps is not None)
                 self.is_fixed, self.num_slots = True, number * count
                 print_message(f"{number} runs per GPU, after measuring the first run")
         return self.num_slots
 
 
 def runs_per_gpu(
-    measured: Sequence[GpuUsage], total_gib: float, cores_per_gpu: float
+    measured: Sequence[GpuUsage],
+    total_gib: float,
+    cores_per_gpu: float,
+    with_mps: bool = False,
 ) -> int:
     """Return the number of runs per GPU for `--per-gpu auto`.
 
     It is the smallest of four numbers, but at least 1: the runs that fit into 90 % of
-    the memory; the runs whose utilizations add up to 2; one run per two CPU cores; 4.
+    the memory; one run per two CPU cores; 4; and, without MPS, the runs whose
+    utilizations add up to 2.
     """
     memory = max(use.memory_gib for use in measured) + CONTEXT_GIB
     limits = [MEMORY_FRACTION * total_gib // memory, cores_per_gpu // MIN_CORES]
     known = [use.utilization for use in measured if use.utilization]
-    if known:
+    if known and not with_mps:
         limits.append(TOTAL_UTILIZATION // max(known))
     return max(1, min(MAX_RUNS, *map(int, limits)))
 

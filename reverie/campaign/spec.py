@@ -50,6 +50,9 @@ class CampaignConfig:
     per_gpu: str = "auto"
     """Number of runs at the same time on each GPU; auto: chosen from the memory and
     utilization of the first run."""
+    mps: bool = True
+    """Use NVIDIA MPS, if it is installed, for several runs on a GPU, so that their
+    kernels run at the same time."""
     workers: int = 0
     """Number of runs at the same time on a machine without GPUs; 0 means 1."""
     retries: int = 2

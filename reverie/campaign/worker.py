@@ -158,6 +158,8 @@ class Worker(Monitor):
         self.queue.open_worker()
         self._cleanup.callback(self.queue.close_worker)
         super()._open()
+        self.sharing.open()
+        self._cleanup.callback(self.sharing.close)
         self._cleanup.callback(self.stop_runs)
 
     def step(self) -> None:
@@ -247,7 +249,7 @@ class Worker(Monitor):
             if is_everything_allowed():
                 argv.append("--trust")
             log, group = run.folder.with_name(f"{run.folder.name}.log"), self.path.name
-            variables = {"WANDB_RUN_GROUP": group}
+            variables = {"WANDB_RUN_GROUP": group, **self.sharing.variables}
             run.process = self.slots.start(argv, log, run.slot, variables)
 
     def _record(self, run: ClaimedRun, code: int) -> None:

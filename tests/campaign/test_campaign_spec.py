@@ -138,11 +138,14 @@ def test_number_of_runs_per_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(f"{module}.visible_gpus", lambda: ["0", "1"])
     assert GpuSharing(CampaignConfig(per_gpu="3"), None).num_slots == 6
     assert GpuSharing(CampaignConfig(), ["cpu"]).num_slots == 1
+    with pytest.raises(UserError, match="--mps False has no effect"):
+        GpuSharing(CampaignConfig(mps=False, per_gpu="1"), None)
     with pytest.raises(UserError, match="--workers 3 has no effect"):
         GpuSharing(CampaignConfig(workers=3), None)
     assert runs_per_gpu([GpuUsage(9.0, None)], 24.0, 16) == 2  # memory
     assert runs_per_gpu([GpuUsage(30.0, None)], 24.0, 16) == 1
     assert runs_per_gpu([GpuUsage(1.0, 0.9)], 140.0, 16) == 2  # utilization
+    assert runs_per_gpu([GpuUsage(1.0, 0.9)], 140.0, 16, with_mps=True) == 4
     assert runs_per_gpu([GpuUsage(1.0, 0.2)], 140.0, 6) == 3  # cores
     assert runs_per_gpu([GpuUsage(1.0, 0.2)], 140.0, 64) == 4
     line = '{{"step": 1, "usage/gpu_reserved_gb": {}, "usage/gpu": {}}}\n'
