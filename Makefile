@@ -66,15 +66,15 @@ types: $(VENV)/.installed-dev
 
 pytest: $(VENV)/.installed-dev
 	@mkdir -p $(LOCAL)
-	@rm -f $(LOCAL)/coverage $(LOCAL)/coverage.*
+	@rm -f $(LOCAL)/coverage $(LOCAL)/coverage.* $(LOCAL)/covered.json
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal --durations 15 \
-		--cov --cov-report json:$(LOCAL)/coverage.json \
+		--cov --cov-report json:$(LOCAL)/covered.json \
 		--junit-xml $(LOCAL)/junit.xml $(PYTEST_FLAGS)
 
 # The minimum coverage is that of the tests of both targets.
 coverage: pytest
 	$(MAKE) test-extended
-	$(BIN)/python tools/check_coverage.py $(LOCAL)/coverage.json
+	$(BIN)/python tools/check_coverage.py $(LOCAL)/covered.json
 
 coverage-html: $(LOCAL)/coverage
 	$(BIN)/coverage html --no-skip-covered --directory $(LOCAL)/coverage-html
@@ -88,7 +88,7 @@ licences: $(VENV)/.installed-dev
 test-extended: $(VENV)/.installed-dev
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal --durations 10 \
 		-m 'extended and not slow and not gpu and not browser and not scale' \
-		--cov --cov-append --cov-report json:$(LOCAL)/coverage.json $(PYTEST_FLAGS)
+		--cov --cov-append --cov-report json:$(LOCAL)/covered.json $(PYTEST_FLAGS)
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/pytest -m slow --durations 15 $(PYTEST_FLAGS)

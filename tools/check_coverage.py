@@ -1,6 +1,6 @@
 """Check the test coverage of the package.
 
-    python tools/check_coverage.py .local/coverage.json
+    python tools/check_coverage.py .local/covered.json
 
 The core as a whole must reach 90 %, and each of its modules 80 %. Only the modules in
 `EXCLUDED` are not part of the core.
