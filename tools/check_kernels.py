@@ -32,25 +32,10 @@ from reverie.bench.update import BenchConfig, make_benchmark
 from reverie.cli.train import command_config
 from reverie.kernels import accelerate, launch
 from reverie.kernels.conv import first_layer, last_layer
+from reverie.kernels.recording import CompileOnlyDriver
 
 SHARED_KILOBYTES = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227}
 """Shared memory that a thread block can have, by compute capability."""
-
-
-class CompileOnlyDriver:
-    """Names the GPU that kernels are compiled for."""
-
-    def __init__(self, capability: int):
-        self.capability = capability
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self.capability, 32)
-
-    def get_current_device(self) -> int:
-        return self.capability  # compiled kernels are cached by device
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
 
 
 class KernelCompiler:
@@ -67,7 +52,7 @@ class KernelCompiler:
     def active(self) -> Iterator[None]:
         """Run the code for this GPU on the CPU, with kernels that return zeros."""
         run = JITFunction.run
-        driver.set_active(CompileOnlyDriver(self.capability))
+        driver.set_active(CompileOnlyDriver(GPUTarget("cuda", self.capability, 32)))
 
         def compile_only(kernel: Any, *args: Any, **options: Any) -> None:
             name = f"{kernel.fn.__module__}.{kernel.fn.__name__}"

@@ -60,7 +60,7 @@ class Kernel:
     ):
         self.handle, self.blocks, self.threads = handle, blocks, threads
         self.shared, self.cooperative = shared, cooperative
-        _call_driver("cuFuncSetAttribute", handle, MAX_DYNAMIC_SHARED, shared)
+        call_driver("cuFuncSetAttribute", handle, MAX_DYNAMIC_SHARED, shared)
 
     def __call__(
         self, arguments: ctypes.Structure, blocks: int = 0, overlap: bool = False
@@ -79,7 +79,7 @@ class Kernel:
         count = int(self.cooperative or overlap)
         config = _LaunchConfig(*shape, stream, attributes, count)
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
-        _call_driver(
+        call_driver(
             "cuLaunchKernelEx", ctypes.byref(config), self.handle, pointers, None
         )
 
@@ -134,14 +134,14 @@ def load(
     """Compile `source` for `device` and return handles of the named functions."""
     if source in _pending:
         _pending.pop(source).result()
-    code = _compile_cached(source, _architecture(device))
+    code = compile_cached(source, architecture(device))
     _ensure_context()
     module = ctypes.c_void_p()
-    _call_driver("cuModuleLoadData", ctypes.byref(module), code)
+    call_driver("cuModuleLoadData", ctypes.byref(module), code)
     handles = []
     for name in names:
         handle = ctypes.c_void_p()
-        _call_driver("cuModuleGetFunction", ctypes.byref(handle), module, name.encode())
+        call_driver("cuModuleGetFunction", ctypes.byref(handle), module, name.encode())
         handles.append(handle)
     return handles
 
@@ -153,7 +153,7 @@ def compile_in_background(sources: Iterable[str], device: torch.device) -> None:
     """Start compiling sources in parallel threads; `load` waits for its source."""
     pool = ThreadPoolExecutor(8, "compile")
     for source in sources:
-        _pending[source] = pool.submit(_compile_cached, source, _architecture(device))
+        _pending[source] = pool.submit(compile_cached, source, architecture(device))
     pool.shutdown(wait=False)
 
 
@@ -187,7 +187,7 @@ def compile_source(source: str, architecture: str) -> bytes:
     return code.raw
 
 
-def _compile_cached(source: str, architecture: str) -> bytes:
+def compile_cached(source: str, architecture: str) -> bytes:
     lib = _nvrtc()
     major, minor = ctypes.c_int(), ctypes.c_int()
     _check(lib.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
@@ -207,7 +207,7 @@ def _compile_cached(source: str, architecture: str) -> bytes:
     return code
 
 
-def _architecture(device: torch.device) -> str:
+def architecture(device: torch.device) -> str:
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}"
 
@@ -234,7 +234,7 @@ def _check(code: int) -> None:
         raise Unavailable(f"NVRTC returned error {code}")
 
 
-def _call_driver(name: str, *arguments: object) -> None:
+def call_driver(name: str, *arguments: object) -> None:
     """Call a function of the CUDA driver; raise `Unavailable` if it fails."""
     driver = _driver()
     code = getattr(driver, name)(*arguments)
@@ -254,8 +254,8 @@ def _driver() -> ctypes.CDLL:
 def _ensure_context() -> None:
     """Bind PyTorch's CUDA context to this thread; autograd threads may lack it."""
     current = ctypes.c_void_p()
-    _call_driver("cuCtxGetCurrent", ctypes.byref(current))
+    call_driver("cuCtxGetCurrent", ctypes.byref(current))
     if not current.value:
         index = torch.cuda.current_device()
-        _call_driver("cuDevicePrimaryCtxRetain", ctypes.byref(current), index)
-        _call_driver("cuCtxSetCurrent", current)
+        call_driver("cuDevicePrimaryCtxRetain", ctypes.byref(current), index)
+        call_driver("cuCtxSetCurrent", current)

@@ -36,6 +36,7 @@ from reverie.run.folder import (
 )
 from reverie.run.memory import check_memory
 from reverie.run.nonfinite import NonfiniteCheck, restart_advice
+from reverie.run.precompile import KernelCompiler, start_compiling, stop_early
 from reverie.run.profile import Profiler
 from reverie.run.ranks import Leader, make_leader
 from reverie.run.repeatable import train_or_abort
@@ -77,6 +78,8 @@ class BaseRun(Resources):
         self.profile = profile
         """Number of updates to trace with the profiler; 0 for no trace."""
         self.profiler: Profiler | None = None
+        self.compiler: KernelCompiler | None = None
+        """Compiles the kernels of the agent in other processes."""
         self.status = StatusLine("starting", self.print_message)
         self.has_started = False  # True after the first environment step or update
         self._notice_was_shown = False  # the notice of `_stop_notice`
@@ -149,6 +152,27 @@ class BaseRun(Resources):
         )
         if self.leader:
             self._cleanup.callback(self.leader.close)
+
+    def _start_compiling(self, spaces: Any, num_envs: int) -> None:
+        """Start to compile the kernels of the agent, if they are not in the caches."""
+        if max(self.config.processes, find_launch().world_size) > 1:
+            stop_early()
+            return
+        compile = device.pick_compile(self.config.compile, self.device)
+        options = (num_envs, self.device, self.precision, compile)
+        self.compiler = start_compiling(self.config, spaces, *options)
+        if self.compiler:
+            self._cleanup.callback(self.compiler.close)
+
+    def _wait_for_kernels(self) -> None:
+        if self.compiler is None:
+            return
+        self.status.begin("compiling kernels")
+        if reason := self.compiler.wait(self.stopper.is_set):
+            self.print_message(
+                f"The kernels were not all compiled in advance ({reason}). The others "
+                "are compiled when they are first used, which takes longer."
+            )
 
     # Used by the training loops.
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -145,6 +146,22 @@ def disable_onednn_if_needed(device: torch.device, precision: str) -> None:
     """
     if device.type == "cpu" and precision != "float32":
         torch.backends.mkldnn.set_flags(False)  # type: ignore[no-untyped-call]
+
+
+def initialize_in_background(device: torch.device) -> None:
+    """Create the CUDA context and load cuBLAS in a thread.
+
+    This takes about a second, in which the environments are built.
+    """
+
+    def initialize() -> None:
+        # an error is raised again when the main thread uses the device
+        with suppress(RuntimeError):
+            x = torch.zeros(16, 16, device=device)
+            torch.mm(x, x)
+
+    if device.type == "cuda":
+        threading.Thread(target=initialize, daemon=True).start()
 
 
 def enable_autotuning(device: torch.device) -> None:

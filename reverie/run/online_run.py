@@ -76,6 +76,7 @@ class OnlineRun(BaseRun):
         self.overlap = device.pick_overlap(
             config.run.overlap, self.device, config.deterministic
         )
+        device.initialize_in_background(self.device)
         # part of the environments and the replay of this rank
         self.share = parts.find_share(config)
         self.status.begin("building the environments")
@@ -89,6 +90,7 @@ class OnlineRun(BaseRun):
         else:
             count, first = self.share.envs(config.run.envs)
             self.envs = self._open_envs(config, count, first)
+        self._start_compiling(self.envs, len(self.envs))
         self.status.begin("building the agent")
         self.agent = make_agent(config, self.envs, self.device, self.precision)
         if not self.share.is_whole:
@@ -216,6 +218,10 @@ class OnlineRun(BaseRun):
     @timed("start")
     def start(self) -> None:
         """Restore the newest checkpoint, or reset the environments of a new run."""
+        self._restore_or_reset()
+        self._wait_for_kernels()
+
+    def _restore_or_reset(self) -> None:
         self.status.begin("loading the checkpoint, if there is one")
         newest = self.newest_checkpoint()
         kept = self.checkpoints.prune()

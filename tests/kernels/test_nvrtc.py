@@ -29,8 +29,8 @@ def test_compiled_code_is_cached_by_everything_it_depends_on(monkeypatch, tmp_pa
     monkeypatch.setattr(nvrtc, "_nvrtc", Library)
     monkeypatch.setattr(nvrtc, "compile_source", compile_source)
     for _ in range(2):
-        assert nvrtc._compile_cached("a", "sm_90") == b"code of a"
-    assert nvrtc._compile_cached("b", "sm_90") == b"code of b"
+        assert nvrtc.compile_cached("a", "sm_90") == b"code of a"
+    assert nvrtc.compile_cached("b", "sm_90") == b"code of b"
     assert compiled == [("a", "sm_90"), ("b", "sm_90")]
     assert len(list(nvrtc.cache_folder().iterdir())) == 2
 
@@ -42,7 +42,7 @@ def test_an_unwritable_cache_folder_is_ignored(monkeypatch, tmp_path):
     monkeypatch.setattr(nvrtc, "compile_source", lambda *args: b"code")
 
     monkeypatch.setattr(nvrtc, "_nvrtc", Library)
-    assert nvrtc._compile_cached("a", "sm_90") == b"code"
+    assert nvrtc.compile_cached("a", "sm_90") == b"code"
 
 
 def test_driver_errors_contain_the_message_of_the_driver(monkeypatch):
@@ -56,7 +56,7 @@ def test_driver_errors_contain_the_message_of_the_driver(monkeypatch):
 
     monkeypatch.setattr(nvrtc, "_driver", Driver)
     with pytest.raises(nvrtc.Unavailable, match="cuSomething: out of memory"):
-        nvrtc._call_driver("cuSomething", 1)
+        nvrtc.call_driver("cuSomething", 1)
 
 
 def test_missing_libraries_raise_unavailable(monkeypatch):
@@ -138,7 +138,7 @@ def test_load_waits_for_compilation_in_the_background(monkeypatch):
         return b"code"
 
     monkeypatch.setattr(nvrtc, "_driver", Driver)
-    monkeypatch.setattr(nvrtc, "_compile_cached", compile_)
+    monkeypatch.setattr(nvrtc, "compile_cached", compile_)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     device = torch.device("cuda", 0)
@@ -155,7 +155,7 @@ def test_kernels_are_launched_on_the_current_stream(monkeypatch):
     driver = Driver()
     stream = type("Stream", (), {"cuda_stream": 7})()
     monkeypatch.setattr(nvrtc, "_driver", lambda: driver)
-    monkeypatch.setattr(nvrtc, "_compile_cached", lambda source, architecture: b"code")
+    monkeypatch.setattr(nvrtc, "compile_cached", lambda source, architecture: b"code")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
