@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from reverie.run.config import Config
 
-MAX_SECONDS = 120.0
+MAX_SECONDS = 60.0
 """The run continues if the kernels are not compiled after this time."""
 MIN_FREE_BYTES = 24 << 30
 """Free GPU memory below which this is left out: the other process needs memory for an
