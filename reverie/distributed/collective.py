@@ -15,10 +15,15 @@ unconditionally.
 Gradients: the loss of the run is the sum of the losses of all ranks. The backward pass
 of `all_reduce_with_grad` and `all_gather_with_grad` adds the gradients of all ranks, as
 the gradient of this sum requires.
+
+CUDA graphs: an update can be captured with its collectives if the ranks use NCCL. All
+ranks capture in the same call and replay together. If one of them cannot capture, none
+of them uses a graph (`agree`).
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -52,6 +57,10 @@ class _SyncState:
 
 _sync: _SyncState | None = None
 
+captured_graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+"""CUDA graphs that contain collectives. `Group.close` calls their method `reset`,
+because NCCL closes a connection only after all graphs that use it are destroyed."""
+
 
 def rank() -> int:
     """Return the rank of this process; 0 without a process group."""
@@ -72,11 +81,16 @@ def split_batch(total: int, ranks: int) -> list[SequenceRange]:
 
 
 @contextmanager
-def synchronized() -> Iterator[None]:
-    """Context that all ranks enter together, in which collectives are active."""
+def synchronized(single: bool = False) -> Iterator[None]:
+    """Context that all ranks enter together, in which collectives are active.
+
+    With `single`, they are also active in a process group of one rank, so that their
+    time can be measured.
+    """
     global _sync
     assert _sync is None, "synchronized blocks cannot be nested"
-    _sync = _SyncState() if world_size() > 1 else None
+    is_active = _has_group() and (single or world_size() > 1)
+    _sync = _SyncState() if is_active else None
     try:
         yield
     finally:
@@ -97,6 +111,26 @@ def set_batch(total: int) -> SequenceRange:
 def local_sequences() -> SequenceRange | None:
     """Return the sequences of this rank; None if this process has the whole batch."""
     return _sync.sequences[rank()] if _sync and _sync.sequences else None
+
+
+def is_synchronized() -> bool:
+    """True in a `synchronized` block with active collectives."""
+    return _sync is not None
+
+
+def can_capture() -> bool:
+    """True if a CUDA graph can contain the collectives that are active now."""
+    return _sync is None or "nccl" in dist.get_backend_config()
+
+
+def agree(value: bool) -> bool:
+    """True if `value` is True on all ranks; waits for them."""
+    if _sync is None:
+        return value
+    flag = torch.tensor([int(value)])
+    with progress.waiting(collective=True):
+        dist.all_reduce(flag, dist.ReduceOp.MIN)
+    return bool(flag)
 
 
 def global_count(local_count: int) -> int:
@@ -146,14 +180,28 @@ def all_gather(x: Tensor) -> Tensor:
     if _sync is None:
         return x
     counts = _lengths(x)
-    padded = x.new_zeros((max(counts), *x.shape[1:]))
-    padded[: len(x)] = x
-    sent = padded.view(torch.uint8) if x.dtype == torch.bool else padded
-    parts = [torch.empty_like(sent) for _ in counts]
+    longest = max(counts)
+    sent = x.detach().contiguous()
+    if len(x) < longest:
+        sent = torch.cat([sent, x.new_zeros((longest - len(x), *x.shape[1:]))])
+    if x.dtype == torch.bool:
+        sent = sent.view(torch.uint8)
+    gathered = sent.new_empty((len(counts) * longest, *x.shape[1:]))
     with progress.waiting(collective=True):
-        dist.all_gather(parts, sent)
-    values = [part[:count] for part, count in zip(parts, counts, strict=True)]
-    return torch.cat(values).view(x.dtype)
+        dist.all_gather(list(torch.split(gathered, longest)), sent)
+    if min(counts) < longest:
+        parts = zip(torch.split(gathered, longest), counts, strict=True)
+        gathered = torch.cat([part[:count] for part, count in parts])
+    return gathered.view(x.dtype)
+
+
+@torch.no_grad()
+def all_reduce_(x: Tensor) -> None:
+    """Replace a tensor by the elementwise sum over ranks."""
+    if _sync is None:
+        return
+    with progress.waiting(collective=True):
+        dist.all_reduce(x)
 
 
 @torch.no_grad()
@@ -163,8 +211,7 @@ def all_reduce_coalesced(tensors: list[Tensor]) -> list[Tensor]:
         return tensors
     dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
     flat = torch.cat([x.reshape(-1).to(dtype) for x in tensors])
-    with progress.waiting(collective=True):
-        dist.all_reduce(flat)
+    all_reduce_(flat)
     parts = zip(torch.split(flat, [x.numel() for x in tensors]), tensors, strict=True)
     return [part.view(x.shape).to(x.dtype) for part, x in parts]
 
@@ -180,20 +227,25 @@ def average_metrics(metrics: Metrics) -> Metrics:
     local = local_sequences()
     if local is None:
         return metrics
-    scalars = [k for k, x in metrics.items() if isinstance(x, Tensor) and not x.ndim]
-    values = torch.stack([metrics[key].double() for key in scalars])
-    total = _all_reduce(values * (local.size / local.total))
+    # grouped, because one kernel can stack many tensors of the same dtype
+    names: dict[torch.dtype, list[str]] = {}
+    for key, x in metrics.items():
+        if isinstance(x, Tensor) and not x.ndim:
+            names.setdefault(x.dtype, []).append(key)
+    if not names:
+        return metrics
+    values = [
+        torch.stack([metrics[key] for key in keys]).double() for keys in names.values()
+    ]
+    total = torch.cat(values) * (local.size / local.total)
+    all_reduce_(total)
+    parts = torch.split(total, [len(keys) for keys in names.values()])
     averages = {
-        key: x.to(metrics[key].dtype) for key, x in zip(scalars, total, strict=True)
+        key: x
+        for part, (dtype, keys) in zip(parts, names.items(), strict=True)
+        for key, x in zip(keys, part.to(dtype).unbind(), strict=True)
     }
     return {**metrics, **averages}
-
-
-def communication_device() -> torch.device:
-    """Return the device of tensors in collectives: a GPU for NCCL, else the CPU."""
-    if _has_group() and dist.get_backend() == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
 
 
 def _has_group() -> bool:
@@ -212,7 +264,7 @@ def _lengths(x: Tensor) -> list[int]:
     if _sync.sequences:
         per_sequence = _per_sequence(len(x), _sync.sequences[rank()])
         return [per_sequence * each.size for each in _sync.sequences]
-    count = torch.tensor([len(x)], device=communication_device())
+    count = torch.tensor([len(x)])
     counts = [torch.empty_like(count) for _ in range(world_size())]
     with progress.waiting(collective=True):
         dist.all_gather(counts, count)
@@ -243,6 +295,5 @@ class _AllGather(torch.autograd.Function):
 
 def _all_reduce(x: Tensor) -> Tensor:
     total = x.detach().clone(memory_format=torch.contiguous_format)
-    with progress.waiting(collective=True):
-        dist.all_reduce(total)
+    all_reduce_(total)
     return total

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from reverie.api import UserError
+from reverie.distributed.collective import captured_graphs
 from reverie.distributed.heartbeat import RANK_TIMEOUT, Heartbeat
 from reverie.distributed.launch import MASTER_PORT, Launch
 
@@ -47,7 +48,11 @@ class Group:
 
     def __init__(self, launch: Launch, fail: Callable[[str], None]):
         self.launch = launch
+        self.in_command = False  # stays True after a command that failed
         has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
+        # Buffers of captured operations are not registered with other ranks: they would
+        # have to wait for each other during the capture, which may fail on one of them.
+        os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
         with explain_lost_rank():
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if has_nccl else "gloo",
@@ -65,8 +70,17 @@ class Group:
         _open_heartbeats.append(self.heartbeat)
 
     def close(self) -> None:
+        """Close all connections.
+
+        After a command that failed, NCCL could wait forever for operations of another
+        rank: its connections are closed at the end of the process.
+        """
         _open_heartbeats.remove(self.heartbeat)
         self.heartbeat.stop()
+        if self.in_command and "nccl" in dist.get_backend_config():
+            return
+        for graph in list(captured_graphs):
+            graph.reset()
         dist.destroy_process_group()
 
 

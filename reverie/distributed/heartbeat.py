@@ -53,6 +53,10 @@ class RankProgress:
             self.activity, self.limit = "", math.inf
             self.changes += 1
 
+    def allow(self, seconds: float) -> None:
+        """Give the current activity at least this much time."""
+        self.limit = max(self.limit, seconds)
+
     @contextlib.contextmanager
     def waiting(self, collective: bool = False) -> Iterator[None]:
         """Context of a call that waits for another rank."""

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from reverie.api import Carry, PolicyOutput
-from reverie.distributed.collective import world_size
 from reverie.kernels.graphs.policy import GraphedPolicy, WeightCopies
 from reverie.kernels.graphs.runner import CudaGraphRunner
 from reverie.kernels.optim.low_precision_weights import LowPrecisionWeights
@@ -124,11 +123,12 @@ class Accelerator:
     ) -> Callable[..., Any]:
         """Return the function, captured as a CUDA graph if graphs are enabled.
 
-        With several ranks it runs without a graph, because it contains collectives. The
-        function must meet the conditions of `kernels/graphs/runner.py`, and sample only
-        from `rng`. `CudaGraphRunner` explains `static_inputs`.
+        With several ranks, the graph contains collectives; without NCCL, the function
+        then runs without a graph. It must meet the conditions of
+        `kernels/graphs/runner.py`, and sample only from `rng`. `CudaGraphRunner`
+        explains `static_inputs`.
         """
-        if not self.has_graphs or world_size() > 1:
+        if not self.has_graphs:
             return function
         return CudaGraphRunner(
             function, name, self.device, [rng.generator], static_inputs=static_inputs

@@ -28,7 +28,9 @@ from reverie.distributed.group import (
     LOST_RANK_EXIT_CODE,
     Group,
     explain_lost_rank,
+    host_store,
     lost_rank_message,
+    store_variables,
 )
 from reverie.distributed.launch import Launch, find_launch
 from reverie.distributed.messages import (
@@ -72,6 +74,25 @@ def run_on_ranks(loop: Callable[[], T]) -> T:
             return loop()
         finally:
             _group = None
+
+
+def run_on_one_rank(function: Callable[[], T]) -> T:
+    """Run a function in a process group of one rank, to measure collectives."""
+    global _group
+    store = host_store()  # referenced until the group is closed
+    variables = store_variables(store.port)
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    group = _group = Group(Launch(), _fail)
+    for name, value in before.items():
+        os.environ.pop(name)
+        if value is not None:
+            os.environ[name] = value
+    try:
+        return function()
+    finally:
+        _group = None
+        group.close()
 
 
 def run_follower(make_env: MakeEnv | None = None) -> None:
@@ -132,8 +153,8 @@ class Leader:
         folder: Path | None,
     ):
         self.group, self.agent = group, agent
+        self._feed: ShardFeed | LeaderFeed | None = None
         self._is_loaded = False  # True if the other ranks have the agent's state
-        self._in_command = False  # stays True after a command that failed
         check_batches(agent, group.launch.world_size)
         group.heartbeat.timeout = config.run.rank_timeout
         self._limit = UpdateLimit(config.run.rank_timeout)
@@ -162,16 +183,18 @@ class Leader:
     def train(self, feed: Any) -> Metrics:
         """Run one update on all ranks; return the metrics of the global batch."""
         self.load()
-        rank_feed = (
-            ShardFeed(feed, self.agent.windows, self._limit)
-            if self.other_shards
-            else LeaderFeed(feed, self.group, self._limit)
-        )
+        # always the same object for a feed: the agent reuses the memory of its batches
+        if self._feed is None or self._feed.feed is not feed:
+            self._feed = (
+                ShardFeed(feed, self.agent.windows, self._limit)
+                if self.other_shards
+                else LeaderFeed(feed, self.group, self._limit)
+            )
         with self._command() as send:
             schedule = self.agent.schedule
             send(TRAIN, schedule.state_dict() if schedule else None)
-            with self._limit.update(), collective.synchronized():
-                metrics = self.agent.train(rank_feed)
+            with self._limit.update(), collective.synchronized(single=True):
+                metrics = self.agent.train(self._feed)
                 metrics = collective.average_metrics(metrics)
         return metrics
 
@@ -185,7 +208,7 @@ class Leader:
             return self.agent.state_dict()
         with self._command() as send:
             send(STATE)
-            with collective.synchronized():
+            with collective.synchronized(single=True):
                 return self.agent.state_dict()
 
     def close(self) -> None:
@@ -194,17 +217,17 @@ class Leader:
         After a command that failed they may not receive another one; they end when they
         lose the connection to this process.
         """
-        if not self._in_command:
+        if not self.group.in_command:
             with explain_lost_rank():
                 self._send(STOP)
 
     @contextlib.contextmanager
     def _command(self) -> Iterator[Callable[..., None]]:
         """Context of a command that all ranks run; yields the function to send it."""
-        self._in_command = True
+        self.group.in_command = True
         with explain_lost_rank():
             yield self._send
-        self._in_command = False
+        self.group.in_command = False
 
     def _send(self, command: str, value: Any = None) -> None:
         broadcast((command, value), self.group.control)
@@ -310,7 +333,9 @@ class Follower:
                 command, value = broadcast(None, self.group.control)
                 if command == STOP:
                     return
+                self.group.in_command = True
                 self._run(command, value)
+                self.group.in_command = False
 
     def close(self) -> None:
         if self.shard:

@@ -23,7 +23,7 @@ def local_carry(carry: DreamerCarry) -> DreamerCarry:
     A carry that has another size than the global batch is returned unchanged.
     """
     rows = local_sequences()
-    if rows is None or len(carry.state[0]) != rows.total:
+    if rows is None or rows.size == rows.total or len(carry.state[0]) != rows.total:
         return carry
     local: DreamerCarry = tree_map(lambda x: x[rows.start : rows.stop].clone(), carry)
     return local

@@ -4,6 +4,9 @@ A replay launches thousands of kernels at once. Small networks need this, becaus
 launching one of their kernels takes longer than running it. The function must do the
 same work on the same memory in every call: it takes and returns trees of tensors,
 changes its state in place, and never syncs with the host.
+
+In a data-parallel update, the graph contains the NCCL operations of the function. The
+communicator exists before the capture, because the function has been called before.
 """
 
 from __future__ import annotations
@@ -15,11 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reverie.distributed import collective
+from reverie.distributed.heartbeat import progress
 from reverie.nets.streams import GRAPH_PRIORITY
 from reverie.nets.tree import tree_leaves, tree_map
 
 WARM_UP = 2
 """Eager calls before the capture, in which cuDNN, cuBLAS and Triton select kernels."""
+CAPTURE_SECONDS = 600.0
+"""Time limit of a data-parallel update that is captured."""
 
 
 class CudaGraphRunner:
@@ -31,7 +38,8 @@ class CudaGraphRunner:
 
     Inputs may be in host memory; the function gets them on the device. The outputs of a
     replay are overwritten by the next one: use `clone_outputs` to keep them. A function
-    that cannot be captured runs eagerly, with a message on stderr.
+    that cannot be captured runs eagerly, with a message on stderr; in a data-parallel
+    update, it then runs eagerly on all ranks.
     """
 
     def __init__(
@@ -50,9 +58,9 @@ class CudaGraphRunner:
         self.can_capture = device.type == "cuda"
 
     def __call__(self, *inputs: Any) -> Any:
-        if not self.can_capture:
+        if not (self.can_capture and collective.can_capture()):
             return self.function(*inputs)
-        key = _shapes(inputs)
+        key = _key(inputs)
         graph = self.graphs.get(key, 0)
         if isinstance(graph, CapturedGraph):
             return graph.replay(inputs)
@@ -60,27 +68,35 @@ class CudaGraphRunner:
             self.graphs[key] = graph + 1
             inputs = tree_map(lambda x: x.to(self.device), inputs)
             return _run_on_new_stream(self.function, inputs)
+        captured = self._try_capture(inputs)
+        if not collective.agree(captured is not None) or captured is None:
+            self.can_capture = False
+            return self.function(*inputs)
+        self.graphs[key] = captured
+        return captured.replay(inputs)
+
+    def find_graph(self, *inputs: Any) -> CapturedGraph | None:
+        """Return the graph for inputs of these shapes, if one was captured."""
+        graph = self.graphs.get(_key(inputs))
+        return graph if isinstance(graph, CapturedGraph) else None
+
+    def _try_capture(self, inputs: Any) -> CapturedGraph | None:
+        """Return the captured function, or None with a message."""
+        if collective.is_synchronized():
+            progress.allow(CAPTURE_SECONDS)
         try:
-            graph = CapturedGraph(
+            return CapturedGraph(
                 *(self.function, inputs, self.device, self.generators),
                 *(self.priority, self.static_inputs),
             )
         except RuntimeError as error:
-            self.can_capture = False
             reason = str(error).splitlines()[0]
             print(
                 f"The {self.name} cannot be captured as a CUDA graph ({reason}); it "
                 "runs without one: the same results, but slower.",
                 file=sys.stderr,
             )
-            return self.function(*inputs)
-        self.graphs[key] = graph
-        return graph.replay(inputs)
-
-    def find_graph(self, *inputs: Any) -> CapturedGraph | None:
-        """Return the graph for inputs of these shapes, if one was captured."""
-        graph = self.graphs.get(_shapes(inputs))
-        return graph if isinstance(graph, CapturedGraph) else None
+            return None
 
 
 class CapturedGraph:
@@ -114,6 +130,8 @@ class CapturedGraph:
         ):
             on_device = tree_map(lambda x: x.to(device, non_blocking=True), self.inputs)
             self.outputs = function(*on_device)
+        if collective.is_synchronized():
+            collective.captured_graphs.add(self)
 
     def replay(self, inputs: Any) -> Any:
         if self.inputs_read is not None:
@@ -124,14 +142,21 @@ class CapturedGraph:
             self.inputs_read.record()
         return self.outputs
 
+    def reset(self) -> None:
+        """Destroy the graph, which must not be replayed any more."""
+        torch.cuda.synchronize()
+        self.graph.reset()
+
 
 def clone_outputs(outputs: Any) -> Any:
     """Return copies of the outputs, which later replays do not overwrite."""
     return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, outputs)
 
 
-def _shapes(inputs: Any) -> tuple[Any, ...]:
-    return tuple((x.shape, x.dtype) for x in tree_leaves(inputs))
+def _key(inputs: Any) -> tuple[Any, ...]:
+    """Return what a graph depends on: shapes, and the sequences of this rank."""
+    shapes = tuple((x.shape, x.dtype) for x in tree_leaves(inputs))
+    return collective.is_synchronized(), collective.local_sequences(), shapes
 
 
 def _make_buffer(x: Tensor) -> Tensor:

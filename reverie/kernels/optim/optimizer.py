@@ -5,6 +5,9 @@ Here one kernel computes the norms of all gradients and parameters, and another 
 clips, updates moments and parameters, and writes the low-precision weights. Each
 program of a kernel handles one chunk of one tensor. It reads the addresses of its
 parameters, moments, low-precision weights and gradients from `AddressTables`.
+
+In a data-parallel update, another kernel first copies all gradients to one float32
+buffer, which is added up over all ranks in one all-reduce.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from reverie.distributed.collective import all_reduce_, is_synchronized
 from reverie.kernels.launch import jit
 from reverie.kernels.optim.low_precision_weights import LowPrecisionWeights
 from reverie.nets.optim.optimizer import Optimizer, Scalar
@@ -25,6 +29,9 @@ CHUNK = 4096
 
 COLUMNS = 5
 """Addresses per tensor: parameter, mu, nu, low-precision weight, nu_max."""
+
+ALIGNMENT = 32
+"""Gradients in the buffer of a data-parallel update begin at multiples of this."""
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Numbers that encode dtypes in kernel arguments."""
@@ -55,6 +62,21 @@ def store_low_precision(address, dtype, offsets, x, mask):
     elif dtype == 2:
         to_half = address.to(tl.pointer_type(tl.float16)) + offsets
         tl.store(to_half, x.to(tl.float16), mask)
+
+
+@jit
+def _copy_to_flat(
+    chunks, grads, dtypes, sizes, starts, flat, CHUNK: tl.constexpr
+):  # fmt: skip
+    """Copy one chunk of one gradient to the flat buffer, as float32."""
+    chunk = tl.program_id(0)
+    tensor, start = tl.load(chunks + 2 * chunk), tl.load(chunks + 2 * chunk + 1)
+    offsets = start + tl.arange(0, CHUNK)
+    mask = offsets < tl.load(sizes + tensor)
+    grad = load_as_float32(
+        tl.load(grads + tensor), tl.load(dtypes + 2 * tensor), offsets, mask
+    )
+    tl.store(flat + tl.load(starts + tensor) + offsets, grad, mask)
 
 
 @jit
@@ -131,6 +153,7 @@ class AddressTables:
         self.addresses, self.dtypes = table(addresses), table(dtypes)
         self.sums = torch.zeros(len(chunks), 2, device=device)
         self.grad_addresses = table([0] * len(tensors))
+        self.flat: FlatGrads | None = None
         self._spare_buffer: Tensor | None = None
         self._captured: list[tuple[Tensor, list[Tensor]]] = []
 
@@ -138,11 +161,33 @@ class AddressTables:
     def grid(self) -> tuple[int]:
         return (len(self.chunks),)
 
+    def grad_tables(self, grads: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the tables with the addresses and dtypes of gradients."""
+        if self.flat is not None and grads is self.flat.grads:
+            return self.flat.addresses, self.flat.dtypes
+        return self.grad_addresses, self.dtypes
+
+    def add_up(self, loss: Scalar, grads: list[Tensor]) -> tuple[Scalar, list[Tensor]]:
+        """Return the sums of loss and gradients over all ranks."""
+        if self.flat is None:  # in the first update, which is not captured
+            self.flat = FlatGrads(self.tensors, self.dtypes)
+        flat = self.flat
+        self._store_addresses(grads)
+        _copy_to_flat[self.grid](
+            *(self.chunks, self.grad_addresses, self.dtypes, self.sizes),
+            *(flat.starts, flat.buffer, CHUNK),
+        )
+        flat.buffer[0].copy_(loss)
+        all_reduce_(flat.buffer)
+        return flat.buffer[0].clone(), flat.grads
+
     def norms(self, grads: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Return the norms of each gradient and parameter; store gradient addresses."""
-        self._store_addresses(grads)
+        grad_addresses, dtypes = self.grad_tables(grads)
+        if grad_addresses is self.grad_addresses:
+            self._store_addresses(grads)
         _sum_squares[self.grid](
-            *(self.chunks, self.addresses, self.grad_addresses, self.dtypes),
+            *(self.chunks, self.addresses, grad_addresses, dtypes),
             *(self.sizes, self.sums, COLUMNS, CHUNK),
         )
         return self.norms_from_sums()
@@ -184,6 +229,30 @@ class AddressTables:
     def _host_buffer(self) -> Tensor:
         pinned = self.grad_addresses.device.type == "cuda"
         return torch.empty(len(self.tensors), dtype=torch.int64, pin_memory=pinned)
+
+
+class FlatGrads:
+    """One float32 buffer for the loss and all gradients of an optimizer.
+
+    The first element is the loss. `grads` are views of the buffer in the memory order
+    of the parameters.
+    """
+
+    def __init__(self, tensors: list[Tensor], dtypes: Tensor):
+        starts, end = [], ALIGNMENT
+        for tensor in tensors:
+            starts.append(end)
+            end += -(-tensor.numel() // ALIGNMENT) * ALIGNMENT
+        device = tensors[0].device
+        self.buffer = torch.zeros(end, device=device)
+        self.grads = [
+            self.buffer.as_strided(tensor.shape, tensor.stride(), start)
+            for tensor, start in zip(tensors, starts, strict=True)
+        ]
+        self.starts = torch.tensor(starts, device=device)
+        self.addresses = torch.tensor([x.data_ptr() for x in self.grads], device=device)
+        self.dtypes = dtypes.clone()
+        self.dtypes[:, 0] = DTYPES[torch.float32]
 
 
 def _match_strides(grad: Tensor, tensor: Tensor) -> Tensor:
@@ -297,6 +366,11 @@ class FusedOptimizer(Optimizer):
         grads = super().gradients(loss)
         return [grad.float() for grad in grads] if self.float32_grads else grads
 
+    def _add_up(self, loss: Scalar, grads: list[Tensor]) -> tuple[Scalar, list[Tensor]]:
+        if not is_synchronized():
+            return loss, grads
+        return self._tables.add_up(loss, grads)
+
     def _norms(self, grads: list[Tensor]) -> tuple[Tensor, Tensor]:
         return self._tables.norms(grads)
 
@@ -307,7 +381,7 @@ class FusedOptimizer(Optimizer):
         scalars = self.rule.scalars(lr, gate, self.step)
         nesterov = getattr(config, "nesterov", False)
         _update[tables.grid](
-            *(tables.chunks, tables.addresses, tables.grad_addresses, tables.dtypes),
+            *(tables.chunks, tables.addresses, *tables.grad_tables(grads)),
             *(tables.sizes, clip, self._decays, torch.stack([gate, *scalars])),
             *(tables.sums, config.beta1, config.beta2, config.eps),
             *(self.rule.NAME, nesterov, COLUMNS, CHUNK),

@@ -185,7 +185,7 @@ class Optimizer:
     ) -> tuple[Bool[Tensor, ""], Metrics]:
         """Clip the gradients and update the parameters; returns as `update` does."""
         close_abort_window()  # the update must be completed from here on
-        loss, *grads = all_reduce_coalesced([loss, *grads])
+        loss, grads = self._add_up(loss, grads)
         norms, weight_norms = self._norms(grads)
         self.norms.copy_(norms)
         norm = torch.linalg.vector_norm(norms)
@@ -237,6 +237,11 @@ class Optimizer:
                 value.copy_(state[key][name])
 
     # Replaced by kernels in `kernels/optim/optimizer.py`.
+
+    def _add_up(self, loss: Scalar, grads: list[Tensor]) -> tuple[Scalar, list[Tensor]]:
+        """Return the sums of loss and gradients over all ranks, in one all-reduce."""
+        loss, *grads = all_reduce_coalesced([loss, *grads])
+        return loss, grads
 
     def _norms(self, grads: list[Tensor]) -> tuple[PerTensor, PerTensor]:
         """Return the norm of each gradient, and of each parameter if needed."""
