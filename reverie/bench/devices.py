@@ -1,7 +1,8 @@
 """`reverie bench --devices N`: the time of an update on one and on N devices.
 
 Both are measured in the same processes: first on rank 0 alone, while the other ranks
-wait, then on all ranks.
+wait, then on all ranks. `--bench.process_group True` measures what data-parallel code
+costs on one device.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from reverie.distributed.collective import world_size
 from reverie.run.config import Config
 from reverie.run.factory import MakeEnv
 from reverie.run.folder import system_info
-from reverie.run.ranks import make_leader
+from reverie.run.ranks import make_leader, run_on_one_rank
 
 MIN_EFFICIENCY = 0.6
 """Speedup per device below which a message advises against more devices."""
@@ -57,6 +58,45 @@ def bench_devices(
     speedup = median(alone) / median(together)
     print(describe_speedup(speedup, ranks))
     results = {"devices": ranks, "alone_ms": alone, "together_ms": together}
+    return write_results(config, options, {"about": system_info(), **results})
+
+
+def bench_process_group(
+    config: Config, options: BenchConfig, make_env: MakeEnv | None = None
+) -> dict[str, Any]:
+    """Measure updates of one process, without and with a process group of one rank.
+
+    With the group, every collective operation is called, but transfers nothing. Both
+    are measured alternately, so that other load on the machine affects both.
+    """
+
+    def measure() -> tuple[list[float], list[float]]:
+        leader = make_leader(
+            config, ranked.agent, ranked.source, ranked.device, ranked.precision
+        )
+        assert leader is not None
+        for benchmark in (plain, ranked):
+            benchmark.fill(benchmark.capacity)
+        without, with_group = plain.time(
+            lambda: plain.agent.train(plain.feed), lambda: leader.train(ranked.feed)
+        )
+        leader.close()
+        return without, with_group
+
+    with (
+        machine_lock(exclusive=True),
+        make_benchmark(config, options, make_env) as plain,
+        make_benchmark(config, options, make_env) as ranked,
+    ):
+        without, with_group = run_on_one_rank(measure)
+    rows = {
+        "update without a process group, ms": without,
+        "update in a process group of one rank, ms": with_group,
+    }
+    print(format_rows(rows.items()))
+    overhead = median(with_group) / median(without) - 1
+    print(f"The process group adds {overhead:.1%}.")
+    results = {"without_group_ms": without, "with_group_ms": with_group}
     return write_results(config, options, {"about": system_info(), **results})
 
 

@@ -63,6 +63,9 @@ class BenchConfig:
     Measurements are made one after another."""
     compare: bool = False
     """Measure the speedup over `--compile none`."""
+    process_group: bool = False
+    """Measure how much slower updates are in a process group of one rank, with the
+    collective operations of data-parallel training."""
     end_to_end: bool = False
     """Measure the wall time of each part of a short training run."""
     updates: int = 200

@@ -21,6 +21,7 @@ def bench(words: list[str]) -> int:
         run_follower()
         return 0
     from reverie.bench import update
+    from reverie.bench.devices import bench_process_group
     from reverie.bench.end_to_end import bench_end_to_end
     from reverie.bench.envs import bench_envs
     from reverie.bench.scaling import bench_scaling
@@ -38,6 +39,8 @@ def bench(words: list[str]) -> int:
             bench_scaling(resolve, options)
         elif options.compare:
             update.bench_speedup(resolve([], {}), options)
+        elif options.process_group:
+            bench_process_group(resolve([], {}), options)
         else:
             update.bench_config(resolve([], {}), options)
     return 0
@@ -45,9 +48,11 @@ def bench(words: list[str]) -> int:
 
 def _bench_devices(config: Any, options: Any, ranks: int, words: list[str]) -> int:
     """Measure updates on several devices; start a process per device if needed."""
-    if options.vary or options.compare or options.end_to_end:
+    single = options.vary, options.compare, options.end_to_end, options.process_group
+    if any(single):
         raise UserError(
-            "--bench.vary, --compare and --end-to-end measure on a single device.\n"
+            "--bench.vary, --compare, --end-to-end and --bench.process_group measure "
+            "on a single device.\n"
             "  Fix: use --devices 1, or remove these options."
         )
     if ranks == 1:

@@ -9,6 +9,7 @@ from reverie.bench import devices
 from reverie.bench.devices import describe_speedup
 from reverie.bench.update import BenchConfig
 from reverie.cli.bench import bench
+from reverie.distributed import collective
 from reverie.run.config import resolve
 
 
@@ -47,3 +48,13 @@ def test_one_and_all_devices_are_measured(tmp_path, monkeypatch, capsys):
     assert min(*results["alone_ms"], *results["together_ms"]) > 0
     assert OneRank.closed
     assert "2 devices are" in capsys.readouterr().out
+
+
+@pytest.mark.extended
+def test_updates_in_a_process_group_of_one_rank_are_measured(tmp_path, capsys):
+    options = BenchConfig(repeats=1, seconds=0.0, steps=200, process_group=True)
+    flags = {"task": "catch", "logdir": str(tmp_path)}
+    results = devices.bench_process_group(resolve(["debug"], flags=flags), options)
+    assert min(*results["without_group_ms"], *results["with_group_ms"]) > 0
+    assert "The process group adds" in capsys.readouterr().out
+    assert collective.world_size() == 1
