@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 
@@ -34,10 +33,8 @@ def in_child(monkeypatch):
 
 def test_a_slow_pattern_is_ended_with_an_error(monkeypatch):
     monkeypatch.setattr(patterns, "MAX_SECONDS", 0.5)
-    start = time.monotonic()
     with pytest.raises(UserError, match=r"takes too long(.|\n)*Fix: "):
-        select_names(SLOW, NAMES)
-    assert time.monotonic() - start < 10
+        select_names(SLOW, NAMES)  # would take years
 
 
 @pytest.mark.parametrize(
@@ -115,7 +112,6 @@ def test_a_slow_filter_of_the_terminal_is_evaluated_once(monkeypatch, capsys):
     sink = TerminalSink(SLOW)
     with pytest.raises(UserError, match="takes too long"):
         sink.write(Record(1, {"a" * 40: 1.0}))
-    start = time.monotonic()
+    monkeypatch.setattr(patterns, "_find_in_child", pytest.fail)
     sink.write(Record(2, {"a" * 41: 1.0}))
-    assert time.monotonic() - start < 0.4
     assert "step 2" in capsys.readouterr().out

@@ -362,10 +362,10 @@ def test_a_string_of_gigabytes_is_not_allocated(path):
     assert data[place : place + 4] == b"\x06\x00\x00\x00"
     data[place : place + 4] = b"\x00\x00\x00\xf0"
     path.write_bytes(data)
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(UserError, match="damaged"):
         open_episodes(path)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_a_list_of_strings_without_an_end_is_refused(path):
@@ -385,9 +385,9 @@ def test_arrays_with_many_signatures_of_lists_are_read_in_time(path):
         del file["data/demo_2/actions"]
         actions = np.frombuffer(heap * 30_000, np.uint8).reshape(-1, 16)
         file.create_dataset("data/demo_2/actions", data=actions, chunks=(1000, 16))
-    start = time.perf_counter()
+    start = time.process_time()
     read_everything(path)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_many_names_of_one_group_are_refused(path, monkeypatch):

@@ -104,10 +104,10 @@ def nested(first: str, each: str, levels: int = 12, width: int = 10) -> str:
     ids=range(15),
 )
 def test_hostile_yaml_is_refused_in_time(text):
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises((ValueError, yaml.YAMLError)):
         parse_yaml(text)
-    assert time.perf_counter() - start < 30
+    assert time.process_time() - start < 30
 
 
 def unpack(path) -> int:

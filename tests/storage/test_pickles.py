@@ -239,10 +239,10 @@ HOSTILE["an encoding with 2 ** 40 entries"] = (
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_pickles_are_refused(case):
     data, message = HOSTILE[case]
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(InvalidFile, match=message):
         parse_arrays(data)
-    assert time.perf_counter() - start < 30
+    assert time.process_time() - start < 30
 
 
 def test_every_opcode_is_allowed_or_refused():
@@ -281,14 +281,14 @@ def arrays_of_one_buffer(count: int) -> bytes:
 def test_small_files_do_not_fill_the_memory(data):
     assert len(data) < 4_000_000
     tracemalloc.start()
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         with pytest.raises(InvalidFile):
             parse_arrays(data)
         assert tracemalloc.get_traced_memory()[1] < 300_000_000
     finally:
         tracemalloc.stop()
-    assert time.perf_counter() - start < 30
+    assert time.process_time() - start < 30
 
 
 def test_bytes_that_are_referred_to_repeatedly_are_copied_once():
