@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 
+OVERHEAD = 1000
+"""Approximate size of an entry in bytes, without its arrays."""
+
 
 def entry_bytes(entry: Any) -> int:
-    """Return the size of the arrays of a row in bytes; 0 for other entries."""
-    if not isinstance(entry, dict):
-        return 0
-    return sum(x.nbytes for x in entry.values() if isinstance(x, np.ndarray))
+    """Return the approximate size of a row in bytes."""
+    arrays = entry.values() if isinstance(entry, dict) else ()
+    return OVERHEAD + sum(x.nbytes for x in arrays if isinstance(x, np.ndarray))
 
 
 class History:
@@ -22,7 +24,7 @@ class History:
         self._entries: list[Any] = []
         self._sizes: list[int] = []
         self.num_bytes = 0
-        """Size of the arrays in bytes, at the time when they were appended."""
+        """Approximate size in bytes, at the time when the entries were appended."""
 
     @property
     def stop(self) -> int:

@@ -214,6 +214,8 @@ class Simulation:
         first = 0 if self.keep_all else self.cursor + 1 - MAX_HISTORY
         for history in histories:
             history.drop_before(first)
+        # only the rows of an episode are saved
+        self.step_data.drop_before(self.cursor + 1 - MAX_HISTORY)
         while sum(history.num_bytes for history in histories) > limit:
             first = min(h.start for h in histories if h.num_bytes) + 1
             if first > self.cursor:  # keep the step that is shown

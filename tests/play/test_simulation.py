@@ -8,7 +8,7 @@ import pytest
 from reverie.api import UserError
 from reverie.play import load as loading
 from reverie.play import simulation as simulations
-from reverie.play.history import History
+from reverie.play.history import OVERHEAD, History
 from reverie.play.simulation import Simulation
 
 LEFT, STAY, RIGHT = ({"action": np.int32(n)} for n in range(3))
@@ -196,8 +196,8 @@ def test_a_transformer_with_full_context_is_flushed(run_folder):
 
 
 def step_bytes(loaded) -> int:
-    """Return the size of the images of a real and an imagined row."""
-    return 2 * int(np.prod(loaded.obs_space["image"].shape))
+    """Return the size of a real row, an imagined row and the scalars of a step."""
+    return 2 * int(np.prod(loaded.obs_space["image"].shape)) + 3 * OVERHEAD
 
 
 @pytest.mark.parametrize(
@@ -219,6 +219,22 @@ def test_memory_does_not_grow_without_limit(loaded, monkeypatch, name, save):
     assert simulation.rows.start == simulation.imagined.start
     simulation.seek(0)
     assert simulation.cursor == simulation.imagined.start
+
+
+def test_saved_episodes_keep_rows_and_drop_the_scalars_of_old_steps(
+    loaded, monkeypatch
+):
+    monkeypatch.setattr(simulations, "MAX_HISTORY", 3)
+    simulation = Simulation(loaded, seed=2)
+    simulation.keep_all = True
+    simulation.start(loading.HUMAN_MODEL)
+    for _ in range(6):
+        simulation.imagined[simulation.cursor]["is_terminal"][:] = False
+        simulation.step(lambda: STAY)
+    assert simulation.imagined.start == 0
+    assert simulation.step_data.start == 4
+    simulation.seek(0)
+    assert simulation.snapshot().imagined is not None
 
 
 def test_all_rows_of_a_long_recording_are_kept(loaded, monkeypatch):
