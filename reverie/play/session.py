@@ -38,6 +38,8 @@ DEFAULT_FPS = 8.0
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 END_SECONDS = 0.8
 """How long the last step of an episode is shown before the next episode starts."""
+MESSAGE_SECONDS = 4.0
+"""How long a message about the episode is shown while it continues."""
 MAX_HELD = 32
 """Maximum number of keys that can be held at once."""
 
@@ -81,7 +83,7 @@ class Session:
         self.speed, self.paused = 1.0, False
         self._is_idle = False  # no page is connected
         self.awaits_keep_answer = False  # the page asks whether to save the episode
-        self.message = ""
+        self.message, self._message_end = "", 0.0
         self.listeners: list[Listener] = []
         self.view: View | None = None
         self._return = self._imagined_return = 0.0
@@ -190,8 +192,14 @@ class Session:
             self._fail(f"{type(error).__name__}: {error}")
 
     def _fail(self, message: str) -> None:
-        self.paused, self.message = True, message
+        self.paused, self.message = True, message  # until the next step
+        self._message_end = 0.0
         self._publish()
+
+    def _show_message(self, message: str) -> None:
+        """Show a message for some seconds."""
+        self.message = message
+        self._message_end = time.perf_counter() + MESSAGE_SECONDS
 
     def _apply(self, command: dict[str, Any]) -> None:
         """Apply one command; invalid ones are ignored."""
@@ -236,9 +244,11 @@ class Session:
 
     def _on_step(self, command: dict[str, Any]) -> None:
         self.paused = True
+        if self.awaits_keep_answer:
+            return
         if self.simulation.end_reason:
-            self._next_episode()
-        elif not self.awaits_keep_answer:
+            self._next_episode(paused=True)
+        else:
             self._step()
 
     def _on_speed(self, command: dict[str, Any]) -> None:
@@ -279,7 +289,8 @@ class Session:
         self.awaits_keep_answer = False
         if bool(command["on"]):
             paths = self._save_episode()
-            self.message = f"Saved {', '.join(path.name for path in paths)}."
+            names = ", ".join(path.name for path in paths)
+            self._show_message(f"Saved {names}.")
         self._next_episode()
 
     def _on_open(self, command: dict[str, Any]) -> None:
@@ -303,14 +314,13 @@ class Session:
             self.message = ""
         self._return = self._imagined_return = 0.0
         self._publish()
-        self.message = ""
 
-    def _next_episode(self) -> None:
+    def _next_episode(self, paused: bool = False) -> None:
         if self.simulation.mode == RECORDED:
             self.paused = True
             self._publish()
             return
-        self._start(self.simulation.mode)
+        self._start(self.simulation.mode, paused=paused)
 
     def _step(self) -> None:
         """Advance the simulation by one step, and publish it."""
@@ -325,9 +335,10 @@ class Session:
         if was_live or simulation.mode == RECORDED:
             self._return += scalars.get("reward", 0.0)
             self._imagined_return += scalars.get("predicted reward", 0.0)
-        self.message = ""
+        if time.perf_counter() >= self._message_end:
+            self.message = ""
         if imagination and imagination.context_resets > resets:
-            self.message = (
+            self._show_message(
                 "The context of the world model was full, so the dream continues from "
                 "its newest frame without the earlier ones."
             )

@@ -111,6 +111,21 @@ def test_held_and_tapped_keys_become_actions(start):
     assert views.wait(lambda header: header["step"] == 1).header["action"] == "right"
 
 
+def test_single_steps_continue_with_the_next_episode(start):
+    views = start(HUMAN_ENV)
+    views.send("pause", on=True)
+    views.wait(lambda header: header["paused"])
+    while not views.session.view.header["end_reason"]:
+        step = views.session.view.header["step"]
+        views.send("step")
+        views.wait(lambda header, step=step: header["step"] > step)
+    episode = views.session.view.header["episode"]
+    views.send("step")
+    view = views.wait(lambda header: header["episode"] > episode)
+    assert view.header["step"] == 0
+    assert view.header["paused"]
+
+
 def test_a_mode_that_fails_is_reported_and_pauses(start, loaded):
     loaded.missing["env"] = "there is no simulator"
     views = start(HUMAN_MODEL)
@@ -169,7 +184,9 @@ def test_save_mode_writes_kept_episodes(run_folder, tmp_path, mode, folder):
     views.wait(lambda header: header["episode"] == 1)
     views.wait(lambda header: header["ask"], timeout=60)
     views.send("keep", on=True)
-    views.wait(lambda header: header["message"].startswith("Saved"))
+    saved = views.wait(lambda header: header["message"].startswith("Saved"))
+    later = views.wait(lambda header: header["step"] > saved.header["step"])
+    assert later.header["message"] == saved.header["message"]  # long enough to read
     session.close()
     reader = open_episodes(copy / "recordings" / folder)
     (name,) = reader.names()
