@@ -127,7 +127,7 @@ def load_run(
     controls = make_controls(env_spaces.act_space, names)
     return LoadedRun(
         run,
-        RecordedEpisodes(run),
+        RecordedEpisodes(run.folder, run.config),
         agent,
         policy,
         model,

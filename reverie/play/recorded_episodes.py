@@ -11,7 +11,7 @@ from reverie.api import UserError
 from reverie.datasets.episode_format import BadEpisode, Episode
 from reverie.datasets.episodes import ReaderConfig, open_episodes
 from reverie.datasets.readers import Reader, evenly_spaced
-from reverie.run.load import SavedRun
+from reverie.run.config import Config
 from reverie.run.offline.datasets import as_paths
 
 RECORDINGS = "recordings"
@@ -34,8 +34,8 @@ class EpisodeSource(NamedTuple):
 class RecordedEpisodes:
     """Lists and reads episodes by source and number; files are opened on demand."""
 
-    def __init__(self, run: SavedRun):
-        folder = run.folder
+    def __init__(self, folder: Path, config: Config):
+        """`folder` and `config` are those of the run."""
         replay = [("replay", folder)] if (folder / "replay").is_dir() else []
         folders = {
             "evaluation": folder / "eval" / "episodes",
@@ -44,9 +44,9 @@ class RecordedEpisodes:
             "imagined": folder / RECORDINGS / IMAGINED,
         }
         self._sources = [EpisodeSource(name, str(path)) for name, path in replay]
-        for path in as_paths(run.config.offline.data):
+        for path in as_paths(config.offline.data):
             name = f"data {Path(path).name}"
-            self._sources.append(EpisodeSource(name, path, run.config.offline.read))
+            self._sources.append(EpisodeSource(name, path, config.offline.read))
         self._folders = folders
         self._readers: dict[str, Reader] = {}
 

@@ -21,6 +21,7 @@ from reverie.api import UserError
 from reverie.campaign.queue import QUEUE, Queue, RunStatus
 from reverie.envs import action_repeat
 from reverie.log.jsonl import METRICS, SCORES
+from reverie.play.recorded_episodes import RecordedEpisodes
 from reverie.run.config import Config
 from reverie.run.folder import LOCK, SUBFOLDERS, is_locked, read_config, read_last_end
 
@@ -31,6 +32,8 @@ MAX_POINTS = 1500
 """Maximum number of points of a curve; longer curves are subsampled."""
 MAX_MEDIA = 60
 """Maximum number of images and videos of a run."""
+MAX_EPISODES = 200
+"""Maximum number of recorded episodes of a run that are listed."""
 MAX_LINE = 1_000_000
 """Longer lines of metrics (in bytes) are skipped."""
 SCORE = "score"
@@ -129,6 +132,13 @@ class RunIndex:
             {"name": path.stem, "kind": path.suffix[1:]} for path in _list_media(run)
         ]
         return {"config": _flat_config(run), "media": media, "error": _error_of(run)}
+
+    def episodes(self, run_id: str) -> list[dict[str, Any]]:
+        """Return source, number, name and length of the recorded episodes of a run."""
+        run = self._get(run_id)
+        if run.config is None:
+            return []
+        return RecordedEpisodes(run.path, run.config).table()[:MAX_EPISODES]
 
     def series(self, run_id: str, key: str) -> dict[str, list[float]]:
         """Return values of one metric, and steps, frames and hours for the x axis."""

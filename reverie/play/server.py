@@ -267,6 +267,10 @@ def make_app(
                 "/api/runs/{run}",
                 checked(lambda request: runs.details(request.path_params["run"])),
             ),
+            Route(
+                "/api/runs/{run}/episodes",
+                checked(lambda request: runs.episodes(request.path_params["run"])),
+            ),
             Route("/api/runs/{run}/series", checked(series)),
             Route("/api/runs/{run}/media/{number:int}", checked(media)),
             Route("/api/difference", checked(config_diff)),

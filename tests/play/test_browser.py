@@ -389,6 +389,9 @@ def test_runs_are_viewed_while_one_is_written(run_folder, tmp_path, serve, new_p
     assert page.locator("#compare option:checked").inner_text() == "iris"
     page.locator("#open-play").click()
     header(page, "h.step >= 1")
+    page.go_back()
+    page.locator("#run-episodes button").last.click()
+    header(page, "h.mode === 'recorded' && h.step >= 1")
 
 
 def test_an_exported_page_opens_without_a_server(run_folder, tmp_path, new_page):

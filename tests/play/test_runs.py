@@ -174,6 +174,14 @@ def _run_named_one(folder: Path) -> dict:
     return next(r for r in RunIndex(folder).summaries() if r["name"] == "one")
 
 
+def test_recorded_episodes_are_listed(run_folder):
+    index = RunIndex(run_folder("dreamer"))
+    (run,) = index.summaries()
+    episodes = index.episodes(run["id"])
+    assert {episode["source"] for episode in episodes} == {"replay"}
+    assert all(episode["rows"] > 0 for episode in episodes)
+
+
 def test_configs_are_compared(folder):
     index = RunIndex(folder)
     ids = {run["name"]: run["id"] for run in index.summaries()}

@@ -56,6 +56,15 @@ export function fitCanvas(canvas) {
   return [context, width, height, scale];
 }
 
+// A list of recorded episodes; `open` is called with the entry that the user selects.
+export function listEpisodes(list, entries, open) {
+  list.replaceChildren(...entries.map((entry) => {
+    const button = element("button", { type: "button" }, element("span", { className: "name", textContent: entry.name, title: entry.name }), element("small", { textContent: `${entry.source}, ${countSteps(entry.rows - 1)}` }));
+    button.onclick = () => open(entry, button);
+    return element("li", {}, button);
+  }));
+}
+
 export function countSteps(count) {
   return count === 1 ? "1 step" : `${count} steps`;
 }

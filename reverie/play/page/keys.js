@@ -45,6 +45,9 @@ export class KeyInput {
     return this.map[physical] ? null : physical;
   }
 
+  // True if a physical key selects an action.
+  acts(physical) { return this.used.has(this.toDefault(physical)); }
+
   onKey(event, down) {
     if (event.ctrlKey || event.altKey || event.metaKey || !this.isActive()) return;
     const tag = event.target.tagName;

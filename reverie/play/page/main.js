@@ -17,7 +17,10 @@ async function start() {
   const session = parameters.get("play") || "";
   byId("home").href = info.view ? `/?${new URLSearchParams({ token })}` : "#";
   if (info.view && !session) window.page = new ViewPage(new ServerSource(token));
-  else window.page = new PlayPage(session, token);
+  else {
+    const source = parameters.get("source");
+    window.page = new PlayPage(session, token, source && { source, number: Number(parameters.get("number")) });
+  }
 }
 
 start().catch((error) => setText(byId("connection-status"), `error: ${error.message}`));

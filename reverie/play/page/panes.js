@@ -1,13 +1,18 @@
 // The panes: real, dream (one or several) and difference.
 import { element, setText, color, countSteps, fitCanvas } from "./dom.js";
 
+// Columns of dreams by their number, and their total width relative to that of the real frame.
+const FANS = { 1: [1, 1], 2: [2, 2], 3: [3, 2], 4: [2, 1], 6: [3, 1.5], 8: [4, 2] };
+
 export class Panes {
   constructor(root) {
     this.root = root;
+    this.fan = element("div", { className: "fan" }); // panes of the dreams, next to each other
+    this.root.append(this.fan);
     this.panes = new Map();
   }
 
-  // Returns the pane with this name. Panes keep their order, so that the layout is stable.
+  // Returns the pane with this name. Panes keep their place, so that the layout is stable.
   get(name, kind, label) {
     if (!this.panes.has(name)) {
       const canvas = element("canvas", { width: 64, height: 64, role: "img" });
@@ -16,10 +21,7 @@ export class Panes {
       const figure = element("figure", { className: `pane ${kind}` }, caption, canvas);
       const pane = { canvas, info, figure };
       this.panes.set(name, pane);
-      const order = ["real", "model", "difference"];
-      const rank = (key) => order.indexOf(key.split("-")[0]) * 100 + Number(key.split("-")[1] || 0);
-      const next = [...this.panes.keys()].sort((a, b) => rank(a) - rank(b));
-      this.root.append(...next.map((key) => this.panes.get(key).figure));
+      (kind === "model" ? this.fan : this.root).append(figure); // ordered in the style sheet
     }
     return this.panes.get(name);
   }
@@ -27,6 +29,9 @@ export class Panes {
   show(header, bitmaps) {
     const counts = { real: 0, model: 0, difference: 0 };
     const seen = new Set();
+    const [columns, width] = FANS[header.rollouts] || FANS[1];
+    this.fan.style.setProperty("--columns", columns);
+    this.fan.style.setProperty("--width", width);
     header.images.forEach((image, index) => {
       const name = `${image.pane}-${counts[image.pane]++}`;
       seen.add(name);
@@ -34,7 +39,6 @@ export class Panes {
       const labels = { real: "real", model: several ? `dream ${counts.model}` : "dream", difference: "difference" };
       const pane = this.get(name, image.pane, labels[image.pane]);
       setText(pane.figure.querySelector("strong"), labels[image.pane]);
-      pane.figure.classList.toggle("small", several && header.rollouts > 2);
       pane.figure.classList.remove("empty");
       const { canvas } = pane;
       if (canvas.width !== image.width || canvas.height !== image.height) {

@@ -1,13 +1,14 @@
 // The page of a session.
-import { byId, countSteps, element, setText, format } from "./dom.js";
+import { byId, countSteps, element, listEpisodes, setText, format } from "./dom.js";
 import { SessionConnection } from "./socket.js";
 import { Panes } from "./panes.js";
 import { Traces, drawLatents } from "./traces.js";
 import { KeyInput, keyName } from "./keys.js";
 
 export class PlayPage {
-  constructor(session, token) {
+  constructor(session, token, episode = null) {
     this.header = null;
+    this.episode = episode; // a recorded episode to open first: its source and number
     this.hello = null;
     this.hasControls = true;
     this.panes = new Panes(byId("panes"));
@@ -79,12 +80,16 @@ export class PlayPage {
     this.panes.startsFromRecordings = Boolean(hello.modes.find((mode) => mode.name === "human-env").reason);
     this.buildControls(hello.controls);
     this.enable();
+    if (this.episode) this.send({ type: "open", ...this.episode });
+    this.episode = null;
   }
 
   enable() {
     for (const node of byId("play").querySelectorAll("button, select, input")) {
       if (node.id === "header" || node.id === "keysbutton") continue;
-      node.disabled = !this.hasControls || (!this.hello?.max_rollouts && ["fork", "rollouts", "forkevery"].includes(node.id));
+      const isMissing = !this.hello?.max_rollouts && ["fork", "rollouts", "forkevery"].includes(node.id);
+      const isRecorded = node.id === "takeover" && this.header?.mode === "recorded";
+      node.disabled = !this.hasControls || isMissing || isRecorded;
     }
   }
 
@@ -113,7 +118,10 @@ export class PlayPage {
         };
         row.onpointerdown = (event) => { row.setPointerCapture(event.pointerId); press(true); };
         row.onpointerup = row.onpointercancel = () => press(false);
-        return { row, fill, percent, keys, codes: control.key_combinations[value] };
+        row.onkeydown = (event) => { if (event.key === "Enter" && !event.repeat) press(true); };
+        row.onkeyup = (event) => { if (event.key === "Enter") press(false); };
+        row.onblur = () => press(false);
+        return { row, fill, percent, keys, codes: control.key_combinations[value], isDefault: value === control.noop };
       });
       box.append(...rows.map((entry) => entry.row));
       this.actionRows.push(rows);
@@ -124,9 +132,10 @@ export class PlayPage {
 
   labelKeys() {
     for (const rows of this.actionRows) {
-      for (const { keys, codes } of rows) {
+      for (const { keys, codes, isDefault } of rows) {
         keys.replaceChildren(...codes.map((code) => element("kbd", { textContent: keyName(this.keys.physical(code)) })));
-        if (!codes.length) setText(keys, "no key");
+        if (!codes.length) setText(keys, isDefault ? "default" : "no key");
+        keys.title = isDefault ? "Selected while no key is held" : "";
       }
     }
   }
@@ -174,7 +183,7 @@ export class PlayPage {
     byId("header").onchange = (event) => { byId("hud").hidden = !event.target.checked; };
     byId("ask").addEventListener("cancel", (event) => event.preventDefault());
     byId("modes").addEventListener("keydown", (event) => {
-      if (!["ArrowLeft", "ArrowRight"].includes(event.key) || this.keys.used.has(event.code)) return;
+      if (!["ArrowLeft", "ArrowRight"].includes(event.key) || this.keys.acts(event.code)) return;
       const buttons = [...byId("modes").children];
       const next = buttons.indexOf(document.activeElement) + (event.key === "ArrowRight" ? 1 : -1);
       buttons[(next + buttons.length) % buttons.length].focus();
@@ -193,7 +202,7 @@ export class PlayPage {
       }
       const tag = event.target.tagName;
       if (document.querySelector("dialog[open]") || tag === "SELECT" || (tag === "INPUT" && ["number", "search"].includes(event.target.type))) return;
-      if (shortcuts[event.code] && !this.keys.used.has(event.code)) {
+      if (shortcuts[event.code] && !this.keys.acts(event.code)) {
         event.preventDefault();
         shortcuts[event.code]();
       }
@@ -235,13 +244,13 @@ export class PlayPage {
   }
 
   listEpisodes(list) {
-    const box = byId("episodes");
-    if (!list.length) { box.replaceChildren("There are no recorded episodes."); return; }
-    box.replaceChildren(...list.map((entry) => {
-      const button = element("button", { type: "button", role: "option" }, entry.name, element("small", { textContent: `${entry.source}, ${countSteps(entry.rows - 1)}` }));
-      button.onclick = () => this.send({ type: "open", source: entry.source, number: entry.number });
-      return button;
-    }));
+    if (!list.length) { byId("episodes").replaceChildren("There are no recorded episodes."); return; }
+    listEpisodes(byId("episodes"), list, ({ source, number }, button) => {
+      for (const other of byId("episodes").querySelectorAll("[aria-current]")) other.removeAttribute("aria-current");
+      button.setAttribute("aria-current", "true");
+      this.send({ type: "open", source, number });
+    });
+    this.enable();
   }
 
   show(header, bitmaps) {
@@ -257,7 +266,7 @@ export class PlayPage {
         if (button.dataset.mode === header.mode) button.scrollIntoView({ block: "nearest", inline: "nearest" });
       }
       byId("episodes-card").hidden = header.mode !== "recorded";
-      byId("takeover").disabled = header.mode === "recorded" || !this.hasControls;
+      this.enable();
       if (header.mode === "recorded") this.send({ type: "episodes" });
     }
     byId("pause").setAttribute("aria-pressed", String(header.paused));
@@ -305,7 +314,13 @@ export class PlayPage {
     const inModel = header.mode.endsWith("model");
     const reward = inModel ? header.scalars["predicted reward"] : header.scalars.reward;
     const context = header.context ? `, context ${header.context[0]}/${header.context[1]}` : "";
-    const dream = header.fork === null ? "" : ` · dream ${countSteps(header.step - header.fork)}${context}`;
-    setText(byId("hud"), `episode ${header.episode} · step ${header.step} · action ${header.action || "–"} · reward ${format(reward)} · return ${format(inModel ? header.imagined_return : header.return)} · ${header.fps} fps${dream}`);
+    const values = {
+      episode: header.episode, step: header.step, action: header.action || "–", reward: format(reward),
+      return: format(inModel ? header.imagined_return : header.return), fps: header.fps.toFixed(1),
+      dream: header.fork === null ? "–" : countSteps(header.step - header.fork) + context,
+    };
+    const hud = byId("hud");
+    if (!hud.children.length) hud.append(...Object.keys(values).map((name) => element("span", {}, `${name} `, element("b"))));
+    Object.values(values).forEach((value, index) => setText(hud.children[index].lastChild, String(value)));
   }
 }

@@ -7,7 +7,7 @@ export class Recording {
     this.step = 0;
     this.canvases = session.panes.map((pane) => {
       const canvas = element("canvas", { width: pane.width, height: pane.height, role: "img", "aria-label": pane.label });
-      return element("figure", { className: `pane ${pane.kind} small` }, element("figcaption", { textContent: pane.label }), canvas);
+      return element("figure", { className: `pane ${pane.kind}` }, element("figcaption", { textContent: pane.label }), canvas);
     });
     this.button = element("button", { type: "button", textContent: "Pause" });
     this.scrub = element("input", { type: "range", min: 0, max: session.steps.length - 1, value: 0, "aria-label": "Step" });

@@ -23,6 +23,10 @@ export class SessionConnection {
         this.handlers.status("refused");
         return;
       }
+      if (event.code === 1011) { // the run cannot be played; the server has sent the reason
+        this.handlers.status("not available");
+        return;
+      }
       this.handlers.status("reconnecting");
       setTimeout(() => this.connect(), this.delay);
       this.delay = Math.min(this.delay * 2, 4000);

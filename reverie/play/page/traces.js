@@ -40,7 +40,7 @@ export class Traces {
   drawRow(name, keys, header) {
     if (!this.rows.has(name)) {
       const canvas = element("canvas", { role: "img" });
-      const values = keys.map((key) => element("span", { className: key.startsWith("predicted") ? "value model" : "value" }));
+      const values = keys.map((key) => element("span", { className: `value ${key === "reward" ? "real" : key.startsWith("predicted") ? "model" : ""}` }));
       const row = element("div", { className: "trace" }, element("span", { textContent: name }), canvas, element("span", { className: "values" }, ...values));
       this.rows.set(name, { canvas, values, row });
       const order = ROWS.map((entry) => entry[0]);

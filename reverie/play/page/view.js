@@ -1,6 +1,6 @@
 // The page of all runs: table, curves, videos and configs. `source` reads from the server,
 // or from the data of an exported page.
-import { byId, element, setText, format } from "./dom.js";
+import { byId, element, listEpisodes, setText, format } from "./dom.js";
 import { drawChart, PALETTE } from "./charts.js";
 import { Recording } from "./recording.js";
 
@@ -17,16 +17,18 @@ export class ServerSource {
 
   runs() { return this.get("/api/runs"); }
   details(id) { return this.get(`/api/runs/${id}`); }
+  episodes(id) { return this.get(`/api/runs/${id}/episodes`); }
   series(id, key) { return this.get(`/api/runs/${id}/series`, { key }); }
   difference(a, b) { return this.get("/api/difference", { a, b }); }
   media(id, number, name) { return `/api/runs/${id}/media/${number}?${new URLSearchParams({ token: this.token, name })}`; }
-  play(id) { location.search = new URLSearchParams({ token: this.token, play: id }); }
+  play(id, episode = {}) { location.search = new URLSearchParams({ token: this.token, play: id, ...episode }); }
 }
 
 export class ExportedSource {
   constructor(data) { this.data = data; this.isLive = false; }
   async runs() { return this.data.runs; }
   async details(id) { return this.data.details[id]; }
+  async episodes() { return []; }
   async series(id, key) { return (this.data.series[id] || {})[key] || { step: [], value: [] }; }
   async difference(a, b) {
     const [left, right] = [a, b].map((id) => this.data.details[id].config);
@@ -164,6 +166,10 @@ export class ViewPage {
     }));
     byId("sessions").replaceChildren(...(this.details.sessions || []).map((session) => new Recording(session).node));
     await this.showConfig();
+    const episodes = await this.source.episodes(id).catch(() => []);
+    if (id !== this.selected) return;
+    byId("run-episodes-box").hidden = !episodes.length;
+    listEpisodes(byId("run-episodes"), episodes, ({ source, number }) => this.source.play(id, { source, number }));
   }
 
   async showConfig() {
