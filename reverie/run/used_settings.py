@@ -176,7 +176,7 @@ def resolve_for_command(
         config = resolve(presets, files, pairs, saved)
     except UnknownSetting as error:
         valid = _config_of_known_names(presets, files, pairs)
-        is_unused = _find(error.name, unused_settings(valid, command)) is not None
+        is_unused = find_unused(error.name, unused_settings(valid, command)) is not None
         options = [] if is_unused else used_names(valid, command)
         raise UnknownSetting(error.name, error.origin, options) from None
     if check:
@@ -211,7 +211,7 @@ def with_used_flags(
         if command == "eval":
             agent = f"{settings_name(config.agent)}."
             names = [name for name in names if not name.startswith(agent)]
-        names = [*options, *(n for n in names if not _find(n, more_unused))]
+        names = [*options, *(n for n in names if not find_unused(n, more_unused))]
         raise UnknownSetting(error.name, error.origin, names) from None
     check_flags_used(changed, command, flags, more_unused)
     return changed
@@ -230,7 +230,7 @@ def check_flags_used(
     unused = [*more_unused, *unused_settings(config, command)]
     for flag, value in pairs:
         matches = configs.matching_names(flag.rstrip("+"), names, f"the flag --{flag}")
-        found = [_find(name, unused) for name in matches]
+        found = [find_unused(name, unused) for name in matches]
         if all(found):
             assert found[0] is not None
             words = value if isinstance(value, list | tuple) else [value]
@@ -249,7 +249,7 @@ def _used_instead(setting: UnusedSetting, unused: Sequence[UnusedSetting]) -> st
     """
     instead = setting.instead
     while (name := re.match(r"(?:add )?--([\w.]+)", instead)) is not None:
-        replacement = _find(name[1], unused)
+        replacement = find_unused(name[1], unused)
         if replacement is None:
             break
         instead = replacement.instead
@@ -409,7 +409,7 @@ def settings_of(config: Config) -> dict[str, configs.Setting]:
     return configs.settings_of(schema)
 
 
-def _find(name: str, unused: Sequence[UnusedSetting]) -> UnusedSetting | None:
+def find_unused(name: str, unused: Sequence[UnusedSetting]) -> UnusedSetting | None:
     """Return the first entry for a setting or its group."""
     return next((entry for entry in unused if _is_in(name, entry.name)), None)
 

@@ -38,7 +38,15 @@ def check_fix(text: str) -> str:
     elif command in ("bench", "config"):
         to_config(parse_arguments(words))
     else:
-        assert command in ("campaign", "data", "play", "plot", "sweep", "view")
+        assert command in (
+            "campaign",
+            "data",
+            "play",
+            "plot",
+            "report",
+            "sweep",
+            "view",
+        )
     return fix
 
 
@@ -211,8 +219,6 @@ def test_every_preset_has_valid_replacements_and_is_not_one_of_this_package():
 @pytest.mark.parametrize(
     "line",
     [
-        "bench --agent iris --batch_length 3",
-        "train --configs iris_tiny --batch_length 3",  # Δ-IRIS has several
         "train --foo 3",
         "data convert SRC DST --size 32",
         "eval LOGDIR --checkpoint x",
@@ -314,3 +320,28 @@ def test_programs_that_are_not_implemented_say_so():
     assert "not implemented" in text
     text = answer("train --vta_train_boundary_mode fixed")
     assert "`--vta_train_boundary_mode` of VTA has no equivalent in Reverie" in text
+
+
+UNUSED = """
+train --env.atari100k.gray False | env.atari.gray | the task 'catch' is not in the suite
+train --lives unused | env.atari.lives | the task 'catch' is not in the suite 'atari'
+train --configs vta_balls --vta_imag_type full | dreamer.vta.imagination | not of 'vta'
+train --agent random --batch_size 4 | dreamer.batch_size | not of 'random'
+offline --envs 3 | run.envs | it trains on recorded data
+bc --num_envs 3 | run.envs | it trains on recorded data
+"""
+
+
+@pytest.mark.parametrize("case", UNUSED.strip().splitlines())
+def test_flag_without_effect_is_named_and_left_out(case):
+    line, name, reason = case.split(" | ")
+    text = answer(line)
+    assert f"is `--{name}` in Reverie. It has no effect in this run: " in text
+    assert reason in text
+    assert check_fix(text) == " ".join(line.split()[:-2])
+
+
+def test_notes_are_sentences():
+    assert "in Reverie. TensorBoard and W&B are" in answer("train --logger.user x")
+    text = answer("train --env.nethack.size 64 64")
+    assert "has no equivalent in Reverie. There is no NetHack suite" in text

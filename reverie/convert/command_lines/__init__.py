@@ -49,8 +49,7 @@ class Replacement(NamedTuple):
     selects another agent is added only if the command line has neither presets nor a
     task."""
     agent: str = ""
-    """For a flag without an equivalent whose name other programs use, too: it is
-    explained only if the command trains this agent."""
+    """For a flag: it is replaced only if the command trains this agent."""
     unless_equal: str = ""
     """Name of another flag: the entry is skipped if both flags have the same value."""
 
