@@ -36,6 +36,7 @@ from reverie.run.folder import (
 )
 from reverie.run.memory import check_memory
 from reverie.run.nonfinite import NonfiniteCheck, restart_advice
+from reverie.run.policy_copy import PolicyCopy
 from reverie.run.precompile import KernelCompiler, start_compiling, stop_early
 from reverie.run.profile import Profiler
 from reverie.run.ranks import Leader, make_leader
@@ -80,6 +81,8 @@ class BaseRun(Resources):
         self.profiler: Profiler | None = None
         self.compiler: KernelCompiler | None = None
         """Compiles the kernels of the agent in other processes."""
+        self.policy_copy: PolicyCopy | None = None
+        """Acts on another device, if `run.policy_devices` is set."""
         self.status = StatusLine("starting", self.print_message)
         self.has_started = False  # True after the first environment step or update
         self._notice_was_shown = False  # the notice of `_stop_notice`
@@ -186,6 +189,8 @@ class BaseRun(Resources):
             return None
         self.status.begin("update of the agent")
         served = self.feed.served
+        if self.policy_copy:
+            self.policy_copy.before_update()
         with self.modifying():
             with self.timer("train"):
                 feed = _TimedFeed(self.feed, self.timer)

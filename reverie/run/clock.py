@@ -105,8 +105,8 @@ class RunConfig:
     first `devices` GPUs."""
     policy_devices: tuple[str, ...] = ()
     """Device on which the policy acts while data is collected: the index of a GPU, or
-    `cpu`. The weights are copied to it after updates. Empty for the device that trains.
-    """
+    `cpu`. It acts while the agent trains on a GPU, with the weights before the running
+    update (see `overlap`). Empty for the device that trains."""
     rank_timeout: float = RANK_TIMEOUT
     """With several processes: seconds after which a process that hangs ends the run.
     Updates and environment steps that are always slow may take longer (see

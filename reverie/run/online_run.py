@@ -38,7 +38,7 @@ from reverie.run.folder import write_config
 from reverie.run.imported import find_imported
 from reverie.run.limits import EnvLimit
 from reverie.run.parts import Share
-from reverie.run.policy_copy import PolicyCopy, make_policy_copy
+from reverie.run.policy_copy import make_policy_copy
 from reverie.run.shards import Collected, check_can_act_remotely
 from reverie.run.size import describe_size
 from reverie.storage.limits import InvalidFile
@@ -65,8 +65,6 @@ class OnlineRun(BaseRun):
     ):
         super().__init__(config, profile)
         self.make_env = make_env
-        self.policy_copy: PolicyCopy | None = None
-        """Acts on another device, if `run.policy_devices` is set."""
         self._evaluates = evaluate
         self.checkpoints.required = (*checkpoint.REQUIRED, "collector", "replay")
 
@@ -149,8 +147,9 @@ class OnlineRun(BaseRun):
                 self.rates,
                 self.stopper.is_set,
             )
+        updates_overlap = self.overlap and self.device.type == "cuda"
         self.policy_copy = make_policy_copy(
-            config, self.agent, self.envs, lambda: self.clock.updates
+            config, self.agent, self.envs, lambda: self.clock.updates, updates_overlap
         )
         return parts.make_collector(
             config,

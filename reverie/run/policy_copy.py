@@ -1,4 +1,9 @@
-"""Acting on another device than training (`run.policy_devices`)."""
+"""Acting on another device than training (`run.policy_devices`).
+
+An update on a GPU runs in the background, so that the policy can act at the same time.
+For this, the policy uses the weights before the running update: they are copied to host
+memory between two updates (`before_update`).
+"""
 
 from __future__ import annotations
 
@@ -6,8 +11,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from reverie.agents.remote import CanActRemotely
 from reverie.api import Agent, Carry, Mode, Obs, PolicyOutput, StateDict, UserError
+from reverie.nets.tree import tree_map
 from reverie.run.config import Config
 from reverie.run.device import pick_policy_device, pick_precision
 from reverie.run.factory import make_agent
@@ -17,14 +25,24 @@ from reverie.spaces import Spaces
 class PolicyCopy:
     """Acts like `agent`, with a copy of its policy on another device.
 
-    The weights are copied before the first action after an update. `updates` returns
-    the number of updates so far.
+    The weights are those after the last update. With `overlap`, they are those before
+    the first update since the last action, so that the policy does not wait for
+    updates. `updates` returns the number of updates so far.
     """
 
-    def __init__(self, agent: Agent, copy: Any, updates: Callable[[], int]):
+    def __init__(
+        self,
+        agent: Agent,
+        copy: Any,
+        updates: Callable[[], int],
+        overlap: bool = False,
+    ):
         assert isinstance(agent, CanActRemotely)
-        self.agent, self.copy = agent, copy
+        self.agent, self.copy, self.overlap = agent, copy, overlap
         self._updates, self._copied = updates, -1  # updates at the last copy
+        self._stored: StateDict | None = None  # weights in host memory
+        self._is_new = False  # the copy has not loaded the stored weights yet
+        self._is_stored: Any = None  # CUDA event: the stored weights are complete
 
     @property
     def extras(self) -> Spaces:
@@ -34,13 +52,36 @@ class PolicyCopy:
         return self.copy.initial(batch)
 
     def policy(self, carry: Carry, obs: Obs, mode: Mode = "train") -> PolicyOutput:
-        if self._copied != (updates := self._updates()):
-            self.copy.load_policy_weights(self.agent.policy_weights())
-            self._copied = updates
+        self._load_weights()
         if self.agent.schedule is not None:
             self.copy.schedule.load_state_dict(self.agent.schedule.state_dict())
         output: PolicyOutput = self.copy.policy(carry, obs, mode)
         return output
+
+    def before_update(self) -> None:
+        """Store the weights for the actions chosen while the update runs."""
+        if not self.overlap or self._is_new or self._copied < 0:
+            return  # the copy has not acted since the last call
+        assert isinstance(self.agent, CanActRemotely)
+        weights = self.agent.policy_weights()
+        if self._stored is None:
+            self._stored = tree_map(_host_memory, weights)
+        tree_map(lambda to, x: to.copy_(x, non_blocking=True), self._stored, weights)
+        if torch.cuda.is_available():
+            self._is_stored = torch.cuda.current_stream().record_event()
+        self._is_new = True
+
+    def _load_weights(self) -> None:
+        if self.overlap and self._copied >= 0:
+            if self._is_new:
+                if self._is_stored is not None:
+                    self._is_stored.synchronize()
+                self.copy.load_policy_weights(self._stored)
+                self._is_new = False
+        elif self._copied != (updates := self._updates()):
+            assert isinstance(self.agent, CanActRemotely)
+            self.copy.load_policy_weights(self.agent.policy_weights())
+            self._copied = updates
 
     def state_dict(self) -> StateDict:
         """Return the state of the random generator; weights are those of the agent."""
@@ -49,13 +90,24 @@ class PolicyCopy:
 
     def load_state_dict(self, state: StateDict) -> None:
         self.copy.policy_rng().load_state_dict(state)
-        self._copied = -1
+        self._copied, self._is_new = -1, False
+
+
+def _host_memory(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
 
 
 def make_policy_copy(
-    config: Config, agent: Agent, spaces: Any, updates: Callable[[], int]
+    config: Config,
+    agent: Agent,
+    spaces: Any,
+    updates: Callable[[], int],
+    overlap: bool,
 ) -> PolicyCopy | None:
-    """Build the copy that acts; None if the agent itself acts."""
+    """Build the copy that acts; None if the agent itself acts.
+
+    With `overlap`, it does not wait for the running update.
+    """
     device = pick_policy_device(config.run.policy_devices)
     if device is None:
         return None
@@ -68,4 +120,5 @@ def make_policy_copy(
     if config.compile == "graph" and device.type != "cuda":
         config = replace(config, compile="auto")
     precision = pick_precision(config.precision, device)
-    return PolicyCopy(agent, make_agent(config, spaces, device, precision), updates)
+    copy = make_agent(config, spaces, device, precision)
+    return PolicyCopy(agent, copy, updates, overlap)

@@ -7,8 +7,11 @@ import torch
 from state_helpers import assert_same
 from test_resume import read_state, settings
 
+from reverie.agents.options import BuildOptions
+from reverie.agents.random import RandomAgent, RandomConfig
 from reverie.api import UserError
 from reverie.run import device
+from reverie.run.policy_copy import PolicyCopy
 from reverie.run.train import train
 from reverie.run.used_settings import resolve_for_command
 
@@ -25,6 +28,42 @@ def test_a_copy_of_the_policy_acts_as_the_agent_itself(tmp_path):
         del state["rng"]["policy"]  # that of the copy is used instead
     assert_same(actual["agent"], expected["agent"])
     assert_same(actual["collector"], expected["collector"])
+
+
+class OneWeight(RandomAgent):
+    """An agent whose actions are its only weight."""
+
+    def __init__(self):
+        options = BuildOptions(torch.device("cpu"), "float32")
+        super().__init__({}, {}, RandomConfig(), options)
+        self.weight = torch.zeros(())
+
+    def policy_weights(self):
+        return {"policy": {"weight": self.weight}}
+
+    def load_policy_weights(self, state):
+        self.weight.copy_(state["policy"]["weight"])
+
+    def policy(self, carry, obs, mode="train"):
+        return carry, {"weight": float(self.weight)}, {}
+
+
+def test_with_overlap_actions_do_not_wait_for_updates():
+    agent, updates = OneWeight(), 0
+    copies = [
+        PolicyCopy(agent, OneWeight(), lambda: updates, overlap)
+        for overlap in (False, True)
+    ]
+    actions = []
+    for count in (0, 1, 0, 1, 2, 1):
+        for _ in range(count):
+            for copy in copies:
+                copy.before_update()
+            agent.weight += 1
+            updates += 1
+        actions.append([copy.policy((), {})[1]["weight"] for copy in copies])
+    # the weights before the first update since the last action
+    assert actions == [[0, 0], [1, 0], [1, 0], [2, 1], [4, 2], [5, 4]]
 
 
 def test_devices_that_do_not_exist_are_refused(monkeypatch):
