@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import mmap
+import operator
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -123,10 +124,21 @@ class RamStore:
         `ids` are the ids of its rows; the mask `live` is False for evicted steps.
         """
         rows = ids[live] % self.capacity
-        all_live = len(rows) == len(ids)
-        for key, ring in self.rings.items():
-            # indexing with a mask makes a copy, which is not needed if all are live
-            ring[rows] = arrays[key] if all_live else arrays[key][live]
+        values = {key: arrays[key] for key in self.rings}
+        if len(rows) < len(ids):  # a mask makes a copy, which is not needed otherwise
+            values = {key: value[live] for key, value in values.items()}
+        is_contiguous = bool((np.diff(rows) == 1).all())  # one environment
+        copies = []
+        for key, value in values.items():
+            large = value.nbytes >= PARALLEL_BYTES
+            for part in np.array_split(np.arange(len(rows)), 4 * large or 1):
+                if len(part):
+                    span = slice(part[0], part[-1] + 1)
+                    target: Any = rows[span]
+                    if is_contiguous:
+                        target = slice(target[0], target[-1] + 1)
+                    copies.append((self.rings[key], target, value[span]))
+        self._threads.run(operator.setitem, copies)
 
     # A store in memory has no segments, so these methods do nothing.
 
