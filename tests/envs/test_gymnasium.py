@@ -191,6 +191,15 @@ def test_unsupported_spaces_are_refused(where: str) -> None:
             from_gymnasium(Toy(**{where: space}))
 
 
+@pytest.mark.parametrize("shape", [(3, 84, 84), (1, 210, 160), (12, 64, 64)])
+def test_images_with_the_channels_first_are_refused(shape: tuple[int, ...]) -> None:
+    space = spaces.Box(0, 255, shape, np.uint8)
+    for obs in (space, spaces.Dict(camera=space)):
+        with pytest.raises(UserError, match=r"channels first(.|\n)*moveaxis"):
+            from_gymnasium(Toy(obs=obs))
+    from_gymnasium(Toy(obs=spaces.Box(0, 255, (*shape[1:], shape[0]), np.uint8)))
+
+
 def test_reserved_names_and_empty_spaces_are_refused() -> None:
     with pytest.raises(UserError, match=r"'reward'.*reserved"):
         from_gymnasium(Toy(obs=spaces.Dict(reward=spaces.Discrete(2))))

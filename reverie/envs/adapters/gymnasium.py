@@ -37,6 +37,9 @@ from reverie.spaces import (
 
 LeafPath = tuple[str | int, ...]
 """Keys of Dict spaces and indices of Tuple spaces that lead to a leaf."""
+MAX_CHANNELS, MIN_SIDE = 16, 32
+"""Images with at most this many channels and at least these sides are recognized as
+images with the channels first."""
 NOT_REPORTED = np.float32(-1)
 """Value of `log/success` if `info` does not report success."""
 
@@ -61,6 +64,8 @@ class GymnasiumEnv:
                 f"The space has the keys {reserved}, which are reserved.\n"
                 "  Fix: rename them."
             )
+        for key, (_, space) in self._obs_leaves.items():
+            _check_image_axes(key, space)
         self._takes_seed = "seed" in inspect.signature(env.reset).parameters
         obs = {key: _to_space(*leaf) for key, leaf in self._obs_leaves.items()}
         success: Spaces = {SUCCESS: Space(np.float32, (), -1, 1)}
@@ -255,6 +260,20 @@ def _to_array(value: Any, space: Any) -> np.ndarray:
         array = array.astype(space.dtype)
     is_gray_image = space.dtype == np.uint8 and len(space.shape) == 2
     return array[..., None] if is_gray_image else array
+
+
+def _check_image_axes(key: str, space: Any) -> None:
+    """Raise if an observation is an image with the channels as its first axis."""
+    if _default_key(space) != "image" or len(space.shape) != 3:
+        return
+    channels, *sides = space.shape
+    if channels <= MAX_CHANNELS and min(sides) >= MIN_SIDE:
+        raise UserError(
+            f"The observation {key!r} has shape {tuple(space.shape)}, which looks like "
+            "an image with the channels first; images have the channels last.\n"
+            "  Fix: wrap the environment in gymnasium.wrappers.TransformObservation, "
+            "with `lambda obs: np.moveaxis(obs, 0, -1)` and the space of the result."
+        )
 
 
 def _default_key(space: Any) -> str:
