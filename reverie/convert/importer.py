@@ -75,6 +75,9 @@ class Importer:
     find_task: Callable[[Path], str] = lambda path: ""
     """Return the task from a config file that was saved with a checkpoint, or "". It is
     for implementations whose other settings are not converted (no `find_config`)."""
+    note: Callable[[Any, Settings], str] = lambda contents, settings: ""
+    """`note(contents, settings)`: return what is assumed about a file with these
+    settings of the agent (without its name), to print when it is loaded."""
     encoder: EncoderImporter | None = None
     """Reader of the encoder, if other agents can train on its features."""
 

@@ -8,7 +8,7 @@ which is never taken, is not counted.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +75,13 @@ def save_statistics(path: Path, statistics: Statistics) -> Path:
     return path
 
 
-def load_statistics(path: Path) -> Statistics:
-    """Read a file that was written by `save_statistics`."""
+def load_statistics(
+    path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> Statistics:
+    """Read a file that was written by `save_statistics`.
+
+    `shapes` are the keys that it must contain, and their shapes.
+    """
     try:
         arrays = load_arrays(path)
         keys = dict.fromkeys(name.rpartition(":")[0] for name in arrays)
@@ -89,7 +94,16 @@ def load_statistics(path: Path) -> Statistics:
             f"{path} has no statistics of a dataset ({error}).\n"
             f"  Fix: reverie data stats PATH --out {path}"
         ) from None
-    return {key: Moments(**values) for key, values in fields.items()}
+    statistics = {key: Moments(**values) for key, values in fields.items()}
+    for key, shape in (shapes or {}).items():
+        found = statistics[key].mean.shape if key in statistics else "no statistics"
+        if found != shape:
+            raise UserError(
+                f"{path} has {found} for {key!r}, expected statistics of the shape "
+                f"{shape}.\n  Fix: reverie data stats PATH --out {path}, with the "
+                "observations of the task."
+            )
+    return statistics
 
 
 def format_table(statistics: Statistics) -> str:

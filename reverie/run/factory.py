@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from reverie import agents
+from reverie import config as configs
 from reverie import envs as suites
 from reverie.agents.options import BuildOptions
 from reverie.api import Agent, Env, VecEnv
@@ -93,5 +94,16 @@ def load_initial_weights(agent: Agent, config: Config) -> str:
     checkpoint.check_finite(state, loaded, path)
     if state.get("continues_training"):
         agent.load_state_dict(state)
-        return f"Loaded weights and optimizers of {', '.join(loaded)} from {path}."
-    return f"Loaded weights of {', '.join(loaded)} from {path}."
+        text = f"Loaded weights and optimizers of {', '.join(loaded)} from {path}."
+    else:
+        text = f"Loaded weights of {', '.join(loaded)} from {path}."
+    return "\n".join(filter(None, [text, import_note(config)]))
+
+
+def import_note(config: Config) -> str:
+    """Return what is assumed about an imported `run.from_checkpoint`; may be empty."""
+    imported = find_imported(config.run.from_checkpoint, type(config))
+    if imported is None:
+        return ""
+    settings = configs.flatten(config.agent_config)
+    return imported.importer.note(imported.contents, settings)

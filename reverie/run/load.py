@@ -29,17 +29,24 @@ from reverie.api import (
     StateDict,
     UserError,
 )
-from reverie.capabilities import HasWorldModelEnv, WorldModelEnv
+from reverie.capabilities import HasWorldModelEnv, NeedsStatistics, WorldModelEnv
 from reverie.datasets.action_units import (
     ActionConverter,
     check_same_actions,
     make_action_converter,
 )
 from reverie.datasets.images import ImageCrop, check_obs_space
+from reverie.datasets.statistics import load_statistics
+from reverie.log.messages import print_message
 from reverie.run import checkpoint, device
 from reverie.run.checkpoint import Checkpoints, find_checkpoint
 from reverie.run.config import Config, find_schema, resolve, with_flags
-from reverie.run.factory import load_initial_weights, make_agent, make_envs
+from reverie.run.factory import (
+    import_note,
+    load_initial_weights,
+    make_agent,
+    make_envs,
+)
 from reverie.run.folder import config_from_settings, read_config, run_folder_of
 from reverie.run.imported import find_imported
 from reverie.run.offline.datasets import as_paths, saved_image_crop
@@ -173,15 +180,24 @@ class ImportedRun(SavedRun):
 
     def load_agent(self, spaces: Any) -> Agent:
         settings = configs.flatten(self.config.agent_config)
-        if settings.get("enc.standard", "none") != "none":
+        standard, path = settings.get("enc.standard", "none"), self.config.offline.stats
+        if standard == "batch" or (standard == "dataset" and not path):
+            file = "--offline.stats FILE (written by `reverie data stats`), or "
             raise UserError(
                 f"{self.checkpoint} does not contain the mean and standard deviation "
-                "with which its images are standardized.\n  Fix: evaluate a run of "
+                "with which its images are standardized.\n"
+                f"  Fix: {file if standard == 'dataset' else ''}evaluate a run of "
                 f"`reverie offline --run.from_checkpoint {self.checkpoint}`, which "
-                "computes them from --offline.data, or reads them from --offline.stats."
+                "computes them from --offline.data."
             )
         agent = _make_agent(self.config, spaces)
         load_initial_weights(agent, self.config)
+        if note := import_note(self.config):
+            print_message(note)
+        if isinstance(agent, NeedsStatistics) and agent.needs_statistics:
+            inputs = agent_obs_space(spaces.obs_space).items()
+            shapes = {key: space.shape for key, space in inputs if space.is_image}
+            agent.set_statistics(load_statistics(Path(path).expanduser(), shapes))
         return agent
 
     def load_policy(self, spaces: Any) -> Agent:

@@ -26,136 +26,26 @@ from reverie.envs import SUITES, split_task
 from reverie.plugins import settings_name
 from reverie.run.config import Config, resolve, with_flags
 from reverie.run.imported import importing_agent
+from reverie.run.unused_by_command import (
+    ACTORS,
+    BENCH,
+    COLLECTS,
+    EVALUATION,
+    IN_ENVIRONMENT,
+    NO_ENVS,
+    NO_TRAINING,
+    OFFLINE,
+    ONLINE,
+    TRAINING_SETTINGS,
+    WITHOUT_ENV,
+    WITHOUT_EVALUATION,
+    WITHOUT_RECORDINGS,
+)
 
 Flags = Sequence[tuple[str, Any]] | Mapping[str, Any]
 
 OFFLINE_COMMANDS = ("offline", "bc")
 """Commands that train on recorded episodes."""
-
-COLLECTS = "`reverie train` collects its own data"
-NO_TRAINING = "an evaluation does not train"
-NO_ENVS = "it trains on recorded data, without environments"
-SEQUENCE_DATASET = "the task is a sequence dataset, not recorded episodes"
-
-ONLINE = (
-    UnusedSetting(
-        "offline.data",
-        COLLECTS,
-        "--run.episodes {value} adds recorded episodes to the replay, and `reverie "
-        "offline --offline.data {value}` trains on them alone.",
-    ),
-    UnusedSetting(
-        "sequences.folder",
-        "the task is an environment",
-        "--configs vta_maze --sequences.folder {value}",
-    ),
-    UnusedSetting(
-        "sequences.", "the task is an environment", "add --configs vta_balls."
-    ),
-)
-"""Settings that training in environments does not use."""
-
-WITHOUT_EVALUATION = tuple(
-    UnusedSetting(
-        name,
-        "`reverie train` does not evaluate",
-        "`reverie train_eval`, with the same arguments.",
-    )
-    for name in ("run.eval_every", "run.eval_eps")
-)
-"""Settings that `reverie train` does not use, but `reverie train_eval` does."""
-
-ACTORS = (
-    UnusedSetting("run.envs", "actors step the environments", "--actors.envs {value}"),
-    UnusedSetting("run.overlap", "actors collect while the agent trains"),
-    UnusedSetting("run.policy_devices", "actors act on the CPU"),
-    UnusedSetting("replay.ranks", "actors send their steps to the replay of rank 0"),
-)
-"""Settings that runs with actors do not use."""
-
-EVALUATION = (
-    UnusedSetting("devices", NO_TRAINING),
-    UnusedSetting("run.eval_eps", NO_TRAINING, "--episodes {value}"),
-    UnusedSetting("run.envs", NO_TRAINING, "--run.eval_envs {value}"),
-    *(
-        UnusedSetting(name, NO_TRAINING)
-        for name in (
-            *("run.steps", "run.train_ratio", "run.prefill", "run.pretrain"),
-            *("run.clock", "run.log_every", "run.report_every", "run.save_every"),
-            *("run.eval_every", "run.report_batches", "run.episodes"),
-            *("run.keep_last", "run.keep_every", "run.keep_epochs", "replay."),
-            *("actors.", "run.rank_timeout", "run.train_devices"),
-            "run.policy_devices",
-        )
-    ),
-)
-"""Settings that `reverie eval` does not use."""
-
-BENCH = (
-    UnusedSetting("actors.", "a benchmark has no actors"),
-    UnusedSetting("run.policy_devices", "a benchmark uses one device for each process"),
-    UnusedSetting(
-        "run.train_devices", "a benchmark uses the first GPUs", "--devices 2"
-    ),
-    UnusedSetting(
-        "replay.ranks", "a benchmark of several devices trains on one replay"
-    ),
-)
-"""Settings that `reverie bench` does not use."""
-
-IN_ENVIRONMENT = tuple(
-    UnusedSetting(name, "the agent is evaluated in an environment")
-    for name in ("offline.", "sequences.", "explore.")
-)
-"""Settings that `reverie eval` does not use in an environment."""
-
-TRAINING_SETTINGS = ("opt.", "batch_size", "batch_length", "loss_scales.")
-"""Settings of agents that only affect training. Not every agent has all of them."""
-
-OFFLINE = (
-    UnusedSetting("run.episodes", NO_ENVS, "--offline.data {value}"),
-    UnusedSetting("run.eval_every", NO_ENVS, "--run.report_every {value}"),
-    UnusedSetting("run.eval_eps", NO_ENVS, "--offline.eval.episodes {value}"),
-    UnusedSetting("run.train_ratio", NO_ENVS, "--run.steps sets the number of updates"),
-    UnusedSetting("run.report_batches", NO_ENVS, "--offline.eval.episodes {value}"),
-    UnusedSetting("run.keep_epochs", NO_ENVS, "--run.keep_every {value}"),
-    *(
-        UnusedSetting(name, NO_ENVS)
-        for name in (
-            *("run.envs", "run.prefill", "run.pretrain", "run.overlap"),
-            *("replay.", "actors.", "run.policy_devices"),
-        )
-    ),
-)
-"""Settings that training on recorded data does not use."""
-
-WITHOUT_ENV = (
-    UnusedSetting("env.resize", NO_ENVS, "--offline.read.size {value}"),
-    UnusedSetting("env.", NO_ENVS),
-    UnusedSetting("run.eval_envs", NO_ENVS),
-    UnusedSetting("run.eval_configs", NO_ENVS),
-)
-"""Settings that offline training does not use if the task is not an environment. If it
-is one, `reverie eval` evaluates the agent in it."""
-
-WITHOUT_RECORDINGS = tuple(
-    UnusedSetting(f"offline.{name}", SEQUENCE_DATASET, instead)
-    for name, instead in {
-        "data": "--sequences.folder {value}",
-        "eval_data": "",
-        "read.": "",
-        "split": "--sequences.evaluation sets the number of evaluation sequences.",
-        "keys": "",
-        "images.": "",
-        "cache.": "",
-        "stats": "",
-        "eval.episodes": "--sequences.evaluation {value}",
-        "eval.": "",
-        "epochs": "--run.steps sets the number of updates.",
-        "report_epochs": "--run.report_every sets the interval of evaluations.",
-    }.items()
-)
-"""Settings of recorded episodes, which sequence datasets do not use."""
 
 
 def resolve_for_command(
@@ -185,10 +75,19 @@ def resolve_for_command(
 
 
 def unused_in_environment(config: Config) -> list[UnusedSetting]:
-    """Return the settings that an evaluation in an environment does not use."""
+    """Return the settings that an evaluation in an environment does not use.
+
+    `offline.stats` standardizes the images of an imported checkpoint.
+    """
     agent = settings_name(config.agent)
-    training = (UnusedSetting(f"{agent}.{x}", NO_TRAINING) for x in TRAINING_SETTINGS)
-    return [*IN_ENVIRONMENT, *training]
+    training = [UnusedSetting(f"{agent}.{x}", NO_TRAINING) for x in TRAINING_SETTINGS]
+    standard = configs.flatten(config.agent_config).get("enc.standard")
+    if standard != "dataset" or not config.run.from_checkpoint:
+        return [*IN_ENVIRONMENT, *training]
+    offline, *others = IN_ENVIRONMENT
+    names = (name for name in settings_of(config) if name.startswith(offline.name))
+    named = [offline._replace(name=x) for x in names if x != "offline.stats"]
+    return [*named, *others, *training]
 
 
 def with_used_flags(
@@ -405,8 +304,7 @@ def _unused_exploration(config: Config, command: str) -> list[UnusedSetting]:
 
 def settings_of(config: Config) -> dict[str, configs.Setting]:
     """Return all settings by name, including those of plug-ins."""
-    schema: Any = type(config)
-    return configs.settings_of(schema)
+    return configs.settings_of(cast(Any, type(config)))
 
 
 def find_unused(name: str, unused: Sequence[UnusedSetting]) -> UnusedSetting | None:
@@ -491,7 +389,7 @@ def _unused_on_sequences(config: Config) -> Iterator[UnusedSetting]:
 def _config_of_known_names(
     presets: Sequence[str], files: Sequence[str | Path], flags: list[tuple[str, Any]]
 ) -> Config:
-    """Return the config without unknown flags, and without files if one is invalid."""
+    """Return the config without unknown flags and invalid files."""
     names = configs.settings_of(Config)
     known = [flag for flag in flags if flag[0].replace("-", "_") in names]
     for some_files in (files, ()):

@@ -14,16 +14,19 @@ from dreamerv3_torch_reference import make_optimizers
 
 import reverie
 from reverie.api import UserError
+from reverie.capabilities import Moments
 from reverie.cli import main as cli
 from reverie.convert.dreamerv3_torch.sizes import infer_settings
 from reverie.datasets.episode_format import from_steps
 from reverie.datasets.readers.npz import write_npz_episode
+from reverie.datasets.statistics import save_statistics
 from reverie.run import checkpoint
 from reverie.run.config import resolve
 from reverie.run.load import open_run
 from reverie.run.offline.train import offline
 from reverie.run.train import train
 from reverie.spaces import Space
+from reverie.storage.run_spaces import RunSpaces
 
 LRS = (1e-4, 3e-5, 3e-5)
 ACTIONS = {"action": Space(np.dtype(np.int32), (), 0, 3)}
@@ -183,6 +186,40 @@ def test_statistics_of_standardized_images_are_asked_for(latest, standardized, c
     assert cli.main(["train", *words, *start]) == 2
     assert "dataset statistics" in capsys.readouterr().err
     assert not Path(logdir).exists()
+
+
+def test_statistics_of_standardized_images_are_given(
+    state, standardized, tmp_path, capsys
+):
+    latest, file = tmp_path / "latest.pt", tmp_path / "stats.npz"
+    torch.save({"agent_state_dict": state}, latest)
+    mean, std = np.random.default_rng(0).random((2, 12, 12, 3))
+    save_statistics(file, {"image": Moments(mean, std, mean, mean)})
+    words = ["--task", "catch", "--config", standardized, "--offline.stats", str(file)]
+    assert cli.main(["eval", str(latest), "--episodes", "1", *words]) == 0
+    assert "pixels / 255" not in capsys.readouterr().err
+    flags = [("task", "catch"), ("device", "cpu"), ("offline.stats", str(file))]
+    agent = open_run(latest, flags, files=[standardized]).load_agent(
+        RunSpaces({"image": Space(np.uint8, (12, 12, 3))}, ACTIONS)
+    )
+    encoder = agent.state_dict()["enc"]
+    (name,) = (k for k in encoder if k.startswith("standard") and k.endswith("mean"))
+    np.testing.assert_allclose(encoder[name], mean, rtol=1e-6)
+    save_statistics(file, {"vector": Moments(mean, std, mean, mean)})
+    assert cli.main(["eval", str(latest), *words]) == 2
+    assert "no statistics for 'image'" in capsys.readouterr().err
+    unused = ["--task", "catch", *SIZES, "--offline.stats", str(file)]
+    assert cli.main(["eval", str(latest), *unused]) == 2
+    assert "--offline.stats has no effect" in capsys.readouterr().err
+
+
+def test_the_preprocessing_of_images_is_stated(state, tmp_path, capsys):
+    torch.save({"agent_state_dict": state}, tmp_path / "latest.pt")
+    words = ["eval", str(tmp_path / "latest.pt"), "--task", "catch", *SIZES]
+    assert cli.main([*words, "--episodes", "1"]) == 0
+    note = capsys.readouterr().err
+    assert "pixels / 255 - 0.5" in note
+    assert "image_standardize" in note
 
 
 def test_statistics_of_standardized_images_are_those_of_the_data(

@@ -14,8 +14,8 @@ from reverie.cli.train import BASE_PRESETS, command_config
 from reverie.config import settings_of
 from reverie.run.clock import INTERVALS
 from reverie.run.config import Config, resolve
+from reverie.run.unused_by_command import IN_ENVIRONMENT
 from reverie.run.used_settings import (
-    IN_ENVIRONMENT,
     check_flags_used,
     unused_in_environment,
     unused_settings,

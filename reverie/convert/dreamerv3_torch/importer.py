@@ -45,6 +45,20 @@ def _infer_optimizers(path: Path) -> dict[str, float]:
     return settings
 
 
+def _note(contents: Any, settings: Settings) -> str:
+    """State how images are preprocessed, which the file does not contain."""
+    has_images = any(
+        n.startswith("_wm.encoder._cnn.") for n in select_weights(contents)
+    )
+    if not has_images or settings.get("enc.standard", "none") != "none":
+        return ""
+    return (
+        "Images are preprocessed as pixels / 255 - 0.5, as in dreamerv3-torch. If its "
+        "robomimic fork trained this checkpoint with `image_standardize: True`, add "
+        "--configs standardize and --offline.stats FILE."
+    )
+
+
 IMPORTER = Importer(
     program="dreamerv3-torch",
     file="latest.pt",
@@ -54,6 +68,7 @@ IMPORTER = Importer(
     undetermined=STOCH_SETTINGS,
     base_presets=(PRESET,),
     find=lambda folder: find_files(folder, "latest.pt", "latest_model.pt"),
+    note=_note,
     encoder=EncoderImporter(
         PRESET, lambda contents: infer_encoder(select_weights(contents)), read_encoder
     ),
