@@ -32,6 +32,7 @@ from reverie.bench.update import BenchConfig, make_benchmark
 from reverie.cli.train import command_config
 from reverie.kernels import accelerate, launch
 from reverie.kernels.conv import first_layer, last_layer
+from reverie.kernels.norm import norm_linear
 from reverie.kernels.recording import CompileOnlyDriver
 
 SHARED_KILOBYTES = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227}
@@ -69,8 +70,10 @@ class KernelCompiler:
             (accelerate, "kernels_available", lambda device: True),
             # makes `can_launch` true for tensors on the CPU
             (launch, "triton", SimpleNamespace(**vars(triton) | {"knobs": knobs})),
-            (first_layer, "supports_large_tiles", lambda device: self.capability >= 80),
-            (last_layer, "supports_large_tiles", lambda device: self.capability >= 80),
+            *(
+                (module, "supports_large_tiles", lambda device: self.capability >= 80)
+                for module in (first_layer, last_layer, norm_linear)
+            ),
             (torch, "empty", torch.zeros),
             (torch, "empty_like", torch.zeros_like),
             (torch.Tensor, "new_empty", torch.Tensor.new_zeros),

@@ -34,6 +34,10 @@ class SideStream(NamedTuple):
     priority: int = 0  # 0 to 2; higher runs first
 
 
+NOISE = SideStream("noise")
+"""Stream on which noise for samples is drawn."""
+
+
 @contextmanager
 def on_stream(like: Tensor, stream: SideStream) -> Iterator[None]:
     """Run the following work on a side stream, after all earlier work of this one.

@@ -7,16 +7,21 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from reverie.kernels.heads import sample_layer as fused
 from reverie.kernels.launch import can_launch, jit, padded_linear, tile_shape
-from reverie.nets.blocks import Linear
+from reverie.kernels.norm.norm_linear import is_linear_fusable, norm_silu_linear
+from reverie.kernels.norm.rms_norm import FastMLP
+from reverie.nets.blocks import MLP, Linear, Norm
 from reverie.nets.distributions import ActionDistribution, Categorical, sum_events
 from reverie.nets.heads import PolicyHead
 from reverie.nets.rng import Rng
+from reverie.nets.streams import NOISE, on_stream, wait_for
 from reverie.spaces import Space
 
 MAX_CLASSES = 2048
@@ -24,13 +29,33 @@ MAX_CLASSES = 2048
 
 
 class FastPolicyHead(PolicyHead):
+    def forward(self, feat: Float[Tensor, "*b F"]) -> dict[str, ActionDistribution]:
+        if len(self.spaces) == 1 and not torch.is_grad_enabled():
+            ((key, space),) = self.spaces.items()
+            if not space.shape and self._can_sample(key, space, feat.dtype):
+                return {key: LayeredCategorical(self, key, feat)}
+        return super().forward(feat)
+
+    def _can_sample(self, key: str, space: Space, dtype: torch.dtype) -> bool:
+        """True if samples can be computed together with the layers."""
+        mlp = self.mlp
+        return (
+            type(mlp) is FastMLP
+            and mlp.layers > 0
+            and self._is_supported(key, space)
+            and space.classes <= fused.MAX_CLASSES
+            and is_linear_fusable(_hidden_layer(mlp, 0)[1], mlp.act, dtype)
+        )
+
+    def _is_supported(self, key: str, space: Space) -> bool:
+        """True if the kernels support the space: all classes of an action exist."""
+        is_masked = "allowed" in dict(self.head[key].named_buffers(recurse=False))
+        return space.is_discrete and not is_masked and space.classes <= MAX_CLASSES
+
     def _distribution(self, key: str, space: Space, x: Tensor) -> ActionDistribution:
-        out = self.head[key]
-        is_masked = "allowed" in dict(out.named_buffers(recurse=False))
-        supported = space.is_discrete and not is_masked and space.classes <= MAX_CLASSES
-        if not supported or not can_launch(x.device, x.dtype):
+        if not self._is_supported(key, space) or not can_launch(x.device, x.dtype):
             return super()._distribution(key, space, x)
-        layer: Linear = out.get_submodule("logits")  # type: ignore[assignment]
+        layer: Linear = self.head[key].get_submodule("logits")  # type: ignore[assignment]
         classes, unimix = space.classes, self.config.unimix
         logits = padded_linear(layer, x) if not space.shape else layer(x)
         return FastCategorical(logits, len(space.shape), unimix, classes)
@@ -83,6 +108,46 @@ class FastCategorical(Categorical):
         return super().entropy() if self._entropy is None else self._entropy
 
 
+class LayeredCategorical(FastCategorical):
+    """A scalar action without gradients, whose layers run when they are needed.
+
+    A sample takes one kernel per layer after the first matrix product, and has the
+    dtype of the space.
+    """
+
+    def __init__(self, policy: FastPolicyHead, key: str, feat: Float[Tensor, "*b F"]):
+        self.policy, self.feat, self.dims = policy, feat, 0
+        self.layer: Linear = policy.head[key].get_submodule("logits")  # type: ignore[assignment]
+        self.classes = classes = len(self.layer.bias)
+        self.unimix = policy.config.unimix
+        self.maxent = math.log(classes) if classes > 1 else None
+        dtype = policy.spaces[key].dtype.name
+        self.dtype = torch.int32 if dtype == "int32" else torch.int64
+        self._entropy: Tensor | None = None
+
+    @cached_property
+    def padded_logits(self) -> Tensor:  # type: ignore[override]
+        return padded_linear(self.layer, self.policy.mlp(self.feat))
+
+    def sample(self, rng: Rng) -> Int[Tensor, "*any"]:
+        *batch, width = self.feat.shape
+        x, mlp = self.feat.reshape(-1, width), self.policy.mlp
+        with on_stream(x, NOISE):  # in parallel with the first layer
+            noise = rng.exponential(x.new_empty(len(x), self.classes))
+        layer, norm = _hidden_layer(mlp, 0)
+        weight, bias = layer.cast(x.dtype)
+        x = F.linear(x, weight)
+        for i in range(1, mlp.layers):
+            layer, next_norm = _hidden_layer(mlp, i)
+            x = norm_silu_linear(x, bias, norm, layer)
+            bias, norm = layer.cast(x.dtype)[1], next_norm
+        wait_for(x, NOISE)
+        index = fused.sample_layer(
+            *(x, bias, norm, self.layer, noise[:, None], self.unimix, self.dtype)
+        )
+        return index.reshape(batch)
+
+
 class _LogpEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -111,6 +176,10 @@ class _LogpEntropy(torch.autograd.Function):
                 *(ctx.unimix, *logits.shape, ctx.classes, ctx.unimix > 0, *tile),
             )
         return dlogits, None, None, None
+
+
+def _hidden_layer(mlp: MLP, i: int) -> tuple[Linear, Norm]:
+    return getattr(mlp, f"linear{i}"), getattr(mlp, f"norm{i}")
 
 
 def _rows_and_tile(logits: Tensor) -> tuple[Tensor, tuple[int, int]]:

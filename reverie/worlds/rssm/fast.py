@@ -1,21 +1,27 @@
 """GPU version of the RSSM dynamics, built from fused kernels.
 
 `observe` runs the posterior scan of `kernels/scan/posterior.py`. Imagination loops over
-steps as in `dynamics.py`, with one fused kernel after each matrix product.
+steps as in `dynamics.py`. Its time is that of small kernels which depend on each other,
+so there are few of them: a kernel normalizes its inputs, multiplies and samples, and
+what depends on `deter` or `stoch` alone is computed on a side stream (`RECURRENT`) in
+parallel with prior and policy.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from reverie.api import Policy, Rollout
+from reverie.kernels.heads import sample_layer as fused
 from reverie.kernels.heads.onehot import onehot_kl, sample_onehot
 from reverie.kernels.launch import cached_padded_weights, can_launch
+from reverie.kernels.norm.norm_linear import is_linear_fusable, norm_silu_linear
 from reverie.kernels.norm.rms_norm import (
     is_fusable,
     linear_norm_act,
@@ -23,6 +29,7 @@ from reverie.kernels.norm.rms_norm import (
     rms_norm_silu_blocks,
 )
 from reverie.kernels.scan.block_gru import block_gru_gates
+from reverie.kernels.scan.imagination import embed_classes, norm_silu_actions
 from reverie.kernels.scan.posterior import posterior_scan, select_implementation
 from reverie.kernels.scan.tensors import (
     ForwardPass,
@@ -32,12 +39,41 @@ from reverie.kernels.scan.tensors import (
 )
 from reverie.nets.blocks import BlockLinear, Linear, Norm
 from reverie.nets.rng import Rng
-from reverie.nets.streams import SideStream, on_stream, wait_for
+from reverie.nets.streams import NOISE, SideStream, on_stream, wait_for
 from reverie.worlds.rollout import stack_actions
 from reverie.worlds.rssm.dynamics import KLTerms, RSSMDynamics, RSSMState
 
-NOISE = SideStream("noise")
-"""Stream on which noise for samples is drawn."""
+RECURRENT = SideStream("recurrent")
+"""Stream of the recurrent layer's inputs, except for actions."""
+
+MAX_TABLE = 256
+"""Maximum number of discrete actions of which all embeddings are computed."""
+
+
+class _RecurrentWeights(NamedTuple):
+    """Weights of the recurrent layer `dynhid0` and its inputs, for all steps."""
+
+    deter: Float[Tensor, "G I W"]
+    """For the inputs of each block from `deter`."""
+    shared: Float[Tensor, "G H2 W"]
+    """For the inputs from `dynin0` and `dynin1`."""
+    action: Float[Tensor, "G H W"]
+    """For the embedded actions."""
+    table: Float[Tensor, "G A W"] | None
+    """Products of `action` and each action's embedding, if the action is discrete."""
+    stoch: Float[Tensor, "SK H"] | None
+    """Transposed weights of `dynin1`, if samples are known as classes."""
+
+
+class _RecurrentInputs(NamedTuple):
+    """What the side stream computes, or reads and so must stay in memory."""
+
+    hidden: Float[Tensor, "G N W"]
+    """Output of `dynhid0` without bias and, at the end, without the action."""
+    in0: Float[Tensor, "N H"]
+    """Output of `dynin0` without bias."""
+    classes: Int[Tensor, "N S"] | None
+    """Sampled classes of `stoch`."""
 
 
 class FastRSSMDynamics(RSSMDynamics):
@@ -47,6 +83,7 @@ class FastRSSMDynamics(RSSMDynamics):
     dynin2: Linear
     obs0: Linear
     obslogit: Linear
+    priorlogit: Linear
     dynin0norm: Norm
     dynin1norm: Norm
     dynhid0norm: Norm
@@ -67,10 +104,25 @@ class FastRSSMDynamics(RSSMDynamics):
         for target, source in zip(steps[0], state, strict=True):
             target.copy_(source)
         with cached_padded_weights():
+            weights = self._recurrent_weights(deter.dtype)
+            inputs = self._read_deter(steps[0].deter, weights)
+            inputs = self._read_stoch(steps[0], inputs, weights)
             actions = [policy(steps[0])]
             for previous, following in pairwise(steps):
-                self._imagine_step(previous, actions[-1], rng, out=following)
+                with on_stream(deter, NOISE):  # in parallel with the layers below
+                    noise = rng.exponential(following.stoch)
+                wait_for(deter, RECURRENT)
+                hidden = self._read_action(inputs, actions[-1], weights)
+                self._write_deter(hidden, previous.deter, out=following.deter)
+                has_next = following is not steps[-1]
+                if has_next:
+                    inputs = self._read_deter(following.deter, weights)
+                classes = self._write_stoch(following.deter, noise, out=following.stoch)
+                if has_next:
+                    inputs = inputs._replace(classes=classes)
+                    inputs = self._read_stoch(following, inputs, weights)
                 actions.append(policy(following))
+            wait_for(deter, RECURRENT)  # with a horizon of zero, too
         return Rollout(self._split(feat), stack_actions(actions))
 
     def features(self, states: RSSMState) -> Float[Tensor, "*b F"]:
@@ -136,40 +188,123 @@ class FastRSSMDynamics(RSSMDynamics):
         deter, stoch, logits = posterior_scan(implementation, forward)
         return RSSMState(deter, stoch), logits
 
-    def _imagine_step(
-        self, state: RSSMState, action: dict[str, Tensor], rng: Rng, out: RSSMState
+    def _recurrent_weights(self, dtype: torch.dtype) -> _RecurrentWeights:
+        config = self.config
+        width, hidden = config.deter // config.blocks, config.hidden
+        weight, _ = self.dynhid0.cast(dtype)
+        parts = weight.tensor_split([width, width + 2 * hidden], 1)
+        deter, shared, action = parts
+        table = stoch = None
+        spaces = self.actions.spaces.values()
+        if self._has_index_action() and sum(s.classes for s in spaces) <= MAX_TABLE:
+            weight, bias = self.dynin2.cast(dtype)
+            norm = self.dynin2norm
+            embeds = rms_norm_silu(weight.T, norm.scale, norm.eps, bias)
+            table = torch.bmm(embeds.expand(config.blocks, -1, -1), action)
+        if self._has_fused_prior(dtype):
+            stoch = self.dynin1.cast(dtype)[0].T.contiguous()
+        return _RecurrentWeights(deter, shared, action, table, stoch)
+
+    def _read_deter(
+        self, deter: Float[Tensor, "N D"], weights: _RecurrentWeights
+    ) -> _RecurrentInputs:
+        """Start the products of `deter` and recurrent weights, on the side stream."""
+        with on_stream(deter, RECURRENT):
+            slices = deter.view(len(deter), self.config.blocks, -1).transpose(0, 1)
+            hidden = torch.bmm(slices, weights.deter)
+            in0 = F.linear(deter, self.dynin0.cast(deter.dtype)[0])
+        return _RecurrentInputs(hidden, in0, None)
+
+    def _read_stoch(
+        self, state: RSSMState, inputs: _RecurrentInputs, weights: _RecurrentWeights
+    ) -> _RecurrentInputs:
+        """Add the inputs that all blocks share to `hidden`, on the side stream."""
+        hidden, in0, classes = inputs
+        bias, norm = self.dynin0.cast(in0.dtype)[1], self.dynin0norm
+        with on_stream(in0, RECURRENT):
+            if classes is None or weights.stoch is None:
+                layer0 = rms_norm_silu(in0, norm.scale, norm.eps, bias)
+                layer1 = self._layer("dynin1", state.stoch.flatten(-2))
+                shared = torch.cat([layer0, layer1], -1)
+            else:
+                shared = embed_classes(
+                    *(in0, bias, norm, classes, weights.stoch),
+                    *(self.dynin1.cast(in0.dtype)[1], self.dynin1norm),
+                )
+            hidden.baddbmm_(shared.expand(len(hidden), -1, -1), weights.shared)
+        return inputs
+
+    def _read_action(
+        self,
+        inputs: _RecurrentInputs,
+        action: dict[str, Tensor],
+        weights: _RecurrentWeights,
+    ) -> Float[Tensor, "N D"]:
+        """Return the output of the recurrent layer."""
+        hidden, norm = inputs.hidden, self.dynhid0norm
+        _, bias = self.dynhid0.cast(hidden.dtype)
+        if weights.table is not None:
+            (index,) = action.values()
+            return norm_silu_actions(hidden, bias, norm, weights.table, index)
+        embed = self._embed_policy_action(action, inputs.in0)
+        hidden.baddbmm_(embed.expand(len(hidden), -1, -1), weights.action)
+        return rms_norm_silu_blocks(hidden, norm.scale, norm.eps, bias)
+
+    def _write_deter(
+        self,
+        hidden: Float[Tensor, "N D"],
+        deter: Float[Tensor, "N D"],
+        out: Float[Tensor, "N D"],
     ) -> None:
-        """Write the next state into the tensors of `out`."""
-        config, deter = self.config, state.deter
-        blocks, dtype, rows = config.blocks, deter.dtype, len(deter)
-        with on_stream(deter, NOISE):  # in parallel with the layers below
-            noise = rng.exponential(out.stoch)
-        shared = torch.cat(
-            [
-                self._layer("dynin0", deter),
-                self._layer("dynin1", state.stoch.flatten(-2)),
-                self._embed_policy_action(action, deter),
-            ],
-            -1,
-        )
-        weight, bias = self.dynhid0.cast(dtype)
-        deter_weight, shared_weight = weight.tensor_split([config.deter // blocks], 1)
-        x = torch.bmm(shared.expand(blocks, -1, -1), shared_weight)
-        x.baddbmm_(deter.view(rows, blocks, -1).transpose(0, 1), deter_weight)
-        norm = self.dynhid0norm
-        x = rms_norm_silu_blocks(x, norm.scale, norm.eps, bias)
-        weight, bias = self.dyngru.cast(dtype)
-        gates = torch.bmm(x.view(rows, blocks, -1).transpose(0, 1), weight)
-        block_gru_gates(gates, bias, deter, out=out.deter)
-        logits = self.prior_logits(out.deter)
+        """Write the next `deter`."""
+        weight, bias = self.dyngru.cast(hidden.dtype)
+        slices = hidden.view(len(hidden), self.config.blocks, -1).transpose(0, 1)
+        block_gru_gates(torch.bmm(slices, weight), bias, deter, out=out)
+
+    def _write_stoch(
+        self,
+        deter: Float[Tensor, "N D"],
+        noise: Float[Tensor, "N S K"],
+        out: Float[Tensor, "N S K"],
+    ) -> Int[Tensor, "N S"] | None:
+        """Write a sample of the prior; return its classes if they are known."""
+        unimix = self.config.unimix
+        if not self._has_fused_prior(deter.dtype):
+            logits = self.prior_logits(deter)
+            wait_for(deter, NOISE)
+            sample_onehot(logits, noise, unimix, out=out)
+            return None
+        weight, bias = self._prior_layer(0)[0].cast(deter.dtype)
+        x, norm = F.linear(deter, weight), self._prior_layer(0)[1]
+        for i in range(1, self.config.imglayers):
+            layer, next_norm = self._prior_layer(i)
+            x = norm_silu_linear(x, bias, norm, layer)
+            bias, norm = layer.cast(x.dtype)[1], next_norm
         wait_for(deter, NOISE)
-        sample_onehot(logits, noise, config.unimix, out=out.stoch)
+        args = (x, bias, norm, self.priorlogit, noise, unimix)
+        return fused.sample_layer(*args, torch.int32, out)
+
+    def _prior_layer(self, i: int) -> tuple[Linear, Norm]:
+        return getattr(self, f"prior{i}"), getattr(self, f"prior{i}norm")
+
+    def _has_fused_prior(self, dtype: torch.dtype) -> bool:
+        """True if the prior's layers are fused with norms and sampling."""
+        config = self.config
+        return (
+            config.imglayers > 0
+            and config.classes <= fused.MAX_CLASSES
+            and is_linear_fusable(self.dynin0norm, self.act, dtype)
+        )
+
+    def _has_index_action(self) -> bool:
+        """True if there is a single discrete action, given as a class index."""
+        spaces = list(self.actions.spaces.values())
+        is_scalar = len(spaces) == 1 and spaces[0].is_discrete and not spaces[0].shape
+        return is_scalar and not spaces[0].low.any()
 
     def _embed_policy_action(self, action: dict[str, Tensor], like: Tensor) -> Tensor:
         """Embed imagined actions; a single discrete action selects a weight column."""
-        spaces = list(self.actions.spaces.values())
-        is_scalar = len(spaces) == 1 and spaces[0].is_discrete and not spaces[0].shape
-        if not is_scalar or spaces[0].low.any():
+        if not self._has_index_action():
             return self.embed_action(action, None, like)
         weight, bias = self.dynin2.cast(like.dtype)
         (index,) = action.values()

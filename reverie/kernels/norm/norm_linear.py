@@ -1,0 +1,114 @@
+"""RMS norm, SiLU and the next linear layer in one kernel without gradients.
+
+A hidden layer is one matrix product, and everything between two products is computed by
+the kernel of the second one: it normalizes the rows of its tile again for every tile of
+columns, which costs less than another kernel. For layers of up to `MAX_WIDTH` inputs,
+whose time is mostly the start of kernels; larger products are faster in cuBLAS.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+
+from reverie.kernels.launch import jit, supports_large_tiles
+from reverie.kernels.norm.rms_norm import is_fusable
+from reverie.nets.blocks import Linear, Norm
+
+MAX_WIDTH = 512
+"""Maximum number of inputs of a layer that is fused with the norm before it."""
+
+COLUMNS = 64
+"""Outputs that one program computes."""
+
+
+def is_linear_fusable(norm: Norm, act: object, dtype: torch.dtype) -> bool:
+    """True if `norm_silu_linear` supports the norm and activation before a layer."""
+    return norm.width <= MAX_WIDTH and is_fusable(norm, act, dtype)
+
+
+def norm_silu_linear(
+    x: Float[Tensor, "N H"], bias: Float[Tensor, " H"], norm: Norm, layer: Linear
+) -> Float[Tensor, "N O"]:
+    """Return the matrix product of `layer` and `silu(norm(x + bias))`.
+
+    The bias of `layer` is not added: the next kernel does this.
+    """
+    weight, _ = layer.cast(x.dtype)
+    rows, width = x.shape
+    y = x.new_empty(rows, len(weight))
+    assert x.stride(1) == 1
+    if rows:
+        tile_rows, chunk = tile_sizes(x)
+        grid = (triton.cdiv(rows, tile_rows), triton.cdiv(len(weight), COLUMNS))
+        _norm_linear[grid](
+            *(x, bias, norm.scale, weight.contiguous(), y, norm.eps),
+            *(rows, x.stride(0), width, len(weight), tile_rows, chunk, COLUMNS),
+        )
+    return y
+
+
+def tile_sizes(x: Float[Tensor, "N H"]) -> tuple[int, int]:
+    """Return the rows of a tile, and the inputs that are multiplied at a time.
+
+    More rows read the weights less often, but leave multiprocessors without work.
+    """
+    rows, width = x.shape
+    tile_rows = 16 if rows <= 256 else 32 if width <= 256 else 64
+    if x.dtype == torch.float32:
+        return min(tile_rows, 32), 32
+    # up to 256 inputs in one piece, so that all loads start together
+    if 128 < width <= 256 and supports_large_tiles(x.device):
+        return tile_rows, 256
+    return tile_rows, 128 if width > 64 else 64
+
+
+@jit
+def norm_silu_dot(
+    x, bias, scale, weight, row, output, output_mask, eps, rows, x_stride,
+    WIDTH: tl.constexpr, R: tl.constexpr, C: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """Return the product of `silu(norm(x + bias))` and weights, a tile in float32.
+
+    `row` are the rows of the tile, `output` its columns: rows of `weight`.
+    """
+    k = tl.arange(0, C)
+    squares = tl.zeros((R,), tl.float32)
+    source = x + row.to(tl.int64)[:, None] * x_stride
+    row_mask = (row < rows)[:, None]
+    for start in range(0, WIDTH, C):
+        col = (start + k)[None, :]
+        v = tl.load(source + col, row_mask & (col < WIDTH), 0.0).to(tl.float32)
+        v += tl.load(bias + col, col < WIDTH, 0.0).to(tl.float32)
+        squares += tl.sum(v * v, 1)
+    rstd = tl.rsqrt(squares / WIDTH + eps)[:, None]
+    acc = tl.zeros((R, N), tl.float32)
+    for start in range(0, WIDTH, C):
+        col, inputs = (start + k)[None, :], (start + k)[:, None]
+        v = tl.load(source + col, row_mask & (col < WIDTH), 0.0).to(tl.float32)
+        v += tl.load(bias + col, col < WIDTH, 0.0).to(tl.float32)
+        z = v * rstd * tl.load(scale + col, col < WIDTH, 0.0).to(tl.float32)
+        z = (z * tl.sigmoid(z)).to(weight.dtype.element_ty)
+        mask = (inputs < WIDTH) & output_mask[None, :]
+        w = tl.load(weight + output[None, :] * WIDTH + inputs, mask, 0.0)
+        acc = tl.dot(z, w, acc, input_precision="ieee")
+    return acc
+
+
+@jit
+def _norm_linear(
+    x, bias, scale, weight, y, eps, rows, x_stride,
+    WIDTH: tl.constexpr, OUTPUTS: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * R + tl.arange(0, R)
+    col = tl.program_id(1) * N + tl.arange(0, N)
+    acc = norm_silu_dot(
+        x, bias, scale, weight, row, col, col < OUTPUTS, eps, rows, x_stride,
+        WIDTH, R, C, N,
+    )  # fmt: skip
+    offset = row.to(tl.int64)[:, None] * OUTPUTS + col[None, :]
+    tl.store(y + offset, acc, (row < rows)[:, None] & (col < OUTPUTS)[None, :])
