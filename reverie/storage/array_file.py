@@ -141,7 +141,7 @@ def read_layout(
             raise InvalidFile("has a damaged header")
         table = parse_json(file.read(length))
     try:
-        layouts = _layouts(table, length + 8)
+        layouts, total = _layouts(table, length + 8), length + 8
         for layout in layouts.values():
             numbers = (*layout.shape, layout.offset - length)
             if not all(type(n) is int and n >= 0 for n in numbers):
@@ -149,6 +149,9 @@ def read_layout(
             size = math.prod(layout.shape) * layout.dtype.itemsize
             if layout.offset + size > record.size:
                 raise InvalidFile("has an array that is larger than the file")
+            total += size
+        if total > record.size:  # they would take more memory than the file
+            raise InvalidFile("has arrays that overlap")
     except (AttributeError, LookupError, TypeError) as error:
         raise InvalidFile("has a damaged header") from error
     return ArrayFile(record, layouts, follow_links=follow_links)

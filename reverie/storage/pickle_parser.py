@@ -21,6 +21,10 @@ from reverie.storage.limits import Budget, InvalidFile, check_tree, quote
 MAX_OPCODES = 1_000_000
 """About 20 opcodes describe an array, so this allows for tens of thousands."""
 MAX_DIGITS = 100
+MAX_INT_KEYS = 20_000
+"""Integers can be chosen such that a dict takes time in proportion to its size to find
+one of them, so that the time of a file is quadratic in the number of such keys."""
+_MISSING = object()
 
 _OPCODE_NAMES = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
 _STOP = ord(".")
@@ -97,7 +101,8 @@ class PickleParser:
         self.encoded = Budget(len(data), "text that is encoded as bytes")
         self.stack: list[Any] = []
         self.marked_stacks: list[list[Any]] = []
-        self.memo: dict[int, Any] = {}
+        self.memo: list[Any] = []  # a dict would be slow for chosen indices
+        self.int_keys = 0
 
     def parse(self) -> Any:
         """Return the value, made of dicts, lists, tuples, strings, bytes (as
@@ -262,12 +267,20 @@ class PickleParser:
             if not (type(key) is str or (type(key) is int and abs(key) < 1 << 60)):
                 kind = type(key).__name__
                 raise InvalidFile(f"has a key that is a {kind}, not a string")
+        self.int_keys += sum(type(key) is int for key in keys)
+        if self.int_keys > MAX_INT_KEYS:
+            raise InvalidFile(f"has more than {MAX_INT_KEYS:,} keys that are integers")
         target.update(zip(keys, items[1::2], strict=True))
 
     def _get(self, index: int) -> None:
+        if not 0 <= index < len(self.memo) or self.memo[index] is _MISSING:
+            raise LookupError
         self.stack.append(self.memo[index])
 
     def _put(self, index: int) -> None:
+        if not 0 <= index < MAX_OPCODES:
+            raise LookupError
+        self.memo += [_MISSING] * (index + 1 - len(self.memo))
         self.memo[index] = self.stack[-1]
 
     def _memoize(self) -> None:

@@ -9,6 +9,7 @@ a subset of the keys, and reads the data of those tensors only.
 from __future__ import annotations
 
 import math
+import os
 import zipfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -151,10 +152,12 @@ class _Reader:
         members = archive.infolist()
         if any(m.file_size != m.compress_size for m in members):
             raise InvalidFile("has compressed tensors, which torch.save does not write")
-        # The sum of the sizes may exceed that of the file if members overlap.
-        self.file_size = sum(member.file_size for member in members)
+        assert archive.fp is not None  # it is open
+        file_size = archive.fp.seek(0, os.SEEK_END)
+        if sum(member.file_size for member in members) > file_size:
+            raise InvalidFile("has members that overlap")
         self.tensor_budget = Budget(
-            MAX_COPIES * self.file_size + ALWAYS_ALLOWED_BYTES, "tensors"
+            MAX_COPIES * file_size + ALWAYS_ALLOWED_BYTES, "tensors"
         )
 
     def read(self, keys: Collection[str] | None, shapes_only: bool = False) -> Any:

@@ -81,3 +81,14 @@ def test_a_link_in_place_of_a_temporary_file_is_not_followed(tmp_path):
     (tmp_path / ".a-3.tmp").symlink_to(tmp_path / "target")
     write_arrays(tmp_path, "a-3", {"x": np.arange(3)})
     assert (tmp_path / "target").read_text() == "kept"
+
+
+def test_arrays_that_overlap_are_refused(tmp_path):
+    """They would take more memory than the file has."""
+    file = write_arrays(tmp_path, "a-3", {"x": np.arange(3), "y": np.arange(3)})
+    path = tmp_path / file.record.name
+    data = path.read_bytes()
+    assert data.count(b"[24,48]") == 1
+    path.write_bytes(data.replace(b"[24,48]", b"[0,24] "))
+    with pytest.raises(InvalidFile, match="overlap"):
+        array_file.read_layout(tmp_path, file.record._replace(size=len(data) - 24))

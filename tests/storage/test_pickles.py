@@ -205,6 +205,15 @@ HOSTILE = {
     "a key with a chosen hash": (op(b"}", (1 << 61) - 1, 1, b"s"), "key that is a int"),
     "a stack without values": (op(b"0"), "damaged at byte"),
     "an unknown memo": (op(b"h\x05"), "damaged at byte"),
+    "an index of the memo that is too large": (
+        op(b"Nr", struct.pack("<I", MAX_OPCODES)),
+        "damaged at byte",
+    ),
+    "a gap in the memo": (op(b"Nq\x05h\x04"), "damaged at byte"),
+    "many integers as keys": (
+        op(b"}(", *(b"J%bN" % struct.pack("<i", i) for i in range(20_001)), b"u"),
+        "20,000 keys that are integers",
+    ),
     "an unknown opcode": (op(b"\xfe"), "damaged at byte"),
     "a missing end": (op(1)[:-1], "damaged at byte"),
     "an incomplete string": (b"\x80\x04X\xff\xff\xff\xff.", "not complete"),

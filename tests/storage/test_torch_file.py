@@ -8,6 +8,7 @@ import os
 import pickle
 import struct
 import zipfile
+import zlib
 from collections import OrderedDict
 
 import numpy as np
@@ -230,3 +231,30 @@ def test_the_data_of_a_file_is_released(path):
 def torch_file_objects() -> int:
     gc.collect()
     return sum(type(x) is torch_file._Reader for x in gc.get_objects())
+
+
+def test_members_that_overlap_are_refused(path):
+    """The data of each member contains all later members, so the sizes add up."""
+    names, data = [f"archive/data/{i}" for i in range(8)], bytes(1000)
+    members = []
+    for name in reversed(names):
+        info = zipfile.ZipInfo(name)
+        info.CRC, info.file_size = zlib.crc32(data), len(data)
+        info.compress_size = info.file_size
+        members.append((info, len(data)))
+        data = info.FileHeader() + data
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02" + tensor(count=250) + b".")
+        start = archive.fp.tell()
+        archive.fp.write(data)
+        end = archive.start_dir = archive.fp.tell()
+        for info, size in members:
+            info.header_offset = end - size - len(info.FileHeader())
+            archive.filelist.append(info)
+            archive.NameToInfo[info.filename] = info
+        archive._didModify = True
+    assert end - start < 2000
+    with zipfile.ZipFile(path) as archive:
+        assert sum(member.file_size for member in archive.infolist()) > 8000
+    with pytest.raises(UserError, match="members that overlap"):
+        read_torch_file(path)
