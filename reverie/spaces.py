@@ -242,8 +242,9 @@ class Space:
 
 Spaces = dict[str, Space]
 Arrays = dict[str, np.ndarray]
-MAX_ENTRIES = 1 << 28
-"""Maximum number of entries of a space that is read from a file."""
+MAX_ENTRIES = 1 << 25
+"""Maximum number of entries of all spaces of a file together. Both bounds of a space
+have this many entries, whatever the size of the file."""
 
 
 def spaces_to_json(spaces: Spaces) -> list[list[Any]]:
@@ -254,18 +255,22 @@ def spaces_to_json(spaces: Spaces) -> list[list[Any]]:
 def spaces_from_json(pairs: list[list[Any]]) -> Spaces:
     """Return the spaces that `spaces_to_json` has written.
 
-    Raises ValueError if the data is invalid, or if a space is not numeric or has more
-    than `MAX_ENTRIES` entries.
+    Raises ValueError if the data is invalid, or if a space is not numeric or has too
+    many entries.
     """
+    entries = 0
     try:
         for key, data in pairs:
-            source = data.get("source")
-            for space in (data, *([source["space"]] if source else [])):
+            space = data
+            while space:  # the space, its source, the source of its source
                 if np.dtype(space["dtype"]).kind not in "biuf":
                     raise ValueError(f"{key!r} has the type {space['dtype']!r}")
                 sizes = [int(n) for n in space["shape"]]
-                if min(sizes, default=0) < 0 or math.prod(sizes) > MAX_ENTRIES:
+                entries += math.prod(sizes) * (2 if space.get("native") else 1)
+                if min(sizes, default=0) < 0 or entries > MAX_ENTRIES:
                     raise ValueError(f"{key!r} has the shape {space['shape']}")
+                source = space.get("source")
+                space = source and source["space"]
         return {str(key): Space.from_json(space) for key, space in pairs}
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError) as error:
         raise ValueError(f"not a valid description of spaces: {error}") from None
