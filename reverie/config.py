@@ -64,7 +64,7 @@ class UnknownSetting(ConfigError):
     def __init__(self, name: str, origin: str, options: Collection[str]):
         self.name, self.origin = name, origin
         super().__init__(
-            f"There is no setting {name!r} ({origin}).{suggest(name, options)}\n"
+            f"There is no setting {name!r:.200} ({origin}).{suggest(name, options)}\n"
             "  Fix: `reverie config` lists all settings."
         )
 
@@ -144,6 +144,7 @@ def suggest(name: str, options: Collection[str]) -> str:
     other options, the last part must be similar, too, because the names of settings in
     the same group have long common prefixes.
     """
+    name = name[-100:]  # the time to compare long names is quadratic
     group, _, last_part = name.replace("-", "_").rpartition(".")
     same_last_part = [o for o in options if o.rpartition(".")[2] == last_part]
     same_group = [o for o in same_last_part if o.startswith(f"{group}.")]
@@ -179,7 +180,7 @@ def presets() -> dict[str, dict[str, Any]]:
 def get_preset(name: str) -> dict[str, Any]:
     if name not in presets():
         raise ConfigError(
-            f"There is no preset {name!r}.{suggest(name, presets())}\n"
+            f"There is no preset {name!r:.200}.{suggest(name, presets())}\n"
             f"  Fix: choose from {', '.join(sorted(presets()))}."
         )
     return presets()[name]
@@ -292,11 +293,11 @@ class Setting:
         """Convert a value to the type; name and origin are for the error message."""
         try:
             return _cast(value, self.type)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             fix = self._repeated(value) or example(self.default, _example_of(self.type))
             raise ConfigError(
-                f"{name} must be {_describe_type(self.type)}, not {value!r} ({origin})."
-                f"\n  Fix: --{name} {fix}"
+                f"{name} must be {_describe_type(self.type)}, not {value!r:.200} "
+                f"({origin}).\n  Fix: --{name} {fix}"
             ) from None
 
     def _repeated(self, value: Any) -> str:
@@ -389,12 +390,12 @@ def matching_names(name: str, settings: Collection[str], origin: str) -> list[st
             matches = [*_select_names(name, tuple(settings))]
         except re.error as error:
             raise ConfigError(
-                f"The pattern {name!r} in {origin} is not a regular expression: "
+                f"The pattern {name!r:.200} in {origin} is not a regular expression: "
                 f"{error}.\n  Fix: write a dot as `\\.` and any text as `.*`."
             ) from None
         if not matches:
             raise ConfigError(
-                f"The pattern {name!r} in {origin} matches no setting.\n"
+                f"The pattern {name!r:.200} in {origin} matches no setting.\n"
                 "  Fix: `reverie config` lists all settings."
             )
         return matches

@@ -115,12 +115,17 @@ def test_dashes_in_flags_are_underscores():
         ({"enc": 3}, "group of settings"),
         ({r".*\.unit": 3}, "matches no setting"),
         ({r"*units": 3}, "not a regular expression"),
+        ({"enc.rate": 10**400}, "number"),
+        ({"seed": "x" * 1_000_000}, "whole number, not 'x{199} "),
+        ({"x" * 1_000_000: 3}, "There is no setting 'x{199} "),
+        ({"x." * 500_000 + "units": 3}, r"Did you mean 'enc\.units'"),
     ],
 )
 def test_misfits_are_refused_with_a_suggestion_or_the_type(layer, message):
     with pytest.raises(ConfigError, match=message) as caught:
         from_layers(layer)
     assert "Fix:" in str(caught.value)
+    assert len(str(caught.value)) < 1000
 
 
 def test_numbers_that_yaml_reads_as_strings_are_cast(tmp_path):
