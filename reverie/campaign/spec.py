@@ -13,6 +13,7 @@ the first run starts.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -36,6 +37,7 @@ from reverie.run.spec_file import (
 COMMAND = "train"
 SPEC_FILE = "campaign.yaml"
 """File in the folder of a campaign."""
+MAX_SEEDS = 10_000
 PER_RUN_SETTINGS = {"task": "tasks", "seed": "seeds", "logdir": "logdir"}
 """Settings that differ between runs, and the option of the campaign for each."""
 
@@ -180,9 +182,8 @@ def plan_runs(spec: CampaignSpec, resolve: ResolveCommand) -> CampaignSpec:
                 name = "-".join(filter(None, parts))
                 command = [COMMAND, *arguments, "--seed", str(seed)]
                 runs.append(QueuedRun(name, task, label, seed, command, frames))
-    names = [run.name for run in runs]
-    for name in names:
-        if names.count(name) > 1:
+    for name, count in Counter(run.name for run in runs).items():
+        if count > 1:
             raise UserError(
                 f"Two runs of the campaign would be named {name}.\n"
                 "  Fix: give each task, seed and method once."
@@ -193,13 +194,19 @@ def plan_runs(spec: CampaignSpec, resolve: ResolveCommand) -> CampaignSpec:
 def parse_seeds(text: str) -> list[int]:
     """Return the seeds: `3` are 0, 1 and 2; `3,5` are 3 and 5; `3,` is 3."""
     words = [word for word in re.split(r"[,\s]+", text.strip()) if word]
-    if not words or not all(re.fullmatch(r"\d+", word) for word in words):
+    if not words or not all(re.fullmatch(r"\d{1,18}", word) for word in words):
         raise UserError(
             f"seeds cannot be {text!r}.\n"
             "  Fix: --seeds 5 for seeds 0 to 4, or --seeds 3,5,8"
         )
     numbers = [int(word) for word in words]
-    if len(numbers) > 1 or "," in text:
+    is_list = len(numbers) > 1 or "," in text
+    if max(len(numbers), 0 if is_list else numbers[0]) > MAX_SEEDS:
+        raise UserError(
+            f"seeds is {text[:40]}, but a campaign has at most {MAX_SEEDS:,} seeds.\n"
+            "  Fix: --seeds 5 for seeds 0 to 4, or a list with a comma (--seeds 12345,)"
+        )
+    if is_list:
         return numbers
     if not numbers[0]:
         raise UserError("seeds is 0, so there are no runs.\n  Fix: --seeds 1")

@@ -22,6 +22,9 @@ from reverie.api import UserError
 from reverie.config import suggest
 from reverie.run.spec_file import to_arguments
 
+MAX_POINTS = 10_000
+"""Maximum number of values of a setting in a grid search."""
+
 
 @dataclass(frozen=True)
 class CategoricalRange:
@@ -81,14 +84,20 @@ class NumericRange:
         return [int(end) for end in ends] if self.integer else ends
 
     def grid(self, name: str) -> list[Any]:
+        step = self.step or 1
+        steps = math.floor((self.high - self.low) / step + 1e-9)
+        count = self.count or (steps + 1 if self.step or self.integer else 0)
+        if count > MAX_POINTS and (self.count or not self.log):
+            raise UserError(
+                f"The grid of {name} has {count:,} values, and at most {MAX_POINTS:,} "
+                "are supported.\n  Fix: add `count: 5` to it, or list the values."
+            )
         if self.count:
             space = np.geomspace if self.log else np.linspace
             values = space(self.low, self.high, self.count).tolist()
             values[0] = self.low  # without rounding errors
             values[-1] = self.high if self.count > 1 else self.low
         elif self.step or (self.integer and not self.log):
-            step = self.step or 1
-            steps = math.floor((self.high - self.low) / step + 1e-9)
             values = [self.low + step * i for i in range(steps + 1)]
         else:
             raise UserError(

@@ -38,6 +38,8 @@ from reverie.sweep.objective import Summary
 from reverie.sweep.search_space import Range, parse_range
 
 DEFAULT_TRIALS = 20
+MAX_RUNS = 10_000
+"""Maximum number of trials, of seeds per trial, and of runs at the same time."""
 EVAL_OPTIONS = ("episodes", "videos", "failures")
 """Options of `reverie eval` that are not settings of a run."""
 
@@ -74,6 +76,12 @@ class SweepConfig:
 
     def __post_init__(self) -> None:
         configs.check_minimum(self, mean_over=1, trials=0, seeds=1, jobs=1)
+        for name in ("trials", "seeds", "jobs"):
+            if getattr(self, name) > MAX_RUNS:
+                raise configs.ConfigError(
+                    f"{name} must be at most {MAX_RUNS:,}, not {getattr(self, name)}.\n"
+                    f"  Fix: --{name} {MAX_RUNS}"
+                )
 
 
 @dataclass(frozen=True)
@@ -143,11 +151,17 @@ def load_spec(
     base = resolve(config.command, spec.arguments({}))
     if base.size:  # chosen once, so that all trials have the same size
         settings["configs"] = [base.size, *settings.get("configs", [])]
+    points = 1
     for name, range_ in space.items():
         for value in range_.validation_values():
             resolve(config.command, spec.arguments({name: value}))
         if config.sampler == "grid":
-            range_.grid(name)
+            points *= len(range_.grid(name))
+    if points > MAX_RUNS and not config.trials:
+        raise UserError(
+            f"The grid has {points:,} points, and a sweep has at most {MAX_RUNS:,} "
+            "trials.\n  Fix: --trials 100, or fewer values in the ranges."
+        )
     return SweepSpec(config, space, settings, base.seed)
 
 

@@ -8,6 +8,7 @@ their hyperparameters.
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,9 +65,19 @@ class Study:
                 pruner=optuna.pruners.NopPruner(),
             )
             self._study.sampler = self._make_sampler(len(self._started()))
-        except (KeyError, TypeError, ValueError) as error:
+        except (
+            ArithmeticError,
+            AssertionError,
+            AttributeError,
+            LookupError,
+            NotImplementedError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise UserError(
-                f"The journal {path} is damaged: {error}.\n"
+                f"The journal {path} is damaged ({reason}).\n"
                 "  Fix: start a new sweep with another --logdir."
             ) from None
         if spec.config.sampler == "grid":
@@ -78,7 +89,7 @@ class Study:
         config = self.spec.config
         if config.sampler != "grid":
             return config.trials or DEFAULT_TRIALS
-        points = int(np.prod([len(values) for values in self._grid().values()]))
+        points = int(math.prod(len(values) for values in self._grid().values()))
         return min(config.trials or points, points)
 
     @property

@@ -58,6 +58,22 @@ VALID = {
         ({"rangse": {}}, "Did you mean 'ranges'?"),
         ({"run.steps": 3}, "is a setting of runs"),
         ({"jobs": 0}, "jobs must be at least 1"),
+        ({"jobs": 10**9}, "jobs must be at most 10,000"),
+        ({"seeds": 10**9}, "seeds must be at most 10,000"),
+        (
+            {"sampler": "grid", "ranges": {"run.steps": {"low": 1, "high": 1e12}}},
+            "1,000,000,000,000 values",
+        ),
+        (
+            {
+                "sampler": "grid",
+                "ranges": {
+                    "run.steps": {"low": 1, "high": 1000},
+                    "seed": {"low": 1, "high": 1000},
+                },
+            },
+            "1,000,000 points",
+        ),
         ({"eval": "--episods 3"}, "Did you mean 'episodes'?"),
         ({"eval": "--task 'reach"}, "Cannot parse the flags"),
         (

@@ -160,6 +160,25 @@ def test_error_names_a_damaged_journal(tmp_path, program):
         sweep.sweep(make_spec(tmp_path, trials=2), program)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"op_code": 99, "worker_id": "a"}',
+        "[" * 100_000,
+        "3",
+    ],
+    ids=lambda line: line[:20],
+)
+def test_a_line_of_another_program_in_the_journal_is_an_error(tmp_path, program, line):
+    spec = make_spec(tmp_path, trials=1)
+    with sweep.Sweep(spec, program):
+        pass
+    (journal,) = tmp_path.rglob("study.journal")
+    journal.write_text(f"{journal.read_text()}{line}\n")
+    with pytest.raises(UserError, match=r"study\.journal is damaged"):
+        sweep.sweep(spec, program)
+
+
 def test_error_without_optuna_has_the_install_command(tmp_path, program, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(
