@@ -308,15 +308,16 @@ def _error_of(run: ListedRun) -> str:
 
 def _list_media(run: ListedRun) -> list[Path]:
     """Return videos and images, the newest first and open-loop videos before others."""
-    folders = (run.path / "media", run.path / "eval")
+    patterns = [f"{a}/{b}" for a in ("media", "eval") for b in ("*", "*/*", "*/*/*")]
+    root = run.path.resolve()
     paths = [
         path
-        for folder in folders
-        for pattern in ("*", "*/*", "*/*/*")
-        for path in sorted(folder.glob(pattern))
-        if path.suffix[1:] in MEDIA_KINDS and path.is_file() and not path.is_symlink()
+        for pattern in (*patterns, "*.png")
+        for path in sorted(run.path.glob(pattern))
+        if path.suffix[1:] in MEDIA_KINDS
+        and path.is_file()
+        and path.resolve() == root / path.relative_to(run.path)  # without links
     ]
-    paths += [path for path in run.path.glob("*.png") if not path.is_symlink()]
     newest = sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
     return sorted(newest, key=lambda path: "openloop" not in path.name)[:MAX_MEDIA]
 

@@ -272,3 +272,21 @@ def test_runs_of_a_campaign_have_its_state_before_and_after_they_start(tmp_path)
     assert started["id"] == runs["campaign/runs/c"]["id"]
     assert started["agent"] == "dreamer"  # its config has been read
     queue.close_worker()
+
+
+def test_images_outside_of_a_run_are_not_shown(tmp_path):
+    """A shared run may have links to images of the user, or pipes."""
+    folder = tmp_path / "runs" / "one"
+    (folder / "media").mkdir(parents=True)
+    write_config(folder, resolve((), (), []))
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "photo.png").write_bytes(b"private")
+    (folder / "media" / "folder").symlink_to(tmp_path / "private")
+    (folder / "eval").symlink_to(tmp_path / "private")
+    (folder / "link.png").symlink_to(tmp_path / "private" / "photo.png")
+    os.mkfifo(folder / "pipe.png")
+    (folder / "folder.png").mkdir()
+    (folder / "media" / "own.png").write_bytes(b"")
+    index = RunIndex(tmp_path / "runs")
+    (run,) = index.summaries()
+    assert [x["name"] for x in index.details(run["id"])["media"]] == ["own"]
