@@ -424,3 +424,25 @@ def test_threads_start_after_an_environment_removed_the_excepthook(monkeypatch):
     thread = threading.Thread(target=print)
     thread.start()
     thread.join()
+
+
+@pytest.mark.parametrize("number", [-3, 0])
+@pytest.mark.parametrize("kind", ["action_space", "observation_space"])
+def test_a_space_without_values_is_an_error(kind: str, number: int) -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+
+    class Env(gymnasium.Env):
+        action_space = observation_space = gymnasium.spaces.Discrete(2)
+
+    env, space = Env(), gymnasium.spaces.Discrete(2)
+    space.n = number  # the constructor refuses it
+    setattr(env, kind, space)
+    with pytest.raises(UserError, match=f"allows no values: .* from 0 to {number}"):
+        envs.make(env)
+
+
+def test_bounds_that_are_not_numbers_are_an_error() -> None:
+    env = Catch(CatchConfig(rows=8, cols=8, size=(16, 16)), seed=0)
+    env.act_space = {"action": Space(np.float32, 2, np.full(2, np.nan), 1)}
+    with pytest.raises(UserError, match=r"allows no values: .* from nan to 1"):
+        envs.make(env)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
+
 from reverie.api import Env, UserError
 from reverie.plugins import import_object
 from reverie.spaces import FLAGS, RESERVED, Space
@@ -76,6 +78,16 @@ def check_spaces(env: Env, task: str) -> None:
                 raise UserError(
                     f"Task {task!r}: {name}[{key!r}] has the shape {space.shape}, "
                     "which has no elements.\n  Fix: remove it from the space."
+                )
+            is_float = space.dtype.kind == "f"
+            valid = space.low <= space.high if is_float else space.low < space.high
+            if not valid.all():
+                index = tuple(np.argwhere(~valid)[0].tolist())
+                at = "from", space.low[index], "to", space.high[index]
+                raise UserError(
+                    f"Task {task!r}: {name}[{key!r}] allows no values: it has bounds "
+                    f"{' '.join(map(str, at))}.\n  Fix: set a lower bound below the "
+                    "upper bound (Discrete(n) needs n of 1 or more)."
                 )
     obs_keys, act_keys = {*env.obs_space} - {*FLAGS}, {*env.act_space}
     if names := obs_keys & act_keys | (obs_keys | act_keys) & {*RESERVED}:
