@@ -269,6 +269,7 @@ class OnlineRun(BaseRun):
         with self._collecting_on_all_ranks():
             with self.env_limit.step():
                 self.collector.wait()  # errors of environments are raised here
+            self.stopper.restore()
             self.has_started = self.clock.step > 0
         with self.modifying():
             rows = self.collector.collect()
@@ -326,6 +327,7 @@ class OnlineRun(BaseRun):
         self.status.begin("evaluation")
         with self.timer("eval"):
             played = self.evaluator.play(self.agent, self.stopper.is_set)
+        self.stopper.restore()
         if played:  # none if the run was asked to stop
             self.logger.add(summarize(played), prefix="eval/episode")
             self.report(self.evaluator.feed, prefix="eval")

@@ -13,6 +13,7 @@ CPU, a running update is aborted and repeated when the run is resumed
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import os
 import select
@@ -28,6 +29,10 @@ from reverie.nets.abort import request_abort
 ALWAYS_HANDLED = ("SIGTERM", "SIGINT")
 HANDLED_IF_DEFAULT = ("SIGHUP", "SIGUSR1", "SIGXCPU")
 """Names, because Windows does not have these signals."""
+TIMERS = ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF")
+RESTORE_SECONDS = 0.1
+"""Minimum time between two calls of `Stopper.restore` that have an effect."""
+_print = print
 
 
 class Interrupted(Exception):
@@ -62,14 +67,23 @@ class Stopper:
         self.can_save = True
         """False while a new run is built: a signal then ends it immediately."""
         self._handlers: dict[int, Any] = {}
+        self._unblocked: set[int] = set()  # signals that were not blocked before
+        self._idle_timers: list[int] = []  # timers that were not set before
+        self._restored = 0.0
 
     def __enter__(self) -> Stopper:
         if threading.current_thread() is threading.main_thread():
             for number in _signals_to_handle():
                 self._handlers[number] = signal.signal(number, self._handle)
+            if hasattr(signal, "setitimer"):  # not on Windows
+                blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+                self._unblocked = {*self._handlers} - {*map(int, blocked)}
+                timers = [getattr(signal, name) for name in TIMERS]
+                self._idle_timers = [x for x in timers if not signal.getitimer(x)[0]]
         return self
 
     def __exit__(self, *exception: Any) -> None:
+        self.restore(always=True)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
@@ -81,6 +95,29 @@ class Stopper:
         """Raise `Interrupted` if a signal was received; called after saving."""
         if self.signal is not None:
             raise Interrupted(self.signal, is_saved)
+
+    def restore(self, always: bool = False) -> None:
+        """Undo changes of this process by environments: handlers of signals, blocked
+        signals, timers (whose signals would end the run), and `print`.
+
+        Called after steps of environments; it has an effect every `RESTORE_SECONDS`.
+        """
+        now = time.monotonic()
+        if not always and now - self._restored < RESTORE_SECONDS:
+            return
+        self._restored = now
+        if not callable(builtins.print):
+            builtins.print = _print
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for timer in self._idle_timers:
+            if signal.getitimer(timer)[0]:
+                signal.setitimer(timer, 0)
+        for number in self._handlers:
+            if signal.getsignal(number) != self._handle:
+                signal.signal(number, self._handle)
+        if self._unblocked:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, self._unblocked)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import pty
 import signal
@@ -171,3 +172,30 @@ def test_a_run_that_stops_before_its_first_step_leaves_no_folder(tmp_path, monke
         train(resolve(flags={**flags, "logdir": str(tmp_path / "run")}))
     assert not interrupted.value.is_saved
     assert not (tmp_path / "run").exists()
+
+
+def test_changes_of_an_environment_to_signals_are_undone(monkeypatch):
+    """Its timer would end the run, and without handlers Ctrl-C would not save it."""
+    monkeypatch.setattr("builtins.print", print)
+    received = []
+    before = signal.signal(signal.SIGALRM, lambda *_: received.append(1))
+    try:
+        with Stopper() as stopper:
+            stopper.restore()
+            builtins.print = None
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            signal.setitimer(signal.ITIMER_REAL, 60)
+            stopper.restore(always=True)
+            assert callable(builtins.print)
+            assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+            signal.raise_signal(signal.SIGTERM)
+            assert stopper.is_set()
+        signal.setitimer(signal.ITIMER_REAL, 60)  # of the program that starts the run
+        with Stopper() as stopper:
+            stopper.restore()
+            assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert not received
