@@ -31,12 +31,15 @@ class ChunkedArray:
         a file can share the same chunks. It is None if the array was checked before.
         """
         self._dataset, self._name = dataset, name
+        # stored, because h5py asks HDF5 for them at every access
+        self._chunk_shape: tuple[int, ...] = dataset.chunks or ()
+        self._dtype: np.dtype = dataset.dtype
         settings = dataset.id.get_create_plist()
         count = settings.get_nfilters()
         self._filters = [settings.get_filter(index)[0] for index in range(count)]
         compression = _compression(self._filters, name)
         self._chunks = list(_iterate_chunks(dataset)) if compression else []
-        self._chunk_bytes = math.prod(dataset.chunks or ()) * dataset.dtype.itemsize
+        self._chunk_bytes = math.prod(self._chunk_shape) * self._dtype.itemsize
         self._decompresses_here = compression == _GZIP and _is_plain(dataset)
         if compressed_budget is not None:
             self._check(compression, compressed_budget)
@@ -50,10 +53,10 @@ class ChunkedArray:
         if step != 1:
             return np.asarray(self.read(slice(None))[rows])
         shape = (max(stop - start, 0), *dataset.shape[1:])
-        out = np.full(shape, dataset.fillvalue, dataset.dtype)
+        out = np.full(shape, dataset.fillvalue, self._dtype)
         for chunk in self._chunks:
             first, *others = chunk.chunk_offset
-            low, high = max(first, start), min(first + dataset.chunks[0], stop)
+            low, high = max(first, start), min(first + self._chunk_shape[0], stop)
             if low < high:
                 values = self._decompress(chunk)[low - first : high - first]
                 ends = zip(others, values.shape[1:], shape[1:], strict=True)
@@ -78,12 +81,12 @@ class ChunkedArray:
             data = _decompress_gzip(data, self._chunk_bytes, self._name)
         if len(data) != self._chunk_bytes:
             raise InvalidFile(f"has damaged compressed data of {self._name!r}")
-        dtype = self._dataset.dtype
+        dtype = self._dtype
         if _SHUFFLE in self._filters and self._is_applied(_SHUFFLE, chunk):
             # the filter stores the first bytes of all numbers, then the second bytes
             shuffled = np.frombuffer(data, np.uint8).reshape(dtype.itemsize, -1)
             data = np.ascontiguousarray(shuffled.T).tobytes()
-        return np.frombuffer(data, dtype).reshape(self._dataset.chunks)
+        return np.frombuffer(data, dtype).reshape(self._chunk_shape)
 
     def _is_applied(self, number: int, chunk: Any) -> bool:
         """True unless the filter was skipped for this chunk."""

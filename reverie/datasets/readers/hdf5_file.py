@@ -186,7 +186,9 @@ class _CheckedFile(io.FileIO):
 
     def _read_at(self, start: int, size: int) -> bytes:
         """Read bytes without moving the position of the file."""
-        position = self.tell()
+        if hasattr(os, "pread"):
+            return os.pread(self.fileno(), size, start)
+        position = self.tell()  # Windows has no pread
         self.seek(start)
         try:
             return self.read(size)
