@@ -238,6 +238,9 @@ def test_bad_environments_have_their_faults(kind, monkeypatch, tmp_path):
         "no_streams",
         "closes_files",
         "ignores_signals",
+        "blocks_signals",
+        "timer",
+        "no_print",
         "no_grad",
     }
     for fault in {*bad_env.FAULTS[kind]} - left_out - harmless:

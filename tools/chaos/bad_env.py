@@ -8,6 +8,7 @@ nothing if it exists.
 
 from __future__ import annotations
 
+import builtins
 import ctypes
 import os
 import signal
@@ -81,6 +82,9 @@ SIDE_EFFECTS = (
     "closes_files",
     "changes_folder",
     "ignores_signals",
+    "blocks_signals",
+    "timer",
+    "no_print",
     "seeds_numpy",
     "default_dtype",
     "no_grad",
@@ -226,6 +230,12 @@ def change_process(fault: str) -> None:
     elif fault == "ignores_signals":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+    elif fault == "blocks_signals":
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    elif fault == "timer":
+        signal.setitimer(signal.ITIMER_REAL, 1)
+    elif fault == "no_print":
+        builtins.print = None
     elif fault == "seeds_numpy":
         np.random.seed(0)
     elif fault == "children":

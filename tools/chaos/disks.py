@@ -31,7 +31,10 @@ ERRORS = (
     errno.EACCES,
     errno.ESTALE,
 )
-ERROR_CALLS = ("open", "write", "fsync", "rename", "unlink", "mkdir")
+ERROR_CALLS = (
+    *("open", "write", "fsync", "rename", "unlink", "mkdir"),
+    *("truncate", "read", "list", "stat"),
+)
 
 CLONE_NEWNS = 0x20000
 MS_NOSUID, MS_REMOUNT, MS_REC, MS_PRIVATE = 2, 32, 16384, 1 << 18

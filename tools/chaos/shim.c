@@ -1,11 +1,12 @@
 /* Faults in the file calls of a process, for LD_PRELOAD.
  *
- * Counts the calls of each kind that change files below a folder. At the n-th call of
+ * Counts the calls of each kind on files below a folder. At the n-th call of
  * one kind, the process is killed with SIGKILL, or the call fails with an error number.
  * If that call is a write, half of the data is written first (a torn write). Calls on
  * other files are not changed. `chaos_arm` is called with ctypes after a fork.
  */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -19,9 +20,11 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-enum kind { OPEN, WRITE, FSYNC, RENAME, AFTER_RENAME, UNLINK, MKDIR, KINDS };
-static const char *const names[KINDS] = {"open",    "write",  "fsync", "rename",
-                                         "after_rename", "unlink", "mkdir"};
+enum kind { OPEN, WRITE, FSYNC, RENAME, AFTER_RENAME, UNLINK, MKDIR, TRUNCATE, READ,
+            LIST, STAT, KINDS };
+static const char *const names[KINDS] = {
+    "open",  "write",    "fsync", "rename", "after_rename", "unlink",
+    "mkdir", "truncate", "read",  "list",   "stat"};
 
 static char folder[PATH_MAX];
 static size_t folder_length;          /* 0: no faults, no counting */
@@ -191,3 +194,36 @@ int mkdirat(int fd, const char *path, mode_t mode) {
   REAL(mkdirat);
   return is_at_below(fd, path) && is_due(MKDIR) ? fail() : real(fd, path, mode);
 }
+
+#define TRUNCATE_CALL(name, offset_t) \
+  int name(int fd, offset_t length) { \
+    REAL(name); \
+    return is_fd_below(fd) && is_due(TRUNCATE) ? fail() : real(fd, length); \
+  }
+TRUNCATE_CALL(ftruncate, off_t)
+TRUNCATE_CALL(ftruncate64, off64_t)
+
+ssize_t read(int fd, void *data, size_t size) {
+  REAL(read);
+  return is_fd_below(fd) && is_due(READ) ? fail() : real(fd, data, size);
+}
+
+DIR *opendir(const char *path) {
+  REAL(opendir);
+  if (is_at_below(AT_FDCWD, path) && is_due(LIST)) {
+    fail();
+    return NULL;
+  }
+  return real(path);
+}
+
+#define STAT_CALL(name, buffer_t) \
+  int name(const char *path, buffer_t *buffer) { \
+    REAL(name); \
+    int below = is_at_below(AT_FDCWD, path); \
+    return below && is_due(STAT) ? fail() : real(path, buffer); \
+  }
+STAT_CALL(stat, struct stat)
+STAT_CALL(lstat, struct stat)
+STAT_CALL(stat64, struct stat64)
+STAT_CALL(lstat64, struct stat64)

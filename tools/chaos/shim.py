@@ -13,7 +13,10 @@ import subprocess
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("shim.c")
-KINDS = ("open", "write", "fsync", "rename", "after_rename", "unlink", "mkdir")
+KINDS = (
+    *("open", "write", "fsync", "rename", "after_rename", "unlink", "mkdir"),
+    *("truncate", "read", "list", "stat"),
+)
 
 
 def build(folder: Path) -> tuple[Path | None, str]:
