@@ -147,7 +147,10 @@ def _try_env(config: Config, missing: dict[str, str]) -> Env | None:
     If it cannot be made, return None and add the reason to `missing`.
     """
     if config.task == "recordings":
-        missing["env"] = "the run was trained on recorded episodes, without a simulator"
+        missing["env"] = (
+            "the run was trained on recorded episodes, without a simulator "
+            "(`reverie play LOGDIR --task TASK` adds one)"
+        )
         return None
     with contextlib.suppress(UserError):
         rendered = replace(config.env, render=True)

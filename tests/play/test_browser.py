@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from reverie.api import UserError
 from reverie.cli.main import main
 from reverie.datasets.episodes import open_episodes
 from reverie.play.load import MODES, load_run
@@ -195,12 +196,12 @@ def test_keys_can_be_mapped_to_others(loaded, serve, new_page):
     header(page)
     page.locator("#keysbutton").click()
     page.locator("#remap-list button", has_text="left").click()
-    page.keyboard.press("a")
+    page.keyboard.press("p")  # a shortcut of the page, which has no effect then
     page.locator("#remap-close").click()
-    assert page.locator(".action kbd").first.inner_text() == "A"
-    page.keyboard.down("a")
-    header(page, "h.action === 'left'")
-    page.keyboard.up("a")
+    assert page.locator(".action kbd").first.inner_text() == "P"
+    page.keyboard.down("p")
+    header(page, "h.action === 'left' && !h.paused")
+    page.keyboard.up("p")
 
 
 def test_buttons_on_the_screen_act(loaded, serve, new_page):
@@ -392,6 +393,32 @@ def test_runs_are_viewed_while_one_is_written(run_folder, tmp_path, serve, new_p
     page.go_back()
     page.locator("#run-episodes button").last.click()
     header(page, "h.mode === 'recorded' && h.step >= 1")
+
+
+def test_a_run_that_cannot_be_played_shows_the_reason(tmp_path, serve, new_page):
+    def open_run(key: str) -> Session:
+        raise UserError("The run has no checkpoint.\n  Fix: continue its training.")
+
+    server = serve(runs=RunIndex(tmp_path), open_run=open_run)
+    page = new_page(f"{server.address}&play=run")
+    page.locator("#connection-status", has_text="not available").wait_for()
+    assert "no checkpoint" in page.locator("#message").inner_text()
+
+
+def test_several_dreams_fit_into_the_row_of_the_real_frame(loaded, serve, new_page):
+    page = new_page(serve(Session(loaded)).address)
+    header(page)
+    panes = "[...document.querySelectorAll('.pane:not([hidden])')]"
+    for count in ("2", "3", "4", "6", "8"):
+        page.locator("#rollouts").select_option(count)
+        header(page, f"h.rollouts === {count}")
+        page.wait_for_function(f"() => {panes}.length === {count} + 2")
+        names = page.evaluate(f"{panes}.map((pane) => pane.classList[1])")
+        assert names == ["real", *["model"] * int(count), "difference"]
+        real, *others = page.evaluate(
+            f"{panes}.map((pane) => pane.getBoundingClientRect().bottom)"
+        )
+        assert max(others) < real + 60
 
 
 def test_an_exported_page_opens_without_a_server(run_folder, tmp_path, new_page):

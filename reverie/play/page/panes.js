@@ -1,5 +1,5 @@
 // The panes: real, dream (one or several) and difference.
-import { element, setText, color, countSteps, fitCanvas } from "./dom.js";
+import { element, setText, color, countSteps, fitCanvas, format } from "./dom.js";
 
 // Columns of dreams by their number, and their total width relative to that of the real frame.
 const FANS = { 1: [1, 1], 2: [2, 2], 3: [3, 2], 4: [2, 1], 6: [3, 1.5], 8: [4, 2] };
@@ -21,7 +21,8 @@ export class Panes {
       const figure = element("figure", { className: `pane ${kind}` }, caption, canvas);
       const pane = { canvas, info, figure };
       this.panes.set(name, pane);
-      (kind === "model" ? this.fan : this.root).append(figure); // ordered in the style sheet
+      if (kind === "real") this.root.prepend(figure);
+      else (kind === "model" ? this.fan : this.root).append(figure);
     }
     return this.panes.get(name);
   }
@@ -45,6 +46,7 @@ export class Panes {
         canvas.width = image.width;
         canvas.height = image.height;
         canvas.style.aspectRatio = `${image.width} / ${image.height}`;
+        canvas.style.imageRendering = image.width > 160 ? "auto" : ""; // sharp pixels if they are large
       }
       canvas.getContext("2d").drawImage(bitmaps[index], 0, 0);
       bitmaps[index].close();
@@ -54,7 +56,9 @@ export class Panes {
       const values = (header.vectors || {})[kind];
       if (values && !counts[kind]) {
         seen.add(`${kind}-0`);
-        this.drawVector(this.get(`${kind}-0`, kind, kind === "real" ? "real" : "dream"), values, kind);
+        // the real values are drawn next to the dream
+        const real = kind === "model" ? header.vectors.real : undefined;
+        this.drawVector(this.get(`${kind}-0`, kind, kind === "real" ? "real" : "dream"), values, kind, real);
       }
     }
     for (const [name, pane] of this.panes) {
@@ -81,18 +85,30 @@ export class Panes {
     }
   }
 
-  drawVector(pane, values, kind) {
-    const [context, width, height] = fitCanvas(pane.canvas);
-    const largest = Math.max(1, ...values.map(Math.abs));
-    const bar = width / Math.max(1, values.length);
-    context.fillStyle = color("dim");
-    context.fillRect(0, height / 2, width, 1);
-    context.fillStyle = color(kind === "real" ? "real" : "model");
-    values.forEach((value, index) => {
-      const size = (value / largest) * height * 0.45;
-      context.fillRect(index * bar + 1, height / 2 - Math.max(0, size), Math.max(1, bar - 2), Math.abs(size));
+  // Draws one bar per number; `real` are the real numbers, drawn to the left of those of a dream.
+  drawVector(pane, values, kind, real) {
+    const [context, width, height, ratio] = fitCanvas(pane.canvas);
+    const scale = ratio * parseFloat(getComputedStyle(document.documentElement).fontSize) / 15;
+    const series = [...(real ? [[real, "real"]] : []), [values, kind]];
+    const largest = Math.max(1, ...series.flatMap(([numbers]) => numbers.map(Math.abs)));
+    const slot = width / Math.max(1, values.length);
+    const gap = Math.min(slot * 0.2, 12 * scale);
+    const bar = (slot - gap) / series.length;
+    context.fillStyle = color("line");
+    context.fillRect(0, height / 2, width, scale);
+    series.forEach(([numbers, name], place) => {
+      context.fillStyle = color(name);
+      numbers.forEach((value, index) => {
+        const size = (value / largest) * height * 0.42;
+        context.fillRect(index * slot + gap / 2 + place * bar, height / 2 - Math.max(0, size), Math.max(1, bar - scale), Math.abs(size));
+      });
     });
-    pane.canvas.setAttribute("aria-label", `${values.length} numbers from ${-largest} to ${largest}`);
+    context.font = `${11 * scale}px ui-monospace, monospace`;
+    context.textAlign = "center";
+    context.fillStyle = color("dim");
+    if (slot > 44 * scale) values.forEach((value, index) => context.fillText(format(value), (index + 0.5) * slot, height - 6 * scale));
+    pane.canvas.classList.add("vector");
+    pane.canvas.setAttribute("aria-label", `${values.length} numbers: ${values.slice(0, 8).map(format).join(", ")}`);
     pane.figure.classList.remove("empty");
   }
 }

@@ -76,7 +76,8 @@ export class PlayPage {
     byId("speed").replaceChildren(...hello.speeds.map((speed) => element("option", { value: String(speed), textContent: `${speed}×` })));
     const counts = [1, 2, 3, 4, 6, 8].filter((count) => count <= hello.max_rollouts);
     byId("rollouts").replaceChildren(...counts.map((count) => element("option", { value: String(count), textContent: String(count) })));
-    for (const id of ["fork", "rollouts", "forkevery"]) byId(id).disabled = !hello.max_rollouts;
+    byId("fork").hidden = !hello.max_rollouts;
+    for (const id of ["rollouts", "forkevery"]) byId(id).closest("label").hidden = !hello.max_rollouts;
     this.panes.startsFromRecordings = Boolean(hello.modes.find((mode) => mode.name === "human-env").reason);
     this.buildControls(hello.controls);
     this.enable();
@@ -87,9 +88,8 @@ export class PlayPage {
   enable() {
     for (const node of byId("play").querySelectorAll("button, select, input")) {
       if (node.id === "header" || node.id === "keysbutton") continue;
-      const isMissing = !this.hello?.max_rollouts && ["fork", "rollouts", "forkevery"].includes(node.id);
       const isRecorded = node.id === "takeover" && this.header?.mode === "recorded";
-      node.disabled = !this.hasControls || isMissing || isRecorded;
+      node.disabled = !this.hasControls || isRecorded;
     }
   }
 
@@ -190,7 +190,7 @@ export class PlayPage {
     });
     const shortcuts = {
       KeyP: () => byId("pause").click(), Period: () => byId("step").click(), KeyR: () => byId("restart").click(),
-      KeyF: () => byId("fork").click(), KeyT: () => byId("takeover").click(), KeyH: () => byId("header").click(),
+      KeyF: () => { if (!byId("fork").hidden) byId("fork").click(); }, KeyT: () => byId("takeover").click(), KeyH: () => byId("header").click(),
       Comma: () => this.changeSpeed(-1), Slash: () => this.changeSpeed(1),
     };
     window.addEventListener("keydown", (event) => {

@@ -5,6 +5,7 @@ import { drawChart, PALETTE } from "./charts.js";
 import { Recording } from "./recording.js";
 
 const REFRESH_MS = 3000;
+const FEW_MEDIA = 6; // images and videos that are shown at first
 
 export class ServerSource {
   constructor(token) { this.token = token; this.isLive = true; }
@@ -71,7 +72,10 @@ export class ViewPage {
       byId("connection-status").classList.add("bad");
       return;
     }
-    if (first) this.runs.slice(0, 8).forEach((run) => this.shown.add(run.id));
+    if (first) { // scores of different tasks are not comparable
+      const task = this.runs[0]?.task;
+      this.runs.filter((run) => run.task === task).slice(0, 8).forEach((run) => this.shown.add(run.id));
+    }
     this.chooseColors();
     this.draw();
     this.fillMetrics();
@@ -143,6 +147,7 @@ export class ViewPage {
     const others = this.runs.filter((entry) => entry.id !== id);
     byId("compare").replaceChildren(element("option", { value: "", textContent: "no run" }), ...others.map((entry) => element("option", { value: entry.id, textContent: entry.name })));
     this.detailsText = "";
+    this.showsAllMedia = false;
     await this.updateDetails();
   }
 
@@ -159,11 +164,15 @@ export class ViewPage {
     setText(byId("details-title"), run.name);
     byId("failure").hidden = !this.details.error;
     setText(byId("failure"), this.details.error || "");
-    byId("media").replaceChildren(...this.details.media.map((entry, number) => {
+    const media = this.details.media.map((entry, number) => {
       const source = this.source.media(id, number, entry.name);
       const content = entry.kind === "mp4" ? element("video", { src: source, controls: true, loop: true, muted: true }) : element("img", { src: source, alt: entry.name, loading: "lazy" });
       return element("figure", {}, content, element("figcaption", { textContent: entry.name }));
-    }));
+    });
+    const all = element("button", { type: "button", textContent: `Show all ${media.length} images and videos` });
+    all.onclick = () => { this.showsAllMedia = true; byId("media").replaceChildren(...media); };
+    const few = media.length > FEW_MEDIA && !this.showsAllMedia;
+    byId("media").replaceChildren(...(few ? [...media.slice(0, FEW_MEDIA), all] : media));
     byId("sessions").replaceChildren(...(this.details.sessions || []).map((session) => new Recording(session).node));
     await this.showConfig();
     const episodes = await this.source.episodes(id).catch(() => []);
@@ -175,6 +184,9 @@ export class ViewPage {
   async showConfig() {
     const other = byId("compare").value;
     const body = byId("config").tBodies[0];
+    const names = [this.selected, other].map((id) => this.runs.find((run) => run.id === id)?.name);
+    const titles = other ? ["setting", ...names] : ["setting", "value"];
+    byId("config").tHead.rows[0].replaceChildren(...titles.map((title) => element("th", { scope: "col", textContent: title })));
     if (other) {
       const table = await this.source.difference(this.selected, other);
       const rows = Object.entries(table).map(([name, values]) => element("tr", { className: "different" }, element("td", { textContent: name }), ...values.map((value) => element("td", { textContent: value }))));
