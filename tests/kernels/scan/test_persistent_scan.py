@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 pytest.importorskip("triton")
 
@@ -136,4 +137,15 @@ def test_a_failed_launch_falls_back_to_triton_with_a_warning(
 
 
 def test_a_cpu_is_not_supported(scan):
+    assert not persistent.is_supported(scan)
+
+
+def test_processes_that_share_a_gpu_with_mps_are_not_supported(monkeypatch, scan):
+    replace_kernels(monkeypatch)
+    monkeypatch.delenv(persistent.MPS_VARIABLE, raising=False)
+    with FakeTensorMode():
+        actions = torch.empty(32, 2, 1, dtype=torch.bfloat16, device="cuda")
+    scan = scan._replace(inputs=scan.inputs._replace(actions=actions))
+    assert persistent.is_supported(scan)
+    monkeypatch.setenv(persistent.MPS_VARIABLE, "/tmp/nvidia-mps")
     assert not persistent.is_supported(scan)

@@ -8,6 +8,7 @@ groups of 16 rows, one launch each; the caller pads the batch to a multiple of 1
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping
 from math import prod
 
@@ -33,6 +34,8 @@ VECTOR_WIDTHS = [DETER, DETER, 3 * DETER, *[UNITS] * 5, LOGITS]
 """Widths of the fields of `VectorGrads`, which the backward kernel concatenates."""
 ROW_SUM_STRIDE = 32
 """Stride of the rows in sums over all thread blocks, in words of 4 bytes."""
+MPS_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
+"""Environment variable that connects a process to NVIDIA MPS."""
 UNSET = -1
 """Initial value of exchanged words (all bits set); thread blocks poll for a change."""
 
@@ -42,7 +45,9 @@ fallback = nvrtc.Fallback("the posterior scan")
 def is_supported(scan: tensors.ForwardPass) -> bool:
     """True if there are kernels for these sizes, this dtype and this GPU.
 
-    They do not compute the gradient of the initial state.
+    They do not compute the gradient of the initial state. They use nearly all
+    multiprocessors at once, so not if other processes use the GPU at the same time
+    (MPS).
     """
     weights, inputs, _ = scan
     like = inputs.actions
@@ -52,6 +57,7 @@ def is_supported(scan: tensors.ForwardPass) -> bool:
         and like.dtype == torch.bfloat16
         and inputs.noise.dtype == torch.float32
         and not (state_grad and torch.is_grad_enabled())
+        and MPS_VARIABLE not in os.environ
         and weights.gru_weight.shape == (GRU_BLOCKS, UNITS, 3 * UNITS)
         and weights.obs_weight.shape == (UNITS, DETER)
         and inputs.noise.shape[2:] == (STOCH, CLASSES)
