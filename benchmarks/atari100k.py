@@ -4,12 +4,15 @@
     python benchmarks/atari100k.py atari
 
 Arguments are folders of campaigns, of which the finished runs are recorded, folders of
-finished runs, or another folder that this program wrote with `--out`. Without arguments
-only the table is written again.
+finished runs, or another folder that this program wrote with `--out`. Recorded runs are
+kept if other games, seeds or options are added. Without arguments only the table is
+written again.
 
 Writes the scores to `GAME-seedN.jsonl`, their settings, commit, GPU, command and
-duration to `runs.json`, a curve to `GAME.png`, and the table to the section Atari 100k
-of `README.md`, if the README is in the folder above.
+duration, and which other runs of the campaign ran at the same time, to `runs.json`. The
+files of runs with other options than `--configs size12m` have these options in their
+names. Writes a curve to `GAME.png`, and the tables to the section Atari 100k of
+`README.md`, if the README is in the folder above.
 """
 
 from __future__ import annotations
@@ -18,17 +21,23 @@ import argparse
 import json
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from reverie.campaign.queue import QUEUE, Queue
+from reverie.campaign.queue import QUEUE, Queue, RunStatus
 from reverie.render.curve import write_curve
-from reverie.results.benchmarks import find_baseline, human_normalized_score
+from reverie.results.benchmarks import (
+    Baseline,
+    find_baseline,
+    human_normalized_score,
+)
 from reverie.results.report import describe_command, format_number
-from reverie.results.runs import INDEX, SCORE, SCORES, Run, find_runs
+from reverie.results.runs import CONFIG, INDEX, SCORE, SCORES, Run, find_runs
 from reverie.results.scores import ScoreWindow
 from reverie.results.statistics import AGGREGATES, QUANTILES, RESAMPLES, Statistic
 from reverie.run.folder import read_last_end
@@ -41,6 +50,9 @@ WINDOWS = (
 )
 """Frames whose episodes count: the end of the run, which has more episodes, and the
 last 5 % of 400,000 frames, as in the published scores."""
+COMMON_PRESETS = ("atari100k", "size12m")
+COMMON_FLAGS = ("--task", "--seed", "--run.log_every", "--run.save_every", "--device")
+"""Presets and flags of commands that are not options of a run."""
 SECTION = re.compile(
     r"(?<=<!-- begin atari100k -->\n).*?(?=<!-- end atari100k -->)", re.S
 )
@@ -54,10 +66,16 @@ def main() -> None:
     parser.add_argument("runs", nargs="*", type=Path, help="campaigns or runs")
     parser.add_argument("--out", type=Path, default=FOLDER)
     parser.add_argument("--commit", help="of runs that have not recorded it")
-    parser.add_argument("--note", help="about the machine: 3 runs on one GPU")
+    parser.add_argument("--note", help="about the machine: with MPS")
+    parser.add_argument(
+        "--frames",
+        type=float,
+        default=np.inf,
+        help="also record runs that were stopped after this many frames",
+    )
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    for run in find_finished(args.runs):
+    for run in find_finished(args.runs, args.frames):
         record(run, args.out, args.commit, args.note)
         print(f"recorded {run.path}")
     runs = find_runs([args.out / INDEX]) if (args.out / INDEX).exists() else []
@@ -70,33 +88,83 @@ def main() -> None:
         print(table)
 
 
-def find_finished(paths: Iterable[Path]) -> list[Run]:
-    """Return the finished runs of campaigns, and the other runs at these paths."""
-    folders: list[Path] = []
+def find_finished(paths: Iterable[Path], frames: float = np.inf) -> list[Run]:
+    """Return the finished runs of campaigns, and the other runs at these paths.
+
+    Runs that were stopped after at least `frames` frames are included. Other unfinished
+    runs of campaigns are left out, and those given by their path are an error.
+    """
+    found: list[Run] = []
     for path in paths:
-        if not (path / QUEUE).is_dir():
-            folders.append(path)
-            continue
-        queue = Queue(path)
-        done = [s.run.name for s in queue.statuses() if s.state == "finished"]
-        folders += [queue.run_folder(name) for name in done]
-    runs = find_runs(folders) if folders else []
-    for run in runs:
-        if run.path.is_dir() and not read_last_end(run.path).finished:
-            raise SystemExit(f"{run.path} has not finished.")
-    return [run for run in runs if run.task.startswith("atari100k_")]
+        is_campaign = (path / QUEUE).is_dir()
+        runs = runs_of_campaign(Queue(path)) if is_campaign else find_runs([path])
+        for run in runs:
+            end = max(run.points(SCORE, "frames")[:, 0], default=0.0)
+            if not run.path.is_dir() or read_last_end(run.path).finished:
+                found.append(run)
+            elif end >= frames:
+                note = f"stopped after {end:,.0f} frames"
+                found.append(with_notes(run, run.about.get("note"), note))
+            elif is_campaign:
+                print(f"not recorded: {run.path} has not finished ({end:,.0f} frames)")
+            else:
+                raise SystemExit(f"{run.path} has not finished ({end:,.0f} frames).")
+    return [run for run in found if run.task.startswith("atari100k_")]
+
+
+def runs_of_campaign(queue: Queue) -> list[Run]:
+    """Return the runs that have started, with a note of those at the same time."""
+    statuses = {
+        queue.run_folder(status.run.name): status
+        for status in queue.statuses()
+        if (queue.run_folder(status.run.name) / CONFIG).is_file()
+    }
+    runs = find_runs(statuses) if statuses else []
+    periods = [find_period(run, statuses[run.path]) for run in runs]
+    noted = []
+    for run, own in zip(runs, periods, strict=True):
+        names = sorted(
+            " ".join(filter(None, (title(game_of(other)), find_options(other))))
+            for other, period in zip(runs, periods, strict=True)
+            if other is not run and own.overlaps(period)
+        )
+        with_others = f"at the same time as {', '.join(names)}"
+        alone = "no other run of the campaign at the same time"
+        noted.append(with_notes(run, with_others if names else alone))
+    return noted
+
+
+class Period(NamedTuple):
+    """When a run was trained (in seconds since 1970), and on which machine."""
+
+    machine: str
+    start: float
+    end: float
+
+    def overlaps(self, other: Period) -> bool:
+        is_same_machine = self.machine == other.machine
+        return is_same_machine and self.start < other.end and other.start < self.end
+
+
+def find_period(run: Run, status: RunStatus) -> Period:
+    """Return the period of the last attempt."""
+    attempt = status.attempts[-1]
+    start = datetime.fromisoformat(run.about["time"]).timestamp()
+    end = start + (attempt.seconds or run.seconds or 0.0)
+    return Period(str(attempt.claim.get("machine")), start, end)
+
+
+def with_notes(run: Run, *notes: str | None) -> Run:
+    return replace(run, about={**run.about, "note": ", ".join(filter(None, notes))})
 
 
 def record(run: Run, out: Path, commit: str | None, note: str | None) -> None:
-    """Copy the scores of a run, add it to the index, and plot all seeds of its game."""
-    game = game_of(run)
-    name = f"{game}-seed{run.seed}.jsonl"
+    """Copy the scores of a run, add it to the index, and plot all runs of its game."""
+    game, command, options = game_of(run), find_command(run), find_options(run)
+    name = "-".join(filter(None, (game, options, f"seed{run.seed}.jsonl")))
     source = run.path / SCORES if run.path.is_dir() else run.path
     shutil.copyfile(source, out / name)
     index = json.loads((out / INDEX).read_text()) if (out / INDEX).exists() else {}
-    command = re.sub(
-        r" --(logdir \S+|trust\b)", "", describe_command(run.about.get("command"))
-    )
     size = re.search(r"\bsize\d+m\b", command)
     index[name] = {
         "settings": {
@@ -104,26 +172,58 @@ def record(run: Run, out: Path, commit: str | None, note: str | None) -> None:
             "agent": run.agent,
             "size": size[0] if size else run.settings.get("size", ""),
             "seed": run.seed,
+            **({"options": options} if options else {}),
         },
         "repeat": run.repeat,
         "commit": run.about.get("commit") or commit or "",
         "gpu": run.about.get("gpu") or "",
         "command": command,
         "seconds": round(run.seconds) if run.seconds else None,
-        "note": note or run.about.get("note", ""),
+        "note": with_notes(run, run.about.get("note"), note).about["note"],
     }
     write_json(out / INDEX, dict(sorted(index.items())))
-    seeds = sorted(out.glob(f"{game}-seed*.jsonl"))
-    names = {f"seed {path.stem.rpartition('seed')[2]}": path for path in seeds}
-    write_curve(out / f"{game}.png", names, f"Atari 100k {title(game)}")
+    curves = {}
+    for path in sorted(out.glob(f"{game}-*seed*.jsonl")):
+        label = path.stem.removeprefix(f"{game}-").replace("-seed", " seed")
+        curves[re.sub(r"seed(\d+)$", r"seed \1", label)] = path
+    write_curve(out / f"{game}.png", curves, f"Atari 100k {title(game)}")
+
+
+def find_command(run: Run) -> str:
+    """Return the command of a run without its folder."""
+    command = describe_command(run.about.get("command"))
+    return re.sub(r" --(logdir \S+|trust\b)", "", command)
+
+
+def find_options(run: Run) -> str:
+    """Return the presets and flags that are not those of the standard run.
+
+    They are joined to a part of a file name, such as `curious_replay-harmony`.
+    """
+    options: list[str] = []
+    words = [*find_command(run).split(), "--"]
+    for i, word in enumerate(words):
+        if not word.startswith("--"):
+            continue
+        stop = next((j for j in range(i + 1, len(words)) if words[j][:2] == "--"), i)
+        values = words[i + 1 : stop]
+        if word == "--configs":
+            options += [x for x in values if x not in COMMON_PRESETS]
+        elif word not in COMMON_FLAGS and word != "--":
+            options.append(word[2:].rpartition(".")[2])
+            options += [x for x in values if x != "True"]
+    return "-".join(re.sub(r"[^\w.]+", "_", x) for x in options)
 
 
 def format_section(runs: list[Run], folder: str) -> str:
-    """Return the table of all games, and the aggregates over them."""
+    """Return the tables of all games, one for each set of options."""
     if not runs:
         return "No runs are recorded."
+    by_options: dict[str, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: options_of(run)):
+        by_options.setdefault(options_of(run), []).append(run)
     baseline = find_baseline("dreamerv3/atari100k", [run.task for run in runs])
-    tasks = sorted({run.task for run in runs})
+    tasks = {run.task for run in runs}
     parts = [
         f"{len(tasks)} of the {len(baseline.scores)} games are recorded:",
         "",
@@ -133,7 +233,20 @@ def format_section(runs: list[Run], folder: str) -> str:
         "seeds of the original with 200 M parameters",
         "- normalized: human-normalized score (0: random policy, 1: human)",
         "- seconds: duration of the training",
+        f"- commit: {describe_commits(runs)}",
         "",
+    ]
+    for options, group in by_options.items():
+        if options:
+            parts += [f"Runs with the options `{options}`:", ""]
+        parts += [*format_table(group, folder, baseline), ""]
+    return "\n".join(parts)
+
+
+def format_table(runs: Sequence[Run], folder: str, baseline: Baseline) -> list[str]:
+    """Return the table of some runs, and the aggregates over their games."""
+    tasks = sorted({run.task for run in runs})
+    parts = [
         "| game | seed | score | episodes | score at 400k | episodes | published | "
         "normalized | seconds | machine | commit |",
         "| -- | -- | -- | -- | -- | -- | -- | -- | -- | -- | -- |",
@@ -144,8 +257,7 @@ def format_section(runs: list[Run], folder: str) -> str:
         seconds = run.seconds
         machine = ", ".join(filter(None, (run.about["gpu"], run.about.get("note"))))
         cells = [
-            f"[{title(game)}]({folder}/{game}-seed{run.seed}.jsonl) "
-            f"([curve]({folder}/{game}.png))",
+            f"[{title(game)}]({folder}/{run.path.name}) ([curve]({folder}/{game}.png))",
             str(run.seed),
             f"{format_number(end.mean())} ± {format_number(end.std(ddof=1))}"
             if len(end) > 1
@@ -161,10 +273,11 @@ def format_section(runs: list[Run], folder: str) -> str:
             run.about.get("commit", ""),
         ]
         parts.append(f"| {' | '.join(cells)} |")
+    count = "this game" if len(tasks) == 1 else f"these {len(tasks)} games"
     parts += [
         "",
-        f"Human-normalized scores over these {len(tasks)} games, with 95 % bootstrap "
-        "intervals over games:",
+        f"Human-normalized scores over {count}, with 95 % bootstrap intervals over "
+        "games:",
         "",
         f"| scores | {' | '.join(AGGREGATES)} |",
         "| -- |" + " -- |" * len(AGGREGATES),
@@ -173,13 +286,26 @@ def format_section(runs: list[Run], folder: str) -> str:
         scores = {t: mean_score(runs, t, window) for t in tasks}
         known = {t: x for t, x in scores.items() if x is not None}
         label = f"{window.start:,.0f} to {window.end:,.0f} frames"
-        parts.append(aggregate_row(label, known))
+        if 0 < len(known) < len(tasks):
+            label += f", {len(known)} games with episodes"
+        if known:
+            parts.append(aggregate_row(label, known))
     published = {task: baseline.scores[task] for task in tasks}
     parts.append(aggregate_row("published, the same games", published))
     if len(published) < len(baseline.scores):
         label = f"published, all {len(baseline.scores)} games"
         parts.append(aggregate_row(label, baseline.scores))
-    return "\n".join(parts) + "\n"
+    return parts
+
+
+def describe_commits(runs: Iterable[Run]) -> str:
+    """Return the commits of all runs, each with its number of runs."""
+    commits: dict[str, int] = {}
+    for run in runs:
+        commit = run.about.get("commit") or "not recorded"
+        commits[commit] = commits.get(commit, 0) + 1
+    names = [f"{name} ({count})" for name, count in sorted(commits.items())]
+    return f"version of Reverie; the runs are of {', '.join(names)}"
 
 
 def aggregate_row(label: str, scores: Any) -> str:
@@ -219,6 +345,10 @@ def mean_text(values: np.ndarray) -> str:
 
 def game_of(run: Run) -> str:
     return run.task.removeprefix("atari100k_")
+
+
+def options_of(run: Run) -> str:
+    return str(run.settings.get("options", ""))
 
 
 def title(game: str) -> str:

@@ -119,8 +119,9 @@ def test_equal_learning_curves_agree_and_different_ones_do_not():
     assert not curves.compare(binned)["agree"]
 
 
-def write_atari_run(run, game, score, finished=True):
-    """Write the files of a run; scores count from frame 340,000 or 380,000 on."""
+def write_atari_run(run, game, score, finished=True, start="10:00", flags=""):
+    """Write the files of a run of 440 seconds; scores count from frame 340,000 or
+    380,000 on."""
     run.mkdir(parents=True)
     scores = {100_000: 0, 350_000: score - 5, 390_000: score + 5, 440_000: score}
     lines = [
@@ -130,7 +131,9 @@ def write_atari_run(run, game, score, finished=True):
     (run / "scores.jsonl").write_text("\n".join(lines) + "\n")
     (run / "config.yaml").write_text(f"task: atari100k_{game}\nseed: 3\n")
     words = f"train --configs size12m --task atari100k_{game} --logdir {run} --seed 3"
-    about = {"command": ["/bin/reverie", *words.split()], "gpu": "H200"}
+    command = ["/bin/reverie", *words.split(), *flags.split()]
+    time = f"2026-01-01T{start}:00+0000"
+    about = {"command": command, "gpu": "H200", "time": time}
     about |= {"finished": True} if finished else {}
     (run / "about.json").write_text(json.dumps([about]))
 
@@ -156,6 +159,7 @@ def test_atari_campaign_is_recorded_with_scores_index_curves_and_table(
     words = ["atari100k.py", str(campaign), "--out", str(out), "--commit", "abc"]
     monkeypatch.setattr("sys.argv", words)
     program = load("atari100k.py")
+    monkeypatch.setattr(program, "RESAMPLES", 20)  # of the intervals
     program.main()
     files = sorted(path.name for path in out.iterdir())
     assert files == [
@@ -179,9 +183,59 @@ def test_atari_campaign_is_recorded_with_scores_index_curves_and_table(
     program.main()  # merges another recorded folder
     assert (copy / "runs.json").read_text() == (out / "runs.json").read_text()
     assert row in capsys.readouterr().out
-    monkeypatch.setattr("sys.argv", ["atari100k.py", str(campaign / "runs" / "hero")])
+    hero = ["atari100k.py", str(campaign / "runs" / "hero"), "--out", str(out)]
+    monkeypatch.setattr("sys.argv", hero)
     with pytest.raises(SystemExit, match="has not finished"):
         program.main()
+    monkeypatch.setattr("sys.argv", [*hero, "--frames", "4e5"])
+    program.main()
+    assert "stopped after 440,000 frames" in readme.read_text()
+
+
+def test_atari_runs_keep_what_is_recorded_and_say_what_ran_at_the_same_time(
+    tmp_path, monkeypatch, capsys
+):
+    campaign, out = tmp_path / "campaign", tmp_path / "benchmarks" / "atari100k"
+    runs = {
+        "krull": ("krull", "10:00", "--dreamer.harmony True"),
+        "pong": ("pong", "10:07", ""),
+        "hero": ("hero", "10:14", ""),
+        "gopher": ("gopher", "10:30", ""),
+    }
+    queue = Queue(campaign)
+    campaign.mkdir()
+    queue.add([QueuedRun(name, name, "", 3, []) for name in runs])
+    queue.open_worker()
+    for status in queue.statuses():
+        game, start, flags = runs[status.run.name]
+        folder = campaign / "runs" / status.run.name
+        write_atari_run(folder, game, 10, game != "hero", start, flags)
+        result = "finished" if game != "hero" else "stopped"
+        queue.end_attempt(queue.claim(status), result, seconds=450)
+    recorded = tmp_path / "recorded"
+    write_atari_run(recorded, "krull", 20)
+    program = load("atari100k.py")
+    monkeypatch.setattr(program, "RESAMPLES", 20)  # of the intervals
+    for path, commit in ((recorded, "abc"), (campaign, "def")):
+        words = ["atari100k.py", str(path), "--out", str(out), "--commit", commit]
+        monkeypatch.setattr("sys.argv", words)
+        program.main()
+    index = json.loads((out / "runs.json").read_text())
+    notes = {name: entry["note"] for name, entry in index.items()}
+    assert notes == {
+        "gopher-seed3.jsonl": "no other run of the campaign at the same time",
+        "krull-harmony-seed3.jsonl": "at the same time as Pong",
+        "krull-seed3.jsonl": "",
+        "pong-seed3.jsonl": "at the same time as Hero, Krull harmony",
+    }
+    text = capsys.readouterr().out
+    assert "hero has not finished (440,000 frames)" in text
+    assert "the runs are of abc (1), def (3)" in text
+    standard, _, with_options = text.rpartition("Runs with the options `harmony`:")
+    (row,) = [x for x in standard.splitlines() if "(atari100k/krull-seed3" in x][1:]
+    assert "| 20 ± 5 |" in row
+    assert "(atari100k/krull-harmony-seed3.jsonl)" in with_options
+    assert "[Gopher]" not in with_options
 
 
 @pytest.mark.parametrize(

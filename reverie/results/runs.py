@@ -106,16 +106,18 @@ class Run:
 
     @property
     def seconds(self) -> float | None:
-        """Duration of the training: the largest time in the logs."""
+        """Duration of the training: the one in the index, or the largest time in the
+        logs."""
         is_folder = self.path.is_dir()
+        if not is_folder and _is_number(seconds := self.about.get("seconds")):
+            return float(seconds)
         times = [
             entry["seconds"]
             for name in (METRICS, SCORES)
             for entry in _read_lines(self.path / name if is_folder else self.path)
             if _is_number(entry.get("seconds"))
         ]
-        seconds = max(times) if times else self.about.get("seconds")
-        return float(seconds) if _is_number(seconds) else None
+        return float(max(times)) if times else None
 
 
 def find_runs(paths: Iterable[Path | str]) -> list[Run]:
