@@ -141,9 +141,11 @@ def test_added_epochs_do_not_collect_for_epochs_that_only_trained():
     [
         ("iris_crafter", 100_000 + 990 * 10_000, [5000 + 999 * 500, 2500 + 999 * 500]),
         ("iris_atari", 2000 + 490 * 200, [595 * 200, 550 * 120]),
+        ("iris_crafter_short", 101_680, [4800, 9000, 3550]),
+        ("iris_atari_short", 100_000, [13_080, 8000, 11_400]),
     ],
 )
-def test_presets_have_the_totals_of_the_original(preset, steps, updates):
+def test_presets_have_the_totals_of_the_original_or_of_the_docs(preset, steps, updates):
     config = resolve([preset]).iris
     planned = {name: getattr(config.training, name) for name in COMPONENTS}
     schedule = EpochSchedule(config.schedule, planned)
