@@ -33,18 +33,25 @@ def test_training_without_a_decoder(name):
     assert agent.sections(feed).keys() >= {"representation", "scan"}
 
 
-def test_a_drawing_decoder_teaches_nothing():
-    config = replace(TINY, representation="barlow")
+@pytest.mark.parametrize("optimizers", ["joint", "separate"])
+def test_a_drawing_decoder_teaches_nothing(optimizers):
+    config = replace(
+        TINY, representation="barlow", optimizers=optimizers, priosignal="model"
+    )
+    # so small that the norm of all gradients of an optimizer changes every update
+    clipped = replace(config.world_opt, clip=1e-3)
+    config = replace(config, world_opt=clipped)
     plain, drawing = make(config), make(replace(config, draw=True))
     for name, module in plain.components().items():
         drawing.components()[name].load_state_dict(module.state_dict())
     feed = RandomFeed(drawing)
     drawing.train(feed)
-    plain._update(feed.batches[0])
+    output = plain._update(feed.batches[0])
     for name, module in plain.components().items():
         other = drawing.components()[name].state_dict()
         for key, value in module.state_dict().items():
             assert torch.equal(value, other[key]), (name, key)
+    assert torch.equal(output.priority, feed.priorities[0][1])
     fresh = make(replace(config, draw=True)).world.dec.state_dict()
     assert changed(flatten(fresh), flatten(dict(drawing.world.dec.state_dict())))
     assert "openloop/image" in drawing.report(feed)

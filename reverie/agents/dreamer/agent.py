@@ -107,6 +107,7 @@ class Dreamer(TrainedAgent):
                 "  Fix: rename it in the environment."
             )
         self.config, self.device = config, device
+        self.drawing_losses = tuple(self.obs_space) if config.only_draws else ()
 
         self.world: Any = make_world(config, obs_space, act_space, dtype)
         make_actor_critic = ACTOR_CRITICS[config.actor_critic]
@@ -295,9 +296,7 @@ class Dreamer(TrainedAgent):
             new = self.world.to_replay(loss.states)
             stored = {key: data[key][:, context:] for key in new}
             extras = {key: torch.where(stepped, new[key], stored[key]) for key in new}
-        priority = None
-        if signal := self.config.priosignal:
-            priority = step_priorities(loss.losses, signal, self.config.loss_scales)
+        priority = step_priorities(loss.losses, self.config, self.drawing_losses)
         return UpdateOutput(metrics, extras, priority)
 
     def state_changed_by_loss(self) -> tuple[list[Tensor], list[Stateful]]:

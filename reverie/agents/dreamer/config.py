@@ -301,6 +301,12 @@ class DreamerConfig(AgentConfig):
                 "The representation barlow needs at least two steps per batch.\n"
                 "  Fix: set dreamer.batch_size or dreamer.batch_length to 2 or more."
             )
+        if self.representation == "prototypes" and self.batch_length < 2:
+            raise UserError(
+                "The representation prototypes skips the first step of each sequence, "
+                "so it needs at least two.\n"
+                "  Fix: set dreamer.batch_length to 2 or more."
+            )
         if self.repval_loss and (self.imag_last == 1 or self.batch_length < 2):
             raise UserError(
                 "The replay value loss needs at least two steps of each sequence.\n"
@@ -363,6 +369,11 @@ class DreamerConfig(AgentConfig):
             for name in ("dec.", "loss_scales.rec"):
                 unused.append(UnusedSetting(f"dreamer.{name}", reason, fix))
         return unused
+
+    @property
+    def only_draws(self) -> bool:
+        """True if there is a decoder that does not train the other networks."""
+        return self.draw and self.representation != "decoder"
 
     @property
     def discount(self) -> float:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.agents.dreamer.config import LossScales
+from reverie.agents.dreamer.config import DreamerConfig, LossScales
 from reverie.api import UserError
 from reverie.distributed.collective import mean_contribution
 
@@ -29,21 +31,23 @@ def scaled_means(
 
 
 def step_priorities(
-    losses: dict[str, Tensor], signal: str, config: LossScales
-) -> Float[Tensor, "B T"]:
-    """Return the replay priority of each step: the absolute value of the loss `signal`.
+    losses: dict[str, Tensor], config: DreamerConfig, drawing: Collection[str] = ()
+) -> Float[Tensor, "B T"] | None:
+    """Return the replay priority of each step: the absolute value of `priosignal`.
 
     For `model`, it is the sum of all scaled world model losses, except those that are
-    one number per batch.
+    one number per batch, and those of a decoder that is only used for `drawing`.
     """
-    scales = vars(config)
+    if not (signal := config.priosignal):
+        return None
+    scales = vars(config.loss_scales)
     # without `repval`, which has no value for the last step
     by_step = {k: x for k, x in losses.items() if x.ndim and k != "repval"}
     if signal == "model":
         priority = sum(
             scales.get(k, scales["rec"]) * x
             for k, x in by_step.items()
-            if k not in ACTOR_CRITIC_LOSSES
+            if k not in (*ACTOR_CRITIC_LOSSES, *drawing)
         )
         assert isinstance(priority, Tensor)
     elif signal in by_step:

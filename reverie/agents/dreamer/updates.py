@@ -72,11 +72,14 @@ class SeparateUpdates:
 
     def __init__(self, agent: Dreamer, make: MakeOptimizer):
         config, actor_critic = agent.config, agent.actor_critic
+        world = dict(agent.world.named_children())
         networks = {
-            "world": (dict(agent.world.named_children()), config.world_opt),
+            "world": (world, config.world_opt),
             "actor": ({"pol": actor_critic.pol}, config.actor_opt),
             "critic": ({"val": actor_critic.val}, config.critic_opt),
         }
+        if agent.drawing_losses:  # must not change the clipping of other gradients
+            networks["drawing"] = {"dec": world.pop("dec")}, config.world_opt
         self.opt = OptimizerGroup(
             {
                 name: make(trainable_parameters(modules), settings, ())
@@ -92,12 +95,18 @@ class SeparateUpdates:
         self, agent: Dreamer, state: Any, batch: Batch, rng: Rng
     ) -> tuple[DreamerLoss, Tensor, Metrics]:
         world = agent.world_loss(state, batch, rng, training=True)
-        stepped, metrics = self.opt["world"].update(agent.total_loss(world.losses))
+        drawing = {k: x for k, x in world.losses.items() if k in agent.drawing_losses}
+        trained = {k: x for k, x in world.losses.items() if k not in drawing}
+        stepped, metrics = self.opt["world"].update(agent.total_loss(trained))
+        by_optimizer = {"world": metrics}
+        if drawing:
+            total = torch.where(stepped, agent.total_loss(drawing), torch.nan)
+            by_optimizer["drawing"] = self.opt["drawing"].update(total)[1]
         harmony = agent.update_harmony(world.losses, stepped)
         if agent.config.representation != "decoder":
             agent.world.update_slow(stepped)
             agent.accelerator.refresh_slow_copies()
-        by_optimizer, behaviour = {"world": metrics}, None
+        behaviour = None
         if agent.config.behaviour:
             states = tree_map(lambda x: x.detach(), world.states)
             behaviour, stepped, others = update_actor_critic(
