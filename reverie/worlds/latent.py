@@ -22,7 +22,12 @@ from reverie.nets.rng import Rng
 from reverie.nets.tree import tree_map
 from reverie.spaces import Spaces
 from reverie.worlds.prototypes import Prototypes
-from reverie.worlds.representation import Barlow, InfoNCE, Representation
+from reverie.worlds.representation import (
+    Barlow,
+    InfoNCE,
+    Representation,
+    repeat_sequences,
+)
 
 REPRESENTATIONS: dict[str, Callable[..., Representation]] = {
     "barlow": Barlow,
@@ -174,9 +179,8 @@ class LatentWorldBase(nn.Module):
         """Return state and batch with each sequence once per augmented view."""
         if self.representation is None or self.representation.views == 1:
             return state, batch
-        views = self.representation.views
         batch = self.representation.make_views(batch, rng)
-        return tree_map(lambda x: torch.cat([x] * views), state), batch
+        return repeat_sequences(state, self.representation.views), batch
 
     def average_views(self, loss: WorldLoss) -> WorldLoss:
         """Return the mean losses over views, and the states of the first view."""
@@ -184,9 +188,9 @@ class LatentWorldBase(nn.Module):
             return loss
         views = self.representation.views
         losses = {
-            k: x.reshape(views, -1, x.shape[1]).mean(0) for k, x in loss.losses.items()
+            k: x.unflatten(0, (-1, views)).mean(1) for k, x in loss.losses.items()
         }
-        states = tree_map(lambda x: x[: len(x) // views], loss.states)
+        states = tree_map(lambda x: x[::views].contiguous(), loss.states)
         return WorldLoss(losses, states, loss.metrics)
 
     def decode(self, states: Any) -> Obs:

@@ -11,8 +11,9 @@ predicted by a softmax over inner products with the prototypes:
 - `proto_norm`: no prediction, but the squared difference between 1 and the norm of the
   projections, before they are normalized.
 
-The losses of the first step of a sequence are zero, because its latent state depends on
-a stored state.
+The first step of every sequence is skipped, because its latent state depends on a
+stored state: it is not assigned to prototypes, and its losses are zero. The mean of a
+loss over all steps is the mean over the steps that are not skipped.
 """
 
 from __future__ import annotations
@@ -25,8 +26,12 @@ from torch import Tensor, nn
 from reverie.api import Batch, UserError
 from reverie.distributed.collective import all_gather_with_grad, local_sequences
 from reverie.nets.rng import Rng
-from reverie.nets.tree import tree_map
-from reverie.worlds.representation import MakeEncoder, Projection, Representation
+from reverie.worlds.representation import (
+    MakeEncoder,
+    Projection,
+    Representation,
+    repeat_sequences,
+)
 
 PROTOTYPES, WIDTH = 2500, 32
 """Number and dimension of the prototypes."""
@@ -42,8 +47,7 @@ MAX_SHIFT = 3
 
 
 class Prototypes(Representation):
-    """Losses of DreamerPro; a batch has the first views of all sequences, then the
-    second views."""
+    """Losses of DreamerPro, on a batch with both views of every sequence."""
 
     loss_names = ("proto_swav", "proto_temp", "proto_norm")
     views = 2
@@ -68,7 +72,7 @@ class Prototypes(Representation):
 
     def make_views(self, batch: Batch, rng: Rng) -> Batch:
         """Return a batch with two views of each sequence, shifted at random."""
-        views: Batch = tree_map(lambda x: torch.cat([x, x]), batch)
+        views: Batch = repeat_sequences(batch, self.views)
         size = len(views["is_first"])
         like = torch.zeros(size, 2, device=views["is_first"].device)
         offset = MAX_SHIFT * (2 * rng.uniform(like) - 1)
@@ -80,18 +84,20 @@ class Prototypes(Representation):
         self, feat: Float[Tensor, "B T F"], embed: Float[Tensor, "B T E"], batch: Batch
     ) -> dict[str, Tensor]:
         with torch.no_grad():
-            slow = self.slow_encoder(batch, embed.dtype)
+            slow = self.slow_encoder(batch, embed.dtype)[:, 1:]
             slow_scores = self._scores(self.slow_from_embed(slow).float())[0]
-            targets = torch.cat([self._assign(x) for x in slow_scores.chunk(2)])
+            by_view = [self._assign(slow_scores[i :: self.views]) for i in (0, 1)]
+            targets = torch.stack(by_view, 1).flatten(0, 1)
+            other_view = torch.stack(by_view[::-1], 1).flatten(0, 1)
+        embed, feat = embed[:, 1:], feat[:, 1:]
         embed_scores, embed_norm = self._scores(self.from_embed(embed).float())
         feat_scores, feat_norm = self._scores(self.from_features(feat).float())
-        other_view = torch.cat(targets.chunk(2)[::-1])
         losses = {
             "proto_swav": _cross_entropy(other_view, embed_scores),
             "proto_temp": _cross_entropy(targets, feat_scores),
             "proto_norm": (embed_norm - 1).square() + (feat_norm - 1).square(),
         }
-        return {name: _without_first(loss) for name, loss in losses.items()}
+        return {name: _add_first(loss) for name, loss in losses.items()}
 
     @torch.no_grad()
     def initialize_slow(self, encoder: nn.Module) -> None:
@@ -170,6 +176,7 @@ def _cross_entropy(target: Tensor, scores: Tensor) -> Float[Tensor, "B T"]:
     return -(target * F.log_softmax(scores / TEMPERATURE, -1)).sum(-1)
 
 
-def _without_first(loss: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """Set the loss of the first step to zero."""
-    return F.pad(loss[:, 1:], (1, 0))
+def _add_first(loss: Float[Tensor, "B T"]) -> Tensor:
+    """Prepend a loss of zero, and scale the others so that the mean does not change."""
+    steps = loss.shape[1]
+    return F.pad(loss * ((steps + 1) / max(1, steps)), (1, 0))

@@ -30,6 +30,7 @@ from reverie.api import Batch
 from reverie.distributed.collective import all_gather_with_grad, local_sequences
 from reverie.nets.blocks import TRUNC_NORMAL_STD_CORRECTION
 from reverie.nets.rng import Rng
+from reverie.nets.tree import tree_map
 
 OFF_DIAGONAL_SCALE = 5e-4
 """Scale of the squared correlations between different dimensions in Barlow."""
@@ -66,7 +67,8 @@ class Representation(nn.Module):
     """Number of augmented views of each sequence."""
 
     def make_views(self, batch: Batch, rng: Rng) -> Batch:
-        """Return a batch with `views` times as many sequences."""
+        """Return a batch with all views of the first sequence, then of the second, and
+        so on: in a data-parallel run, a rank has the views of its own sequences."""
         return batch
 
     def forward(
@@ -100,6 +102,15 @@ class ProjectedRepresentation(Representation):
         self, projected: Float[Tensor, "B T E"], embed: Float[Tensor, "B T E"]
     ) -> Tensor:
         raise NotImplementedError
+
+
+def repeat_sequences(tree: Any, count: int) -> Any:
+    """Repeat each sequence `count` times, one after another."""
+
+    def repeat(x: Tensor) -> Tensor:
+        return x[:, None].expand(-1, count, *x.shape[1:]).flatten(0, 1)
+
+    return tree_map(repeat, tree)
 
 
 class Barlow(ProjectedRepresentation):

@@ -89,6 +89,12 @@ CASES: dict[
         {**IMAGE},
         DISCRETE,
     ),
+    "prototypes": (
+        ["debug"],
+        {**ONLY_ENCODER, "dreamer.representation": "prototypes"},
+        {**IMAGE},
+        DISCRETE,
+    ),
     "vta_world": (
         ["debug"],
         {**SHORT, "dreamer.world": "vta"},

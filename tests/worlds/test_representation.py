@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from reverie.worlds import prototypes
-from reverie.worlds.prototypes import shift_images, sinkhorn
+from reverie.worlds.prototypes import Prototypes, shift_images, sinkhorn
 from reverie.worlds.representation import Barlow, InfoNCE, barlow_loss
 
 
@@ -76,3 +78,63 @@ def test_views_are_shifted_equally_over_time():
     assert shifted[0, :, 4, 3, 0].tolist() == [100] * 3
     assert shifted[1, :, 4:6, 4, 0].tolist() == [[50, 50]] * 3
     assert torch.equal(shift_images(image, torch.zeros(2, 2)), image)
+
+
+class SlowEncoder(nn.Module):
+    """Returns embeddings that are in the batch."""
+
+    imgkeys = ("image",)
+
+    def forward(self, batch, dtype):
+        return batch["slow"]
+
+
+def test_prototype_losses_are_those_of_the_formulas_without_the_first_step():
+    rng = np.random.default_rng(0)
+    size, length, features, width = 2, 4, 5, 6
+    shape = (2 * size, length)  # both views of a sequence are next to each other
+    feat, embed, slow = (rng.normal(size=(*shape, n)) for n in (features, width, width))
+    representation = Prototypes(features, width, SlowEncoder)
+    weights = {
+        name: rng.normal(size=module.weight.shape)
+        for name, module in representation.named_children()
+        if name != "slow_encoder"
+    }
+    for name, weight in weights.items():
+        module = getattr(representation, name)
+        module.weight.data.copy_(torch.tensor(weight))
+    batch = {"slow": torch.tensor(slow).float()}
+    inputs = torch.tensor(feat).float(), torch.tensor(embed).float()
+    losses = representation(*inputs, batch)
+
+    def unit(x):
+        return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+    vectors = unit(weights["prototypes"])
+
+    def scores(x, name):
+        projected = x[:, 1:] @ weights[name].T
+        return unit(projected) @ vectors.T, np.linalg.norm(projected, axis=-1)
+
+    targets = np.exp(scores(slow, "slow_from_embed")[0] / 0.05)
+    for view in (targets[::2], targets[1::2]):
+        for _ in range(3):
+            view /= view.sum((0, 1))
+            view /= view.sum(2, keepdims=True)
+    (from_embed, embed_norm) = scores(embed, "from_embed")
+    (from_feat, feat_norm) = scores(feat, "from_features")
+
+    def cross_entropy(target, x):
+        log = x / 0.1 - np.log(np.exp(x / 0.1).sum(2, keepdims=True))
+        return -(target * log).sum(2).mean()
+
+    other = targets.reshape(size, 2, length - 1, -1)[:, ::-1].reshape(targets.shape)
+    expected = {
+        "proto_swav": cross_entropy(other, from_embed),
+        "proto_temp": cross_entropy(targets, from_feat),
+        "proto_norm": np.mean((embed_norm - 1) ** 2 + (feat_norm - 1) ** 2),
+    }
+    assert {k: x.mean().item() for k, x in losses.items()} == pytest.approx(
+        expected, rel=1e-4
+    )
+    assert all((x[:, 0] == 0).all() and (x[:, 1:] > 0).all() for x in losses.values())
