@@ -104,7 +104,7 @@ def find_finished(paths: Iterable[Path], frames: float = np.inf) -> list[Run]:
                 found.append(run)
             elif end >= frames:
                 note = f"stopped after {end:,.0f} frames"
-                found.append(with_notes(run, run.about.get("note"), note))
+                found.append(with_note(run, run.about.get("note"), note))
             elif is_campaign:
                 print(f"not recorded: {run.path} has not finished ({end:,.0f} frames)")
             else:
@@ -130,7 +130,7 @@ def runs_of_campaign(queue: Queue) -> list[Run]:
         )
         with_others = f"at the same time as {', '.join(names)}"
         alone = "no other run of the campaign at the same time"
-        noted.append(with_notes(run, with_others if names else alone))
+        noted.append(with_note(run, with_others if names else alone))
     return noted
 
 
@@ -154,8 +154,8 @@ def find_period(run: Run, status: RunStatus) -> Period:
     return Period(str(attempt.claim.get("machine")), start, end)
 
 
-def with_notes(run: Run, *notes: str | None) -> Run:
-    return replace(run, about={**run.about, "note": ", ".join(filter(None, notes))})
+def with_note(run: Run, *texts: str | None) -> Run:
+    return replace(run, about={**run.about, "note": ", ".join(filter(None, texts))})
 
 
 def record(run: Run, out: Path, commit: str | None, note: str | None) -> None:
@@ -179,7 +179,7 @@ def record(run: Run, out: Path, commit: str | None, note: str | None) -> None:
         "gpu": run.about.get("gpu") or "",
         "command": command,
         "seconds": round(run.seconds) if run.seconds else None,
-        "note": with_notes(run, run.about.get("note"), note).about["note"],
+        "note": with_note(run, run.about.get("note"), note).about["note"],
     }
     write_json(out / INDEX, dict(sorted(index.items())))
     curves = {}

@@ -188,7 +188,7 @@ class LatentWorldBase(nn.Module):
             return loss
         views = self.representation.views
         losses = {
-            k: x.unflatten(0, (-1, views)).mean(1) for k, x in loss.losses.items()
+            k: x.reshape(-1, views, x.shape[1]).mean(1) for k, x in loss.losses.items()
         }
         states = tree_map(lambda x: x[::views].contiguous(), loss.states)
         return WorldLoss(losses, states, loss.metrics)
