@@ -196,9 +196,11 @@ def read_config_file(path: Path) -> dict[str, Any]:
         reason = getattr(error, "strerror", None) or f"it {error}"
         if isinstance(error, UnicodeDecodeError):
             reason = str(error)
+        fix = "give the path of a YAML or JSON file."
+        if path.parent != PRESETS_FOLDER and str(path) in presets():
+            fix = f"--configs {path}, which is a preset."
         raise ConfigError(
-            f"Cannot read the config file {path}: {reason}.\n"
-            "  Fix: give the path of a YAML or JSON file."
+            f"Cannot read the config file {path}: {reason}.\n  Fix: {fix}"
         ) from None
     try:
         data = parse_json(text) if path.suffix == ".json" else parse_yaml(text)

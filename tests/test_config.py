@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -251,3 +252,8 @@ def test_hostile_config_files_are_errors(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=name):
         configs.read_config_file(tmp_path / name)
+
+
+def test_a_preset_given_as_a_file_is_named():
+    with pytest.raises(ConfigError, match=r"Fix: --configs debug"):
+        configs.read_config_file(Path("debug"))

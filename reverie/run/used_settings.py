@@ -205,6 +205,7 @@ def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
             unused += WITHOUT_RECORDINGS
         elif not on_sequences:
             unused.append(UnusedSetting("sequences.", "it trains on episodes"))
+        unused += _unused_epoch_settings(config)
         if not config.agent_config.rows_per_update:
             reason = f"training of the agent {config.agent!r} is not counted in epochs"
             steps = "--run.steps sets the number of updates."
@@ -236,6 +237,19 @@ def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
         fix = "add --run.from_checkpoint PATH."
         unused.append(UnusedSetting("run.from_components", reason, fix))
     return unused
+
+
+def _unused_epoch_settings(config: Config) -> Iterator[UnusedSetting]:
+    """Yield the settings of epochs, in which an agent acts and trains alternately."""
+    if not config.agent_config.epochs:
+        return
+    group = f"{settings_name(config.agent)}."
+    last_parts = ("steps", "first_steps", "start_after")
+    fix = "--run.steps sets the number of updates."
+    yield UnusedSetting(f"{group}schedule.", NO_ENVS, fix)
+    for name in settings_of(config):
+        if name.startswith(f"{group}training.") and name.endswith(last_parts):
+            yield UnusedSetting(name, NO_ENVS, fix)
 
 
 def _unused_with_one_process(config: Config) -> Iterator[UnusedSetting]:

@@ -32,6 +32,9 @@ train --task gym_CartPole-v1 --env.dmc.repeat 2 | suite 'dmc'
 train --configs iris_tiny --run.train_ratio 999 | epochs.*--iris\.schedule\.steps
 train --agent random --run.train_ratio 3 | not trained
 train --task catch --run.keep_epochs 5 | not trained in epochs(.|\n)*--run\.keep_every 5
+offline --agent iris --iris.schedule.epochs 5 | without env.*--run\.steps sets
+offline --agent iris --iris.training.tokenizer.steps 5 | without env.*--run\.steps sets
+offline --agent iris --iris.acting.epsilon 1 | only the world model.*iris\.behaviour
 offline --configs iris_tiny --run.keep_epochs 5 | --run\.keep_every 5
 train --offline.data nowhere | collects its own data.*--run\.episodes nowhere
 train --offline.split 0.5 | collects its own data

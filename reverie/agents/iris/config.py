@@ -224,10 +224,15 @@ class IrisConfig(AgentConfig):
             "--iris.training.world_model.steps the updates of a component."
         )
         first = "--iris.training.world_model.first_steps sets the updates of epoch 1."
-        return (
+        unused = [
             UnusedSetting("run.train_ratio", reason, fix),
             UnusedSetting("run.pretrain", reason, first),
-        )
+        ]
+        if not self.behaviour:
+            reason, fix = "it trains only the world model", "add --iris.behaviour True."
+            groups = ("acting.", "training.actor_critic.")
+            unused += [UnusedSetting(f"iris.{name}", reason, fix) for name in groups]
+        return tuple(unused)
 
     @property
     def rollout_frames(self) -> int:
