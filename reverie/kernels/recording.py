@@ -42,8 +42,8 @@ class TritonKernel(NamedTuple):
         parts = (self.signature, self.constants, self.attributes)
         source = ASTSource(function, *parts)
         kernel = triton.compile(source, target=self.target, options=self.options)
-        # Triton 3.6 builds a C extension for every signature with the C compiler, which
-        # takes as long as the kernel; later versions need none.
+        # Triton 3.6 also builds a C extension for every signature, with the C compiler;
+        # later versions need none.
         if hasattr(nvidia, "make_launcher"):
             nvidia.CudaLauncher(source, kernel.metadata)
 

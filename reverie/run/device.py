@@ -151,7 +151,7 @@ def disable_onednn_if_needed(device: torch.device, precision: str) -> None:
 def initialize_in_background(device: torch.device) -> None:
     """Create the CUDA context and load cuBLAS in a thread.
 
-    This takes about a second, in which the environments are built.
+    The environments can be built at the same time.
     """
 
     def initialize() -> None:

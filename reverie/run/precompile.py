@@ -1,8 +1,8 @@
 """Compile the kernels of an agent in parallel, while the run starts.
 
-On a GPU, an agent needs about 80 kernels before its first update is done. Compiling
-them one after the other takes half a minute, if they are not in the caches on disk. So
-another process builds the same agent, and runs a policy step and an update that record
+On a GPU, an agent needs dozens of kernels before its first update is done. If they are
+not in the caches on disk, they would be compiled one after the other. Instead, another
+process builds the same agent, and runs a policy step and an update that record
 the kernels instead of launching them. Its worker processes compile each kernel to the
 caches, where the run finds it.
 
