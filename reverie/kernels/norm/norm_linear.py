@@ -18,6 +18,11 @@ from reverie.kernels.launch import jit, supports_large_tiles
 from reverie.kernels.norm.rms_norm import is_fusable
 from reverie.nets.blocks import Linear, Norm
 
+ENABLED = False
+"""Use the fused layers of imagination and policy: this kernel, `heads/sample_layer.py`
+and `scan/imagination.py`. Their tests pass in Triton's interpreter, but they have not
+been tested or measured on a GPU."""
+
 MAX_WIDTH = 512
 """Maximum number of inputs of a layer that is fused with the norm before it."""
 
@@ -27,7 +32,7 @@ COLUMNS = 64
 
 def is_linear_fusable(norm: Norm, act: object, dtype: torch.dtype) -> bool:
     """True if `norm_silu_linear` supports the norm and activation before a layer."""
-    return norm.width <= MAX_WIDTH and is_fusable(norm, act, dtype)
+    return ENABLED and norm.width <= MAX_WIDTH and is_fusable(norm, act, dtype)
 
 
 def norm_silu_linear(

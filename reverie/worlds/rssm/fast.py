@@ -1,10 +1,13 @@
 """GPU version of the RSSM dynamics, built from fused kernels.
 
 `observe` runs the posterior scan of `kernels/scan/posterior.py`. Imagination loops over
-steps as in `dynamics.py`. Its time is that of small kernels which depend on each other,
-so there are few of them: a kernel normalizes its inputs, multiplies and samples, and
-what depends on `deter` or `stoch` alone is computed on a side stream (`RECURRENT`) in
-parallel with prior and policy.
+steps as in `dynamics.py`, with one fused kernel after each matrix product.
+
+`_imagine_fused` is another version of imagination, which is off by default
+(`norm_linear.ENABLED`). The time of imagination is that of small kernels which depend
+on each other, so this version has few of them: a kernel normalizes its inputs,
+multiplies and samples, and what depends on `deter` or `stoch` alone is computed on a
+side stream (`RECURRENT`) in parallel with prior and policy.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from reverie.api import Policy, Rollout
 from reverie.kernels.heads import sample_layer as fused
 from reverie.kernels.heads.onehot import onehot_kl, sample_onehot
 from reverie.kernels.launch import cached_padded_weights, can_launch
+from reverie.kernels.norm import norm_linear
 from reverie.kernels.norm.norm_linear import is_linear_fusable, norm_silu_linear
 from reverie.kernels.norm.rms_norm import (
     is_fusable,
@@ -104,25 +108,13 @@ class FastRSSMDynamics(RSSMDynamics):
         for target, source in zip(steps[0], state, strict=True):
             target.copy_(source)
         with cached_padded_weights():
-            weights = self._recurrent_weights(deter.dtype)
-            inputs = self._read_deter(steps[0].deter, weights)
-            inputs = self._read_stoch(steps[0], inputs, weights)
-            actions = [policy(steps[0])]
-            for previous, following in pairwise(steps):
-                with on_stream(deter, NOISE):  # in parallel with the layers below
-                    noise = rng.exponential(following.stoch)
-                wait_for(deter, RECURRENT)
-                hidden = self._read_action(inputs, actions[-1], weights)
-                self._write_deter(hidden, previous.deter, out=following.deter)
-                has_next = following is not steps[-1]
-                if has_next:
-                    inputs = self._read_deter(following.deter, weights)
-                classes = self._write_stoch(following.deter, noise, out=following.stoch)
-                if has_next:
-                    inputs = inputs._replace(classes=classes)
-                    inputs = self._read_stoch(following, inputs, weights)
-                actions.append(policy(following))
-            wait_for(deter, RECURRENT)  # with a horizon of zero, too
+            if norm_linear.ENABLED:
+                actions = self._imagine_fused(steps, policy, rng)
+            else:
+                actions = [policy(steps[0])]
+                for previous, following in pairwise(steps):
+                    self._imagine_step(previous, actions[-1], rng, out=following)
+                    actions.append(policy(following))
         return Rollout(self._split(feat), stack_actions(actions))
 
     def features(self, states: RSSMState) -> Float[Tensor, "*b F"]:
@@ -187,6 +179,59 @@ class FastRSSMDynamics(RSSMDynamics):
         forward = ForwardPass(weights, inputs, settings)
         deter, stoch, logits = posterior_scan(implementation, forward)
         return RSSMState(deter, stoch), logits
+
+    def _imagine_step(
+        self, state: RSSMState, action: dict[str, Tensor], rng: Rng, out: RSSMState
+    ) -> None:
+        """Write the next state into the tensors of `out`."""
+        config, deter = self.config, state.deter
+        blocks, dtype = config.blocks, deter.dtype
+        with on_stream(deter, NOISE):  # in parallel with the layers below
+            noise = rng.exponential(out.stoch)
+        shared = torch.cat(
+            [
+                self._layer("dynin0", deter),
+                self._layer("dynin1", state.stoch.flatten(-2)),
+                self._embed_policy_action(action, deter),
+            ],
+            -1,
+        )
+        weight, bias = self.dynhid0.cast(dtype)
+        deter_weight, shared_weight = weight.tensor_split([config.deter // blocks], 1)
+        x = torch.bmm(shared.expand(blocks, -1, -1), shared_weight)
+        x.baddbmm_(deter.view(len(deter), blocks, -1).transpose(0, 1), deter_weight)
+        norm = self.dynhid0norm
+        x = rms_norm_silu_blocks(x, norm.scale, norm.eps, bias)
+        self._write_deter(x, deter, out=out.deter)
+        logits = self.prior_logits(out.deter)
+        wait_for(deter, NOISE)
+        sample_onehot(logits, noise, config.unimix, out=out.stoch)
+
+    def _imagine_fused(
+        self, steps: list[RSSMState], policy: Policy, rng: Rng
+    ) -> list[dict[str, Tensor]]:
+        """Write all states after the first one, and return the actions."""
+        deter = steps[0].deter
+        weights = self._recurrent_weights(deter.dtype)
+        inputs = self._read_deter(deter, weights)
+        inputs = self._read_stoch(steps[0], inputs, weights)
+        actions = [policy(steps[0])]
+        for previous, following in pairwise(steps):
+            with on_stream(deter, NOISE):  # in parallel with the layers below
+                noise = rng.exponential(following.stoch)
+            wait_for(deter, RECURRENT)
+            hidden = self._read_action(inputs, actions[-1], weights)
+            self._write_deter(hidden, previous.deter, out=following.deter)
+            has_next = following is not steps[-1]
+            if has_next:
+                inputs = self._read_deter(following.deter, weights)
+            classes = self._write_stoch(following.deter, noise, out=following.stoch)
+            if has_next:
+                inputs = inputs._replace(classes=classes)
+                inputs = self._read_stoch(following, inputs, weights)
+            actions.append(policy(following))
+        wait_for(deter, RECURRENT)  # with a horizon of zero, too
+        return actions
 
     def _recurrent_weights(self, dtype: torch.dtype) -> _RecurrentWeights:
         config = self.config
