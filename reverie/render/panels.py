@@ -137,7 +137,9 @@ def draw_intervals(panels: Sequence[IntervalPanel], caption: str = "") -> Any:
         for row, (_, value, low, high) in enumerate(panel.rows):
             color = _color(row)
             if math.isfinite(low):
-                axis.plot([low, high], [row, row], color=color, linewidth=4, alpha=0.4)
+                # without caps, which would make the interval longer
+                style: Any = {"linewidth": 4, "solid_capstyle": "butt", "alpha": 0.4}
+                axis.plot([low, high], [row, row], color=color, **style)
             axis.plot([value], [row], "o", color=color, markersize=4, clip_on=False)
         if panel.reference is not None:
             axis.axvline(panel.reference, color=_rgb(AXIS), linewidth=0.8)

@@ -265,7 +265,7 @@ def describe_windows(report: Report) -> str:
     text = f"{label}: {kind} of {value}s {text}."
     if count := report.runs_without_final_episodes:
         runs = "1 run has" if count == 1 else f"{count} runs have"
-        text += f" {runs} no {value} there; the last earlier {value} counts instead."
+        text += f" {runs} no {value} there; such a run's window ends at its last one."
     estimates = [row.estimate for row in report.rows]
     if any(math.isfinite(estimate.low) for estimate in estimates):
         text += " Intervals: 95 % bootstrap over seeds."

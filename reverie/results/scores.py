@@ -22,6 +22,10 @@ class ScoreWindow(NamedTuple):
         return f"episodes {self.range}"
 
     @property
+    def length(self) -> float:
+        return self.end - self.start
+
+    @property
     def range(self) -> str:
         return f"at {self.start:,.6g} to {self.end:,.6g} {self.x}"
 
@@ -42,19 +46,21 @@ def final_window(
 
 
 def final_score(run: Run, key: str, window: ScoreWindow) -> float | None:
-    """Return the mean in the window, or the last value if the window is empty.
+    """Return the mean in the window.
 
-    The Crafter score is a value of all episodes up to a point, so its last value is
-    returned. None if the run has no value up to the end of the window.
+    If a run has no value there, because it ended earlier, the window is moved to its
+    last value. The Crafter score is a value of all episodes up to a point, so its last
+    value is returned. None if the run has no value up to the end of the window.
     """
     points = run.points(key, window.x)
     points = points[points[:, 0] <= window.end]
     if not len(points):
         return None
-    inside = points[points[:, 0] > window.start]
     if key == CRAFTER_SCORE:
         return float(points[-1, 1])
-    return float(inside[:, 1].mean() if len(inside) else points[-1, 1])
+    last = float(points[:, 0].max())
+    start = window.start if last > window.start else last - window.length
+    return float(points[points[:, 0] > start][:, 1].mean())
 
 
 def has_episode(run: Run, key: str, window: ScoreWindow) -> bool:

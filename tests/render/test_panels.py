@@ -101,6 +101,8 @@ def test_intervals():
     assert [text.get_text() for text in axis.get_yticklabels()] == ["a", "b"]
     xs = [list(map(float, x.get_xdata())) for x in axis.lines]
     assert xs == [[0.3, 0.5], [0.4], [0.8], [0.5, 0.5]]
+    # caps would extend the bar beyond the interval, and beyond possible values
+    assert axis.lines[0].get_solid_capstyle() == "butt"
 
 
 def test_files_of_all_formats_are_the_same_every_time():

@@ -220,10 +220,11 @@ def test_windows_of_tasks_and_runs_of_other_lengths(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "episodes in the last 5 % of the training of each task" in text
     assert "ends at 360 to 400 frames." in text
-    assert (
-        "1 run has no episode there; the last earlier episode counts instead." in text
-    )
+    assert "1 run has no episode there; such a run's window ends at" in text
     assert "| catch | dreamer | 6.5 [4, 9] | 2 |" in text
+    # windows of 100 frames: the scores 7, 8, 9, and 2, 3, 4 of the short run
+    assert main(["report", str(tmp_path), "--window", "0.25"]) == 0
+    assert "| catch | dreamer | 5.5 [3, 8] | 2 |" in capsys.readouterr().out
 
 
 def test_score_files_with_an_index(tmp_path, capsys):
