@@ -21,7 +21,8 @@ from reverie.results.runs import SCORE, find_runs
 from reverie.results.scores import final_score, final_window
 from reverie.run import checkpoint
 from reverie.run.config import Config
-from reverie.run.load import ImportedRun, SavedRun, open_run
+from reverie.run.imported import find_imported
+from reverie.run.load import SavedRun, open_run
 from reverie.run.package import CONFIG, MAX_SMALL_BYTES, RESULTS, SPACES, SUFFIX
 from reverie.storage.atomic import atomic_write
 from reverie.storage.limits import read_bytes, read_json
@@ -33,13 +34,13 @@ FINAL_FRACTION = 0.05
 
 def open_for_package(logdir: Path) -> SavedRun:
     """Open the best checkpoint of a run; without one, the newest."""
-    run = open_run(logdir, prefer_best=True)
-    if isinstance(run, ImportedRun):
+    if imported := find_imported(logdir, Config):
         raise UserError(
-            f"{logdir} is a checkpoint of another implementation.\n"
-            f"  Fix: reverie train --run.from_checkpoint {logdir}, and use that run."
+            f"{imported.describe()}, which has no settings to pack.\n"
+            f"  Fix: reverie train --run.from_checkpoint {logdir} --task TASK, and use "
+            "that run."
         )
-    return run
+    return open_run(logdir, prefer_best=True)
 
 
 def write_package_file(run: SavedRun, path: Path) -> Path:

@@ -248,3 +248,16 @@ def test_other_paths_are_not_changed(tmp_path):
     folder.mkdir()
     for path in (folder, tmp_path / "run", Path("~/x")):
         assert package.run_path(path) == path
+
+
+@pytest.mark.parametrize("command", ["pack", "push"])
+def test_a_checkpoint_of_another_program_is_not_packed(tmp_path, capsys, command):
+    path = tmp_path / "latest.pt"
+    torch.save({"agent_state_dict": {"_wm.encoder.weight": torch.zeros(1)}}, path)
+    words = [str(path), str(tmp_path / "x.reverie")]
+    if command == "push":
+        words = [str(path), "user/name", "--dry-run", str(tmp_path / "upload")]
+    assert main([command, *words]) == 2
+    error = capsys.readouterr().err
+    assert "is a checkpoint of dreamerv3-torch, which has no settings" in error
+    assert f"Fix: reverie train --run.from_checkpoint {path} --task TASK" in error
