@@ -48,6 +48,8 @@ AGENTS: dict[str, tuple[Toy, dict[str, Any]]] = {
     "dreamer, continuous": (Toy(act=SCALED), {}),
     "dreamer, nested": (Toy(NESTED_OBS, NESTED_ACT), {"env.resize": (48, 48)}),
     "dreamerv3_torch": (Toy(act=SCALED), DREAMERV3_TORCH),
+    "dreamerv3_torch, discrete": (Toy(), DREAMERV3_TORCH),
+    "plan2explore": (Toy(), {"explore.policy": "plan2explore"}),
     "vta": (Toy(), {"dreamer.world": "vta"}),
     "iris": (Toy(IMAGE), {"agent": "iris"}),
     "bc": (Toy(act=SCALED), {"agent": "bc"}),
