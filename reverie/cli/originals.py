@@ -34,7 +34,7 @@ TASK_FLAGS = ("env", "env_id", "env-id", "env_name", "env-name", "environment", 
 """Flags that select the environment in many other programs."""
 
 NO_EQUIVALENT = re.compile("not implemented|no such option|not supported|There is no")
-"""Notes of arguments that are missing in Reverie."""
+"""In the `note` of an argument that is missing in Reverie."""
 
 
 def explain_original(
