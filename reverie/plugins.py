@@ -119,7 +119,9 @@ def summarize_error(error: BaseException) -> str:
     """Format an error in one line: its type, its message and where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error_message(error)}{where}"
+    # not `type(error).__name__`, which a metaclass can replace by code that fails
+    name = type.__dict__["__name__"].__get__(type(error))
+    return f"{name}: {error_message(error)}{where}"
 
 
 def error_message(error: BaseException) -> str:

@@ -152,13 +152,14 @@ class Logger:
         for sink in self.sinks:
             try:
                 sink.progress(step)
-            except OSError as error:  # the terminal was closed
+            except (Exception, SystemExit) as error:
+                # the terminal was closed, or user code has replaced the stream
                 self._warn_failed(sink, error)
 
     def clear_line(self) -> None:
         """Erase the progress line, before other text is printed."""
         for sink in self.sinks:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(Exception, SystemExit):
                 sink.clear_line()
 
     def truncate_after(self, step: int) -> None:
@@ -303,14 +304,14 @@ class Logger:
         """Call a method of a sink; print a warning if it raises."""
         try:
             getattr(sink, method)(*args)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._warn_failed(sink, error)
         else:
             if sink.name in self._failing and method == "write":
                 self._failing.discard(sink.name)
                 print_message(f"warning: The {sink.name} log works again.")
 
-    def _warn_failed(self, sink: Sink, error: Exception) -> None:
+    def _warn_failed(self, sink: Sink, error: BaseException) -> None:
         """Print one warning until the sink works again."""
         if sink.name not in self._failing:
             self._failing.add(sink.name)

@@ -12,7 +12,7 @@ _last_output = -math.inf
 
 def print_message(text: str, end: str = "\n") -> None:
     """Print to standard error, unless it is closed, full, replaced or a broken pipe."""
-    with contextlib.suppress(AttributeError, OSError, TypeError, ValueError):
+    with contextlib.suppress(Exception, SystemExit):
         if sys.stderr is not None:
             print(text, end=end, file=sys.stderr, flush=True)
     record_output()

@@ -96,7 +96,8 @@ class TerminalSink(Sink):
     @property
     def stream(self) -> TextIO:
         stream = self._stream or sys.stdout
-        return _null_stream() if stream is None or stream.closed else stream
+        # user code may have closed it, or replaced it by another object
+        return _null_stream() if getattr(stream, "closed", True) else stream
 
     def write(self, record: Record) -> None:
         loss = _total_loss(record.scalars)

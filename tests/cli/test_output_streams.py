@@ -102,6 +102,35 @@ def test_a_terminal_that_fails_does_not_stop_a_run(capsys, descriptor):
         stream.close()
 
 
+class Replaced:
+    """A stream that user code has put in place of the standard output."""
+
+    closed = False
+
+    def __init__(self, error):
+        self.error = error
+
+    def write(self, text):
+        raise self.error
+
+    flush = isatty = write
+
+
+@pytest.mark.parametrize(
+    "stream", [object(), Replaced(ZeroDivisionError()), Replaced(SystemExit(0))]
+)
+def test_a_replaced_output_does_not_stop_a_run(monkeypatch, stream):
+    logger = Logger([TerminalSink("score")])
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", stream)
+    for step in range(2):
+        logger.add({"score": 1.0})
+        logger.progress(step)
+        logger.write(step)
+        logger.clear_line()
+    logger.close()
+
+
 CLOSED = """
 import os, sys
 numbers = [int(n) for n in sys.argv[1]]

@@ -44,6 +44,16 @@ class Unprintable(Exception):
         raise ValueError("no text")
 
 
+class NamelessType(type):
+    @property
+    def __name__(cls) -> str:
+        sys.exit(0)
+
+
+class Nameless(Exception, metaclass=NamelessType):
+    pass
+
+
 class BaseError(BaseException):
     pass
 
@@ -64,6 +74,8 @@ def fail(how: str) -> None:
         raise RuntimeError("x" * LENGTH)
     if how == "control":
         raise RuntimeError("\ud800 \x00 \x1b[31m red")
+    if how == "nameless":
+        raise Nameless("without a name")
     if how == "base":
         raise BaseError("not an Exception")
     if how == "fork":
@@ -79,6 +91,7 @@ MESSAGES = {
     "long": rf"RuntimeError: x{{{MAX_MESSAGE}}}\.\.\. \(10,000,000 characters\)",
     "control": r"RuntimeError: \\ud800 \\x00 \\x1b\[31m red",
     "base": "BaseError: not an Exception",
+    "nameless": "Nameless: without a name",
 }
 
 
