@@ -19,7 +19,7 @@ from reverie.replay.buffer import Replay
 from reverie.replay.config import Storage
 from reverie.replay.feed import ReplayFeed
 from reverie.rows import Rows
-from reverie.run import checkpoint, device, parts
+from reverie.run import checkpoint, device, parts, precompile
 from reverie.run.actors.collector import RemoteCollector, check_agent
 from reverie.run.actors.factory import open_actors
 from reverie.run.actors.pool import ActorPool
@@ -74,7 +74,8 @@ class OnlineRun(BaseRun):
         self.overlap = device.pick_overlap(
             config.run.overlap, self.device, config.deterministic
         )
-        device.initialize_in_background(self.device)
+        if precompile.ENABLED:
+            device.initialize_in_background(self.device)
         # part of the environments and the replay of this rank
         self.share = parts.find_share(config)
         self.status.begin("building the environments")

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
     from reverie.run.config import Config
 
+ENABLED = False
+"""Whether runs use this. It was tested with Triton's compiler, but without a GPU, and
+its effect on the start of a run was not measured."""
 MAX_SECONDS = 60.0
 """The run continues if the kernels are not compiled after this time."""
 MIN_FREE_BYTES = 24 << 30
@@ -130,7 +133,8 @@ def start_early() -> None:
     home = os.environ.get("TRITON_HOME") or Path.home()
     cache = os.environ.get("TRITON_CACHE_DIR") or Path(home, ".triton", "cache")
     has_gpu = os.path.exists("/dev/nvidiactl")
-    if has_gpu and not Path(cache, "reverie").exists() and _early is None:
+    is_first = has_gpu and not Path(cache, "reverie").exists()
+    if ENABLED and is_first and _early is None:
         with contextlib.suppress(OSError):
             _early = KernelCompiler()
 
@@ -177,6 +181,8 @@ def _find_marker(
     from reverie.plugins import settings_name
 
     if acceleration == "none" or not kernels_available(device) or os.name != "posix":
+        return None
+    if not ENABLED:
         return None
     import triton
 
