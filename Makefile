@@ -104,7 +104,7 @@ chaos: $(VENV)/.installed-dev
 
 test-scale: $(VENV)/.installed-dev
 	@$(BIN)/python -c 'import ray' 2>/dev/null || $(BIN)/pip install -q -e '.[ray]'
-	$(BIN)/pytest -m scale --durations 5 $(PYTEST_FLAGS) tests/run/test_ray_actors.py
+	$(BIN)/pytest -m scale --durations 5 $(PYTEST_FLAGS) tests/run/test_ray_actors.py tests/campaign/test_ray_campaign.py
 
 test-browser: $(VENV)/.installed-dev
 	@sh tools/install_browser.sh $(BIN)

@@ -64,6 +64,9 @@ class CampaignConfig:
     slurm: str = ""
     """Submit SLURM jobs as workers, with these options: jobs=4,partition=gpu,time=240.
     Needs submitit."""
+    ray: str = ""
+    """Start workers as tasks of a Ray cluster, with these options:
+    address=auto,jobs=4,num_gpus=1,num_cpus=4. Needs Ray."""
     logdir: str = "~/logdir/{timestamp}"
     """Folder of the campaign. A campaign in an existing folder is resumed."""
     status: bool = False
@@ -71,6 +74,10 @@ class CampaignConfig:
 
     def __post_init__(self) -> None:
         configs.check_minimum(self, workers=0, retries=0, stale_seconds=1)
+        if self.slurm and self.ray:
+            raise UserError(
+                "--slurm and --ray cannot be used together.\n  Fix: remove one of them."
+            )
         if self.per_gpu != "auto" and not re.fullmatch(r"[1-9]\d*", self.per_gpu):
             raise UserError(
                 f"per_gpu cannot be {self.per_gpu!r}.\n  Fix: --per-gpu auto, or a "
@@ -251,8 +258,9 @@ def _convert_values(data: dict[str, Any]) -> None:
             data[name] = str(value)
     if "tasks" in data:
         data["tasks"] = _split_words(data["tasks"])
-    if isinstance(data.get("slurm"), dict):
-        data["slurm"] = ",".join(f"{k}={v}" for k, v in data["slurm"].items())
+    for name in ("slurm", "ray"):
+        if isinstance(data.get(name), dict):
+            data[name] = ",".join(f"{k}={v}" for k, v in data[name].items())
 
 
 def _expand_tasks(names: Sequence[str]) -> list[str]:

@@ -81,19 +81,25 @@ def load_campaign(file: Path | None, flags: list[str]) -> CampaignSpec:
 
 
 def run_campaign(spec: CampaignSpec) -> int:
-    """Run a worker, or submit SLURM jobs that do; print the report at the end."""
-    from reverie.campaign import slurm, worker
+    """Run a worker, or submit jobs that do; print the report at the end."""
+    from reverie.campaign import ray_workers, slurm, worker
     from reverie.campaign.gpu_sharing import GpuSharing
 
-    if not spec.config.slurm:  # raises an error if the options do not fit the machine
-        GpuSharing(spec.config, spec.settings.get("device"))
+    config = spec.config
+    if not (
+        config.slurm or config.ray
+    ):  # raises an error if the options do not fit the machine
+        GpuSharing(config, spec.settings.get("device"))
     spec = worker.create_campaign(spec)
     path = Path(spec.config.logdir)
     print_message(
         f"{len(spec.runs)} runs of `reverie train`\n  campaign folder {path}\n"
         f"  resume, or start a worker on another machine: reverie campaign {path}"
     )
-    statuses = slurm.submit(spec) if spec.config.slurm else worker.run_worker(spec)
+    if config.slurm:
+        statuses = slurm.submit(spec)
+    else:
+        statuses = ray_workers.submit(spec) if config.ray else worker.run_worker(spec)
     _print_report(path, statuses)
     failed = [status for status in statuses if status.state == "failed"]
     if failed:

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from campaign_helpers import starts
 
-from reverie.campaign import slurm, worker
+from reverie.campaign import jobs, slurm, worker
 from reverie.campaign.queue import Queue
 from reverie.cli.main import main
 
@@ -77,7 +77,7 @@ def test_slurm_jobs_are_workers(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("text", ["gpu", "jobs=x", "partition="])
 def test_invalid_options_of_slurm_are_refused(text):
     with pytest.raises(slurm.UserError, match="--slurm jobs=4,partition=gpu"):
-        slurm.parse_options(text)
+        jobs.parse_options("--slurm", text, slurm.EXAMPLE)
 
 
 def test_options_that_submitit_does_not_have_are_refused(tmp_path):

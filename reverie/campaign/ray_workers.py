@@ -1,0 +1,121 @@
+"""Workers of a campaign as tasks of a Ray cluster.
+
+    --ray address=auto,jobs=4,num_gpus=1,num_cpus=4
+
+Ray starts a task where the resources that it reserves are free. When the process that
+submits the tasks is stopped, it stops the workers, which save their runs. If it or a
+machine is killed, the runs resume as after `kill -9` of any worker (`queue.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from reverie.api import UserError
+from reverie.campaign import worker
+from reverie.campaign.jobs import Job, default_jobs, parse_options, run_jobs
+from reverie.campaign.queue import RunStatus
+from reverie.campaign.spec import CampaignSpec
+from reverie.log.messages import print_message
+from reverie.plugins import import_optional
+from reverie.run.actors.ray_transport import first_line, keep_signal_handlers
+from reverie.run.processes import PROGRAM
+from reverie.run.signals import Interrupted
+
+EXAMPLE = "address=auto,jobs=4,num_gpus=1,num_cpus=4"
+OPTIONS = ("address", "jobs", "num_gpus", "num_cpus")
+STOP_SECONDS = 120.0
+"""Time that workers have to save their runs when they are stopped."""
+
+
+class RayJob:
+    """A task of Ray."""
+
+    def __init__(self, ray: Any, future: Any):
+        self.ray, self.future = ray, future
+        self.job_id = future.hex()[:8]
+        self.output = "in the folder /tmp/ray/session_latest/logs of its machine"
+
+    def done(self) -> bool:
+        ready, _ = self.ray.wait([self.future], timeout=0)
+        return bool(ready)
+
+    def exception(self) -> Any:
+        try:
+            self.ray.get(self.future)
+        except self.ray.exceptions.RayError as error:
+            return error
+        return None
+
+
+def work(spec: CampaignSpec, program: Sequence[str]) -> None:
+    """Run a worker of the campaign; the task that Ray executes."""
+    with contextlib.suppress(Interrupted):  # the runs are saved and wait in the queue
+        worker.run_worker(spec, program, wait=False)
+
+
+def submit(spec: CampaignSpec, program: Sequence[str] = PROGRAM) -> list[RunStatus]:
+    """Submit tasks until all runs have ended; return their final state."""
+    ray = import_optional("ray", "ray", "A campaign with --ray")
+    options = parse_ray_options(spec.config.ray)
+    number = int(options.get("jobs", 0)) or default_jobs(spec)
+    connect(ray, options.get("address", "auto"))
+    has_gpus = ray.cluster_resources().get("GPU", 0) > 0
+    remote: Any = ray.remote(work).options(
+        num_cpus=float(options.get("num_cpus", 1)),
+        num_gpus=float(options.get("num_gpus", has_gpus)),
+        max_retries=0,
+        scheduling_strategy="SPREAD",
+    )
+    job_spec = replace(spec, config=replace(spec.config, ray=""))
+
+    def submit_task() -> RayJob:
+        return RayJob(ray, remote.remote(job_spec, program))
+
+    def stop(jobs: list[Job]) -> None:
+        print_message("stopping the workers")
+        futures = [job.future for job in jobs if isinstance(job, RayJob)]
+        for future in futures:
+            ray.cancel(future, force=False)  # as Ctrl-C in the process of the worker
+        if futures:
+            ray.wait(futures, num_returns=len(futures), timeout=STOP_SECONDS)
+
+    try:
+        return run_jobs(job_spec, number, submit_task, stop)
+    finally:
+        ray.shutdown()
+
+
+def parse_ray_options(text: str) -> dict[str, str]:
+    """Return the options of `--ray`; raise if one is unknown or not a number."""
+    options = parse_options("--ray", text, EXAMPLE)
+    for name, value in options.items():
+        is_number = value.replace(".", "", 1).isdigit()
+        if name not in OPTIONS or not (name == "address" or is_number):
+            raise UserError(
+                f"--ray {name}={value} is not an option of a campaign on Ray.\n"
+                f"  Fix: --ray {EXAMPLE}"
+            )
+    return options
+
+
+def connect(ray: Any, address: str) -> None:
+    """Connect to a Ray cluster; `local` starts Ray on this machine."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    options: dict[str, Any] = {"address": address}
+    if address == "local":
+        options["include_dashboard"] = False
+    try:
+        with keep_signal_handlers():
+            ray.init(**options, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"Could not connect to Ray at {address}: {first_line(error)}\n"
+            "  Fix: `ray start --head` on the first machine, `ray start "
+            "--address=HOST:6379` on the others; or --ray address=local, to start Ray "
+            "on this machine."
+        ) from error
