@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -193,11 +194,10 @@ class BaseRun(Resources):
             self.policy_copy.before_update()
         with self.modifying():
             with self.timer("train"):
-                feed = _TimedFeed(self.feed, self.timer)
                 metrics = (
-                    self.leader.train(feed)
+                    self.leader.train(self._timed_feed)
                     if self.leader
-                    else train_or_abort(self.agent, feed, self.device)
+                    else train_or_abort(self.agent, self._timed_feed, self.device)
                 )
             if metrics is None:
                 return None
@@ -211,6 +211,11 @@ class BaseRun(Resources):
                 self.profiler.count_update(self.clock.updates)
             self.nonfinite_check.check(self.agent, metrics)
         return metrics
+
+    @functools.cached_property
+    def _timed_feed(self) -> _TimedFeed:
+        # always the same object: an agent reuses the memory of the batches of a feed
+        return _TimedFeed(self.feed, self.timer)
 
     @contextlib.contextmanager
     def modifying(self) -> Iterator[None]:

@@ -106,3 +106,18 @@ def test_evaluations_use_workers_where_training_does(tmp_path, monkeypatch):
     assert asked == [0, -1, 0, 1, 0]
     for result in (here, there):
         assert len(result.episodes) == 6
+
+
+def test_all_updates_get_the_same_feed(tmp_path, monkeypatch):
+    """Agents reuse the memory of the batches of a feed, as inputs of a CUDA graph."""
+    feeds = []
+    monkeypatch.setattr(
+        "reverie.run.base_run.train_or_abort",
+        lambda agent, feed, device: feeds.append(feed) or {},
+    )
+    with OnlineRun(settings(tmp_path, "catch")) as run:
+        run.start()
+        run.update()
+        run.update()
+        assert feeds[0] is feeds[1]
+        assert feeds[0].served == run.feed.served
