@@ -65,14 +65,14 @@ class GpuSharing:
                 f"  Fix: --per-gpu {config.workers}, or --device cpu."
             )
         count = max(1, len(self.gpus))
-        self.is_fixed = is_cpu or config.per_gpu != "auto"
+        self.is_fixed = is_cpu or config.per_gpu != "auto"  # `num_slots` is final
         per_gpu = int(config.per_gpu) if config.per_gpu != "auto" else 1
         self.num_slots = max(1, config.workers) if is_cpu else per_gpu * count
         self.shares_gpus = not is_cpu and config.per_gpu != "1"
         if not config.mps and not self.shares_gpus:
             raise UserError(
                 "--mps False has no effect: the runs do not share a GPU.\n"
-                "  Fix: remove it, or share each GPU by two runs with --per-gpu 2."
+                "  Fix: remove it, or use --per-gpu 2 for two runs per GPU."
             )
         self.mps = MpsDaemon() if self.shares_gpus and config.mps else None
 

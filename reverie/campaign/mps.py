@@ -26,7 +26,7 @@ PROGRAM = "nvidia-cuda-mps-control"
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 """Environment variables with the folder of the daemon's pipes and that of its log."""
 TIMEOUT = 20.0
-"""Seconds that the control program has to answer."""
+"""Time limit of a call of the control program, in seconds."""
 
 
 class MpsUnavailable(Exception):
@@ -34,7 +34,7 @@ class MpsUnavailable(Exception):
 
 
 class MpsDaemon:
-    """The MPS daemon of this user; `variables` connect a process to it."""
+    """The MPS daemon of this user; environment `variables` connect processes to it."""
 
     def __init__(self) -> None:
         user = os.getuid() if hasattr(os, "getuid") else ""
@@ -84,7 +84,8 @@ class MpsDaemon:
         return False
 
     def _call(self, *arguments: str, command: str = "") -> None:
-        # The devices of a run are numbered as the daemon numbers them, so it needs all.
+        # Device numbers of the runs refer to the devices that the daemon sees, so the
+        # daemon must see all of them.
         hidden = "CUDA_VISIBLE_DEVICES"
         environment = {key: x for key, x in os.environ.items() if key != hidden}
         subprocess.run(

@@ -147,7 +147,7 @@ def _run(command: str, loop: str, words: list[str], **options: bool) -> int:
         run_follower()
         return 0
     if command in ("train", "train_eval"):
-        precompile.start_early()
+        precompile.start_compiler_early()
     with StatusLine("importing PyTorch"), garbage_collection_disabled():
         run: Callable[..., Path] = resolve_name(loop)
         config, train_options = parse_training_command(command, words)
@@ -158,7 +158,7 @@ def _run(command: str, loop: str, words: list[str], **options: bool) -> int:
 
         if config.run.train_devices:
             check_train_devices(config.run.train_devices, config.processes)
-        precompile.stop_early()
+        precompile.stop_early_compiler()
         trust = [word for word in sys.argv if word == "--trust"]
         return run_processes(config.processes, [command, *words, *trust])
     path = run_on_ranks(

@@ -50,8 +50,8 @@ class Group:
         self.launch = launch
         self.in_command = False  # stays True after a command that failed
         has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
-        # Buffers of captured operations are not registered with other ranks: they would
-        # have to wait for each other during the capture, which may fail on one of them.
+        # NCCL must not register the buffers of captured operations: ranks would wait
+        # for each other during the capture, which may fail on one of them.
         os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
         with explain_lost_rank():
             dist.init_process_group(
@@ -129,7 +129,7 @@ def lost_rank_message(reason: str) -> str:
 
 @contextlib.contextmanager
 def explain_lost_rank() -> Iterator[None]:
-    """Convert connection errors: `UserError` on the first rank, exit on the others."""
+    """Convert connection errors: `UserError` on the first rank with one, else exit."""
     try:
         yield
     except RuntimeError as error:

@@ -1,9 +1,9 @@
 """Record the kernels that code would launch, and compile them in other processes.
 
-A kernel is compiled when it is launched first, one after the other, because Triton's
-compiler holds Python's lock. To compile them in parallel, they must be known before:
-`record_kernels` calls a function for every kernel that is needed, and launches none.
-Both compilers store their results on disk, where the next process finds them.
+A kernel is compiled when it is first launched. Threads cannot compile several kernels
+in parallel, because Triton's compiler holds the GIL, but processes can.
+`record_kernels` calls a function for every kernel that is needed, and launches none of
+them. Triton and NVRTC store compiled kernels on disk, where other processes find them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class CudaSource(NamedTuple):
 
 
 class LauncherUtilities(NamedTuple):
-    """Functions of the CUDA driver for Triton, a C extension in some versions."""
+    """Triton's functions for the CUDA driver, a C extension in some versions."""
 
     def compile(self) -> None:
         nvidia.CudaUtils()
@@ -165,5 +165,5 @@ def compile_kernel(kernel: Kernel) -> str:
 
 
 def marker_folder() -> str:
-    """Return the folder in Triton's cache that lists what was compiled completely."""
+    """Return the folder with a file for each config whose kernels are all compiled."""
     return os.path.join(triton.knobs.cache.dir, "reverie")

@@ -11,7 +11,7 @@ OVERHEAD = 1000
 
 
 def entry_bytes(entry: Any) -> int:
-    """Return the approximate size of a row in bytes."""
+    """Return the approximate size of an entry in bytes."""
     arrays = entry.values() if isinstance(entry, dict) else ()
     return OVERHEAD + sum(x.nbytes for x in arrays if isinstance(x, np.ndarray))
 

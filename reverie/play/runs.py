@@ -1,9 +1,9 @@
 """The runs below a folder, for `reverie view`: status, curves, media and configs.
 
-The id of a run is a hash of its path, and files have numbers, so that requests contain
-no paths. Runs can be read while they train: an incomplete last line of a file is
-ignored. Runs of a campaign are listed with their state in its queue, also before they
-start.
+The id of a run is a hash of its path, and media files are numbered, so that requests
+contain no paths. Runs can be read while they train: an incomplete last line of a file
+is ignored. Runs of a campaign are listed with their state in its queue, also before
+they start.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Session:
         self._times: deque[float] = deque(maxlen=60)
         self._num_views = 0
         self._commands: queue.Queue[dict[str, Any] | None] = queue.Queue(256)
-        context = contextvars.copy_context()  # modules allowed by `reverie.run.trust`
+        context = contextvars.copy_context()  # has the modules allowed by `run.trust`
         self._thread = threading.Thread(
             target=context.run, args=(self._run,), name="session", daemon=True
         )
@@ -256,6 +256,7 @@ class Session:
         self._publish()
 
     def _on_fork(self, command: dict[str, Any]) -> None:
+        """Start imagined rollouts at a step."""
         self._seek(command)
         self.simulation.fork()
         self._publish()
@@ -284,6 +285,7 @@ class Session:
         self._publish()
 
     def _on_keep(self, command: dict[str, Any]) -> None:
+        """Save the episode or discard it, as answered by the user."""
         if not self.awaits_keep_answer:
             return
         self.awaits_keep_answer = False
@@ -327,7 +329,7 @@ class Session:
         simulation = self.simulation
         if simulation.end_reason:
             return
-        was_live = simulation.is_live
+        was_live = simulation.is_live  # False while stored steps are shown again
         imagination = simulation.imagination
         resets = imagination.context_resets if imagination else 0
         simulation.step(self._human_action)

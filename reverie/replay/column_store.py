@@ -3,7 +3,8 @@
 `RamStore` keeps each key in a ring buffer. `DiskStore` collects the newest steps in a
 small ring buffer (the tail) until they are written to a segment file, which is then
 memory-mapped; keys with few bytes per step always stay in memory. In a file the steps
-of each stream are contiguous, so a window is one or two copies from the page cache.
+of each stream (see `step_index.py`) are contiguous, so a window is one or two copies
+from the page cache.
 
 Segment files are immutable. The first write-back of extras to a segment copies its
 extras to a scratch file, which is mapped for writing. Scratch files are temporary and
@@ -101,7 +102,8 @@ class RamStore:
         copies = []
         for key, value in out.items():
             if value.nbytes < PARALLEL_BYTES:
-                self.rings[key].take(rows, 0, value, "clip")  # "raise" buffers `value`
+                # not the mode "raise", which writes to a buffer before `value`
+                self.rings[key].take(rows, 0, value, "clip")
                 continue
             for part in np.array_split(np.arange(len(rows)), self._threads.size):
                 if len(part):
@@ -127,7 +129,7 @@ class RamStore:
         values = {key: arrays[key] for key in self.rings}
         if len(rows) < len(ids):  # a mask makes a copy, which is not needed otherwise
             values = {key: value[live] for key, value in values.items()}
-        is_contiguous = bool((np.diff(rows) == 1).all())  # one environment
+        is_contiguous = bool((np.diff(rows) == 1).all())  # with a single environment
         copies = []
         for key, value in values.items():
             large = value.nbytes >= PARALLEL_BYTES

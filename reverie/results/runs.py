@@ -159,8 +159,8 @@ def _find(path: Path, depth: int = 0) -> list[Run]:
         return [_read_run(path)]
     found = _read_index(path / INDEX) if (path / INDEX).is_file() else []
     for child in sorted(path.iterdir()):
-        is_hidden = child.name[:1] == "." or depth >= MAX_FOLDER_DEPTH
-        if child.is_dir() and not child.is_symlink() and not is_hidden:
+        is_skipped = child.name[:1] == "." or depth >= MAX_FOLDER_DEPTH
+        if child.is_dir() and not child.is_symlink() and not is_skipped:
             found += _find(child, depth + 1)
     return found
 

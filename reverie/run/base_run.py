@@ -38,7 +38,7 @@ from reverie.run.folder import (
 from reverie.run.memory import check_memory
 from reverie.run.nonfinite import NonfiniteCheck, restart_advice
 from reverie.run.policy_copy import PolicyCopy
-from reverie.run.precompile import KernelCompiler, start_compiling, stop_early
+from reverie.run.precompile import KernelCompiler, start_compiling, stop_early_compiler
 from reverie.run.profile import Profiler
 from reverie.run.ranks import Leader, make_leader
 from reverie.run.repeatable import train_or_abort
@@ -110,7 +110,8 @@ class BaseRun(Resources):
         self._lock = self._cleanup.enter_context(lock)
         self._cleanup.callback(self._record_end)
         self._cleanup.callback(self._delete_if_not_started, files)
-        # other processes of a data-parallel run cannot be left in the middle of a call
+        # A new data-parallel run is not ended immediately by a signal, because the
+        # other ranks may be waiting for this one in a collective.
         is_alone = max(config.processes, find_launch().world_size) == 1
         self.stopper.can_save = bool(self.checkpoints.paths()) or not is_alone
         self._cleanup.enter_context(self.stopper)
@@ -160,7 +161,7 @@ class BaseRun(Resources):
     def _start_compiling(self, spaces: Any, num_envs: int) -> None:
         """Start to compile the kernels of the agent, if they are not in the caches."""
         if max(self.config.processes, find_launch().world_size) > 1:
-            stop_early()
+            stop_early_compiler()
             return
         compile = device.pick_compile(self.config.compile, self.device)
         options = (num_envs, self.device, self.precision, compile)
@@ -189,7 +190,7 @@ class BaseRun(Resources):
         if self.stopper.is_set():
             return None
         self.status.begin("update of the agent")
-        served = self.feed.served
+        served = self.feed.served  # rows sampled so far
         if self.policy_copy:
             self.policy_copy.before_update()
         with self.modifying():
@@ -296,10 +297,11 @@ class BaseRun(Resources):
             self.stopper.check(is_saved=False)
 
     @property
-    def _has_unsaved_steps(self) -> bool:
-        """False if a signal stops the run and it has not changed since the last save.
+    def _should_save_at_end(self) -> bool:
+        """True if `finish` has to save the run.
 
-        Saving takes minutes for large agents on slow disks.
+        After a signal, it saves only if the run has changed since the last save: saving
+        takes minutes for large agents on slow disks.
         """
         return self.should_save or self.is_complete or not self.stopper.is_set()
 
@@ -327,7 +329,7 @@ class BaseRun(Resources):
         self.was_finished = self.is_complete and has_final_write
         if final and final["due"] and not has_final_write and not self.is_complete:
             self.logger.add(self._run_metrics())
-            self.logger.write(final["step"])  # failed before, e.g. on a full disk
+            self.logger.write(final["step"])  # this write failed, e.g. on a full disk
         if self.was_finished:
             self.print_message("This run has already finished.")
 

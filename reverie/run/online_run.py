@@ -414,7 +414,7 @@ class OnlineRun(BaseRun):
         if self.was_finished:
             return
         self._check_stopped_early()
-        if self._has_unsaved_steps:
+        if self._should_save_at_end:
             self.save()
         if not self.stopper.is_set():
             self._warn_if_untrained()

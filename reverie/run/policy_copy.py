@@ -41,8 +41,8 @@ class PolicyCopy:
         self.agent, self.copy, self.overlap = agent, copy, overlap
         self._updates, self._copied = updates, -1  # updates at the last copy
         self._stored: StateDict | None = None  # weights in host memory
-        self._is_new = False  # the copy has not loaded the stored weights yet
-        self._is_stored: Any = None  # CUDA event: the stored weights are complete
+        self._has_new_weights = False  # stored, but not loaded by the copy yet
+        self._stored_event: Any = None  # CUDA event: the stored weights are complete
 
     @property
     def extras(self) -> Spaces:
@@ -60,7 +60,7 @@ class PolicyCopy:
 
     def before_update(self) -> None:
         """Store the weights for the actions chosen while the update runs."""
-        if not self.overlap or self._is_new or self._copied < 0:
+        if not self.overlap or self._has_new_weights or self._copied < 0:
             return  # the copy has not acted since the last call
         assert isinstance(self.agent, CanActRemotely)
         weights = self.agent.policy_weights()
@@ -68,16 +68,16 @@ class PolicyCopy:
             self._stored = tree_map(_host_memory, weights)
         tree_map(lambda to, x: to.copy_(x, non_blocking=True), self._stored, weights)
         if torch.cuda.is_available():
-            self._is_stored = torch.cuda.current_stream().record_event()
-        self._is_new = True
+            self._stored_event = torch.cuda.current_stream().record_event()
+        self._has_new_weights = True
 
     def _load_weights(self) -> None:
         if self.overlap and self._copied >= 0:
-            if self._is_new:
-                if self._is_stored is not None:
-                    self._is_stored.synchronize()
+            if self._has_new_weights:
+                if self._stored_event is not None:
+                    self._stored_event.synchronize()
                 self.copy.load_policy_weights(self._stored)
-                self._is_new = False
+                self._has_new_weights = False
         elif self._copied != (updates := self._updates()):
             assert isinstance(self.agent, CanActRemotely)
             self.copy.load_policy_weights(self.agent.policy_weights())
@@ -90,7 +90,7 @@ class PolicyCopy:
 
     def load_state_dict(self, state: StateDict) -> None:
         self.copy.policy_rng().load_state_dict(state)
-        self._copied, self._is_new = -1, False
+        self._copied, self._has_new_weights = -1, False
 
 
 def _host_memory(x: torch.Tensor) -> torch.Tensor:

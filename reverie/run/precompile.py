@@ -40,15 +40,16 @@ its effect on the start of a run was not measured."""
 MAX_SECONDS = 60.0
 """The run continues if the kernels are not compiled after this time."""
 MIN_FREE_BYTES = 24 << 30
-"""Free GPU memory below which this is left out: the other process needs memory for an
-update, and the run decides by the free memory where its replay buffer is stored."""
+"""With less free GPU memory, kernels are not precompiled: the other process needs
+memory for an update, and the run stores its replay buffer where memory is free."""
 MEMORY_FRACTION = 0.2
 """Part of the GPU memory that the other process may use."""
 MAX_WORKERS = 32
 RECORDED_FOLDERS = ("agents", "kernels", "nets", "worlds")
 """Subpackages whose code determines which kernels an agent needs."""
 
-# `-P` keeps the current folder out of the import path until it is set.
+# Code of the other process. `python -P` keeps the current folder out of `sys.path`
+# until this code sets it.
 START_CODE = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from reverie.run.precompile import main; main()"
@@ -83,7 +84,7 @@ class KernelCompiler:
         )
 
     def send(self, request: Request) -> None:
-        """Start to compile; stdin stays open, and tells that the run is alive."""
+        """Start to compile. Keep stdin open: the process exits when it is closed."""
         assert self.process.stdin
         with contextlib.suppress(OSError):  # `wait` reports that the process has ended
             pickle.dump(request, self.process.stdin)
@@ -92,7 +93,7 @@ class KernelCompiler:
     def wait(self, should_stop: Callable[[], object]) -> str:
         """Wait for the kernels; return why they were not compiled, or an empty string.
 
-        Also returns if `should_stop` returns or raises something.
+        If `should_stop` returns a true value, stop waiting and return an empty string.
         """
         assert self.process.stdout
         deadline = time.monotonic() + MAX_SECONDS
@@ -121,30 +122,30 @@ class KernelCompiler:
                 pipe.close()
 
 
-_early: KernelCompiler | None = None
+_early_compiler: KernelCompiler | None = None
 
 
-def start_early() -> None:
-    """Start the process before PyTorch is imported, if it is probably needed.
+def start_compiler_early() -> None:
+    """Start the compiler before PyTorch is imported, if it is probably needed.
 
-    That is on the first start with a GPU, when no kernels are in the cache.
+    It is needed on the first start with a GPU, when no kernels are in the cache.
     """
-    global _early
+    global _early_compiler
     home = os.environ.get("TRITON_HOME") or Path.home()
     cache = os.environ.get("TRITON_CACHE_DIR") or Path(home, ".triton", "cache")
     has_gpu = os.path.exists("/dev/nvidiactl")
     is_first = has_gpu and not Path(cache, "reverie").exists()
-    if ENABLED and is_first and _early is None:
+    if ENABLED and is_first and _early_compiler is None:
         with contextlib.suppress(OSError):
-            _early = KernelCompiler()
+            _early_compiler = KernelCompiler()
 
 
-def stop_early() -> None:
-    """End the process of `start_early`, if it is not used."""
-    global _early
-    if _early:
-        _early.close()
-        _early = None
+def stop_early_compiler() -> None:
+    """End the process of `start_compiler_early`, if it is not used."""
+    global _early_compiler
+    if _early_compiler:
+        _early_compiler.close()
+        _early_compiler = None
 
 
 def start_compiling(
@@ -156,19 +157,19 @@ def start_compiling(
     acceleration: str,
 ) -> KernelCompiler | None:
     """Start to compile the kernels of a run; None if this is not needed or possible."""
-    global _early
+    global _early_compiler
     try:
         marker = _find_marker(config, spaces, num_envs, device, acceleration)
         if marker is None:
             return None
-        compiler, _early = _early or KernelCompiler(), None
+        compiler, _early_compiler = _early_compiler or KernelCompiler(), None
         parts = spaces.obs_space, spaces.act_space, num_envs
         compiler.send(Request(config, *parts, str(device), precision, str(marker)))
         return compiler
     except (OSError, TypeError, AttributeError, pickle.PicklingError):
         return None  # for example, spaces or settings that cannot be pickled
     finally:
-        stop_early()
+        stop_early_compiler()
 
 
 def _find_marker(
@@ -307,8 +308,8 @@ def record_policy(agent: Any, obs_space: Any, num_envs: int) -> None:
 def record_update(agent: Any, spaces: Any, config: Config, device: Any) -> None:
     """Run one update on a replay buffer of zeros.
 
-    An agent with a schedule updates one component at a time; all of its sections run
-    instead.
+    An agent with a schedule updates only some components at a time, so all of its
+    `sections` are run instead.
     """
     from reverie.replay.buffer import Replay
     from reverie.run import parts

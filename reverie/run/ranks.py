@@ -77,7 +77,7 @@ def run_on_ranks(loop: Callable[[], T]) -> T:
 
 
 def run_on_one_rank(function: Callable[[], T]) -> T:
-    """Run a function in a process group of one rank, to measure collectives."""
+    """Run a function in a process group of one rank, to time collectives."""
     global _group
     store = host_store()  # referenced until the group is closed
     variables = store_variables(store.port)
@@ -131,8 +131,8 @@ def make_leader(
 ) -> Leader | None:
     """Build the agent on the other ranks; return None if this process trains alone.
 
-    With the run folder, and if the replay is sharded, also build the environments and
-    the replay buffers of the other ranks.
+    If the replay is sharded and a run folder is given, also build the environments and
+    replay buffers of the other ranks.
     """
     if _group is None:
         return None
@@ -183,7 +183,7 @@ class Leader:
     def train(self, feed: Any) -> Metrics:
         """Run one update on all ranks; return the metrics of the global batch."""
         self.load()
-        # always the same object for a feed: the agent reuses the memory of its batches
+        # wrapped once: the agent reuses the memory of a batch if the feed is the same
         if self._feed is None or self._feed.feed is not feed:
             self._feed = (
                 ShardFeed(feed, self.agent.windows, self._limit)

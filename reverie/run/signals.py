@@ -97,7 +97,7 @@ class Stopper:
             raise Interrupted(self.signal, is_saved)
 
     def restore(self, always: bool = False) -> None:
-        """Undo changes of this process by environments: handlers of signals, blocked
+        """Undo what environments changed in this process: signal handlers, blocked
         signals, timers (whose signals would end the run), and `print`.
 
         Called after steps of environments; it has an effect every `RESTORE_SECONDS`.

@@ -11,7 +11,7 @@ from reverie.run.memory import explain_out_of_memory
 from reverie.run.offline.datasets import trains_on_sequences
 from reverie.run.offline.train import train_on_sequences
 from reverie.run.online_run import OnlineRun
-from reverie.run.precompile import stop_early
+from reverie.run.precompile import stop_early_compiler
 
 
 def train(
@@ -28,7 +28,7 @@ def train(
     instead. Returns the run folder.
     """
     if trains_on_sequences(config):
-        stop_early()
+        stop_early_compiler()
         return train_on_sequences(config, profile)
     if config.agent_config.needs_recordings:
         raise UserError(

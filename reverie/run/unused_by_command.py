@@ -8,6 +8,7 @@ COLLECTS = "`reverie train` collects its own data"
 NO_TRAINING = "an evaluation does not train"
 NO_ENVS = "it trains on recorded data, without environments"
 SEQUENCE_DATASET = "the task is a sequence dataset, not recorded episodes"
+"""Reasons in messages: `--flag has no effect in this run: REASON.`"""
 
 ONLINE = (
     UnusedSetting(

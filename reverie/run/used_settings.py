@@ -77,7 +77,8 @@ def resolve_for_command(
 def unused_in_environment(config: Config) -> list[UnusedSetting]:
     """Return the settings that an evaluation in an environment does not use.
 
-    `offline.stats` standardizes the images of an imported checkpoint.
+    If an imported checkpoint standardizes images with dataset statistics,
+    `offline.stats` is used.
     """
     agent = settings_name(config.agent)
     training = [UnusedSetting(f"{agent}.{x}", NO_TRAINING) for x in TRAINING_SETTINGS]
@@ -240,15 +241,15 @@ def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
 
 
 def _unused_epoch_settings(config: Config) -> Iterator[UnusedSetting]:
-    """Yield the settings of epochs, in which an agent acts and trains alternately."""
+    """Yield the settings of epochs, if the agent alternates acting and training."""
     if not config.agent_config.epochs:
         return
     group = f"{settings_name(config.agent)}."
-    last_parts = ("steps", "first_steps", "start_after")
+    suffixes = ("steps", "first_steps", "start_after")
     fix = "--run.steps sets the number of updates."
     yield UnusedSetting(f"{group}schedule.", NO_ENVS, fix)
     for name in settings_of(config):
-        if name.startswith(f"{group}training.") and name.endswith(last_parts):
+        if name.startswith(f"{group}training.") and name.endswith(suffixes):
             yield UnusedSetting(name, NO_ENVS, fix)
 
 
@@ -340,8 +341,9 @@ def _names_in(schema: Any, prefix: str) -> list[str]:
 def _settings_of_other_agents(config: Config) -> Iterator[UnusedSetting]:
     """Yield the settings of other agents.
 
-    If this agent has a setting of the same name, it is suggested instead. Settings of
-    the world model are used if the base run is a checkpoint of another implementation.
+    If this agent has a setting of the same name, it is suggested instead. If this agent
+    uses the world model of an imported checkpoint, the settings of that world model are
+    not yielded, because the run uses them.
     """
     own, settings = settings_name(config.agent), config.agent_config
     names, schema = settings_of(config), cast(Any, type(config))

@@ -69,7 +69,7 @@ class ArrayFile:
     record: FileRecord
     layouts: dict[str, ArrayLayout]
     is_writable: bool = False
-    """True for replay segments that are still being filled, with another suffix."""
+    """True for scratch files of the replay buffer, which have another suffix."""
     follow_links: bool = False
     """Whether the file may be a symbolic link, as in datasets of the user."""
 
@@ -150,7 +150,7 @@ def read_layout(
             if layout.offset + size > record.size:
                 raise InvalidFile("has an array that is larger than the file")
             total += size
-        if total > record.size:  # they would take more memory than the file
+        if total > record.size:  # could need much more memory than the file
             raise InvalidFile("has arrays that overlap")
     except (AttributeError, LookupError, TypeError) as error:
         raise InvalidFile("has a damaged header") from error
@@ -175,7 +175,7 @@ def find_corruption(
             size = os.fstat(file.fileno()).st_size
             if size != record.size:
                 return f"has {size} bytes instead of {record.size}"
-            crc, block = 0, memoryview(bytearray(_READ_BYTES))  # in the CPU cache
+            crc, block = 0, memoryview(bytearray(_READ_BYTES))  # fits in the CPU cache
             while count := file.raw.readinto(block):
                 crc = zlib.crc32(block[:count], crc)
     except InvalidFile as error:

@@ -97,7 +97,7 @@ class Prototypes(Representation):
             "proto_temp": _cross_entropy(targets, feat_scores),
             "proto_norm": (embed_norm - 1).square() + (feat_norm - 1).square(),
         }
-        return {name: _add_first(loss) for name, loss in losses.items()}
+        return {name: _prepend_zero_loss(loss) for name, loss in losses.items()}
 
     @torch.no_grad()
     def initialize_slow(self, encoder: nn.Module) -> None:
@@ -176,7 +176,7 @@ def _cross_entropy(target: Tensor, scores: Tensor) -> Float[Tensor, "B T"]:
     return -(target * F.log_softmax(scores / TEMPERATURE, -1)).sum(-1)
 
 
-def _add_first(loss: Float[Tensor, "B T"]) -> Tensor:
+def _prepend_zero_loss(loss: Float[Tensor, "B T"]) -> Tensor:
     """Prepend a loss of zero, and scale the others so that the mean does not change."""
     steps = loss.shape[1]
     return F.pad(loss * ((steps + 1) / max(1, steps)), (1, 0))

@@ -56,7 +56,7 @@ class Projection(nn.Module):
 
 
 MakeEncoder = Callable[[], Any]
-"""Builds another encoder like that of the world."""
+"""Builds another encoder with the architecture of the world model's encoder."""
 
 
 class Representation(nn.Module):

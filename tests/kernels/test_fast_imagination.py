@@ -23,7 +23,7 @@ from reverie.kernels.heads.categorical import FastCategorical, LayeredCategorica
 from reverie.kernels.heads.sample_layer import sample_layer
 from reverie.kernels.norm import norm_linear
 from reverie.kernels.norm.norm_linear import norm_silu_linear
-from reverie.kernels.scan.imagination import embed_classes, norm_silu_actions
+from reverie.kernels.scan.imagination import embed_deter_stoch, norm_silu_actions
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
@@ -115,7 +115,7 @@ def test_embedded_classes(groups, classes, width):
     x, bias = torch.randn(3, width, device=DEVICE), torch.randn(width, device=DEVICE)
     index = torch.randint(classes, (3, groups), device=DEVICE, dtype=torch.int32)
     weight = layer.weight.T.contiguous()
-    actual = embed_classes(x, bias, other, index, weight, layer.bias, norm)
+    actual = embed_deter_stoch(x, bias, other, index, weight, layer.bias, norm)
     onehot = F.one_hot(index.long(), classes).flatten(1).float()
     first, second = normalized(x, bias, other), F.silu(norm(layer(onehot)))
     torch.testing.assert_close(actual, torch.cat([first, second], 1), **TOLERANCE)

@@ -30,7 +30,7 @@ CAPTURE_SECONDS = 600.0
 
 
 class CudaGraphRunner:
-    """Calls a function; from the third call with inputs of the same shapes, as a graph.
+    """Calls a function, and captures it as a graph in the third call for given shapes.
 
     A replay copies its inputs into the buffers of the graph. With `static_inputs`, the
     graph reads the tensors passed at capture in place: calls that pass the same tensors
@@ -154,7 +154,7 @@ def clone_outputs(outputs: Any) -> Any:
 
 
 def _key(inputs: Any) -> tuple[Any, ...]:
-    """Return what a graph depends on: shapes, and the sequences of this rank."""
+    """Return the key of a graph: input shapes, and the sequences of this rank."""
     shapes = tuple((x.shape, x.dtype) for x in tree_leaves(inputs))
     return collective.is_synchronized(), collective.local_sequences(), shapes
 

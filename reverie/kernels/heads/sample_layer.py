@@ -17,10 +17,10 @@ from reverie.kernels.norm.norm_linear import norm_silu_dot, tile_sizes
 from reverie.nets.blocks import Linear, Norm
 
 MAX_CLASSES = 128
-"""Maximum number of classes of a categorical, which one program samples."""
+"""Maximum number of classes; one program samples all classes of a categorical."""
 
 COLUMNS = 64
-"""Logits that one program computes, if a categorical has no more classes."""
+"""Logits per program; more only if a single categorical has more classes."""
 
 
 def sample_layer(
@@ -77,7 +77,7 @@ def _sample_layer(
     )  # fmt: skip
     logits += tl.load(logit_bias + output, mask, 0.0).to(tl.float32)[None, :]
     v = tl.reshape(tl.where(mask[None, :], logits, float("-inf")), (R, G, K))
-    # at least -1e30, because all values of a group of padding are -inf
+    # at least -1e30: all values of a padding group are -inf, and -inf - -inf is NaN
     v = tl.exp(v - tl.maximum(tl.max(v, 2), -1e30)[:, :, None])
     p = v / tl.maximum(tl.sum(v, 2), 1e-30)[:, :, None]
     p = (1 - unimix) * p + unimix / CLASSES

@@ -1,9 +1,9 @@
 """RMS norm, SiLU and the next linear layer in one kernel without gradients.
 
-A hidden layer is one matrix product, and everything between two products is computed by
-the kernel of the second one: it normalizes the rows of its tile again for every tile of
-columns, which costs less than another kernel. For layers of up to `MAX_WIDTH` inputs,
-whose time is mostly the start of kernels; larger products are faster in cuBLAS.
+The kernel of a layer applies bias, norm and activation of the previous layer to its
+inputs, then multiplies. Each tile of outputs normalizes its input rows again, which
+costs less than a separate kernel. Used for layers of up to `MAX_WIDTH` inputs, whose
+time is mostly launch overhead; larger products are faster in cuBLAS.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ def norm_silu_linear(
 
 
 def tile_sizes(x: Float[Tensor, "N H"]) -> tuple[int, int]:
-    """Return the rows of a tile, and the inputs that are multiplied at a time.
+    """Return the number of rows of a tile, and of inputs per iteration of its loop.
 
-    More rows read the weights less often, but leave multiprocessors without work.
+    With larger tiles, weights are read less often, but fewer multiprocessors are used.
     """
     rows, width = x.shape
     tile_rows = 16 if rows <= 256 else 32 if width <= 256 else 64
     if x.dtype == torch.float32:
         return min(tile_rows, 32), 32
-    # up to 256 inputs in one piece, so that all loads start together
+    # up to 256 inputs in one iteration, so that all loads start together
     if 128 < width <= 256 and supports_large_tiles(x.device):
         return tile_rows, 256
     return tile_rows, 128 if width > 64 else 64

@@ -1,9 +1,9 @@
 """Kernels of a step of imagination in the RSSM, without gradients.
 
-`embed_classes` computes the inputs of the recurrent layer that all its blocks share.
-`norm_silu_actions` normalizes the output of this layer and adds the part that depends
-on the action, which is a row of a table if there is a single discrete action: so
-everything else of the layer can be computed before the action is known.
+`embed_deter_stoch` computes the inputs of the recurrent layer shared by its blocks.
+`norm_silu_actions` adds the contribution of a discrete action to the output of this
+layer, and normalizes it. The contributions of all actions are precomputed in a table,
+so the rest of the layer can be computed before the action is known.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TILE = 8192
 """Elements that one program loads at a time."""
 
 
-def embed_classes(
+def embed_deter_stoch(
     x: Float[Tensor, "N H"],
     x_bias: Float[Tensor, " H"],
     x_norm: Norm,
@@ -30,19 +30,20 @@ def embed_classes(
     bias: Float[Tensor, " H"],
     norm: Norm,
 ) -> Float[Tensor, "N H2"]:
-    """Return two hidden layers next to each other, of `H` units each.
+    """Return two hidden layers, concatenated: those of `deter` and of `stoch`.
 
-    The first is `silu(x_norm(x + x_bias))`. The second is that of one-hot vectors with
-    the classes `index`, whose product with the weight is a sum of rows of `weight`,
-    which is transposed: one row per class of each group.
+    The first is `silu(x_norm(x + x_bias))`, where `x` is a matrix product with `deter`.
+    The second is `silu(norm(onehot(index) @ weight + bias))`, where `index` are the
+    sampled classes. Its product is a sum of rows of `weight`, which has one row per
+    class of each group.
     """
     rows, width = x.shape
     groups = index.shape[1]
     y = x.new_empty(rows, 2 * width)
     if rows:
         columns = block_size(width)
-        at_once = max(1, min(TILE // columns, triton.next_power_of_2(groups)))
-        _embed_classes[(rows,)](
+        groups_per_load = max(1, min(TILE // columns, triton.next_power_of_2(groups)))
+        _embed_deter_stoch[(rows,)](
             *(x.contiguous(), x_bias, x_norm.scale, index.contiguous(), weight, bias),
             *(
                 norm.scale,
@@ -53,7 +54,7 @@ def embed_classes(
                 groups,
                 len(weight) // groups,
             ),
-            *(at_once, columns),
+            *(groups_per_load, columns),
             num_warps=4 if columns <= 256 else 8,
         )
     return y
@@ -84,7 +85,7 @@ def norm_silu_actions(
 
 
 @jit
-def _embed_classes(
+def _embed_deter_stoch(
     x, x_bias, x_scale, index, weight, bias, scale, y, x_eps, eps,
     WIDTH: tl.constexpr, GROUPS: tl.constexpr, CLASSES: tl.constexpr,
     G: tl.constexpr, C: tl.constexpr,

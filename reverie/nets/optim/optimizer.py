@@ -74,7 +74,7 @@ class UpdateRule:
         return self.config.lr
 
     def weight_decay(self) -> float:
-        """Factor of the decayed weights, as `update` uses it."""
+        """Return the factor of the weight decay term in the formula of `update`."""
         return 0.0
 
     def clip_factors(

@@ -24,7 +24,7 @@ export class KeyInput {
     window.addEventListener("gamepadconnected", () => requestAnimationFrame(this.pollGamepad));
   }
 
-  physical(code) { return this.map[code] || code; }
+  toPhysical(code) { return this.map[code] || code; }
 
   remap(code, physical) {
     for (const [key, value] of Object.entries(this.map)) if (value === physical) delete this.map[key];
@@ -39,14 +39,14 @@ export class KeyInput {
     try { localStorage.setItem(this.storageKey, JSON.stringify(this.map)); } catch { /* no storage */ }
   }
 
-  // The inverse of `physical`; null for a key that is mapped to another one.
+  // The inverse of `toPhysical`; null for a key that is mapped to another one.
   toDefault(physical) {
     for (const [code, value] of Object.entries(this.map)) if (value === physical) return code;
     return this.map[physical] ? null : physical;
   }
 
   // True if a physical key selects an action.
-  acts(physical) { return this.used.has(this.toDefault(physical)); }
+  isActionKey(physical) { return this.used.has(this.toDefault(physical)); }
 
   onKey(event, down) {
     if (event.ctrlKey || event.altKey || event.metaKey || !this.isActive()) return;

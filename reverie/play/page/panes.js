@@ -1,14 +1,14 @@
 // The panes: real, dream (one or several) and difference.
 import { element, setText, color, countSteps, fitCanvas, format } from "./dom.js";
 
-// Columns of dreams by their number, and their total width relative to that of the real frame.
-const FANS = { 1: [1, 1], 2: [2, 2], 3: [3, 2], 4: [2, 1], 6: [3, 1.5], 8: [4, 2] };
+// Layout by number of dreams: columns of the grid, and its width relative to the real frame.
+const DREAM_LAYOUTS = { 1: [1, 1], 2: [2, 2], 3: [3, 2], 4: [2, 1], 6: [3, 1.5], 8: [4, 2] };
 
 export class Panes {
   constructor(root) {
     this.root = root;
-    this.fan = element("div", { className: "fan" }); // panes of the dreams, next to each other
-    this.root.append(this.fan);
+    this.dreams = element("div", { className: "dreams" }); // panes of the dreams, next to each other
+    this.root.append(this.dreams);
     this.panes = new Map();
   }
 
@@ -22,7 +22,7 @@ export class Panes {
       const pane = { canvas, info, figure };
       this.panes.set(name, pane);
       if (kind === "real") this.root.prepend(figure);
-      else (kind === "model" ? this.fan : this.root).append(figure);
+      else (kind === "model" ? this.dreams : this.root).append(figure);
     }
     return this.panes.get(name);
   }
@@ -30,9 +30,9 @@ export class Panes {
   show(header, bitmaps) {
     const counts = { real: 0, model: 0, difference: 0 };
     const seen = new Set();
-    const [columns, width] = FANS[header.rollouts] || FANS[1];
-    this.fan.style.setProperty("--columns", columns);
-    this.fan.style.setProperty("--width", width);
+    const [columns, width] = DREAM_LAYOUTS[header.rollouts] || DREAM_LAYOUTS[1];
+    this.dreams.style.setProperty("--columns", columns);
+    this.dreams.style.setProperty("--width", width);
     header.images.forEach((image, index) => {
       const name = `${image.pane}-${counts[image.pane]++}`;
       seen.add(name);

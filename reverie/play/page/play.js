@@ -48,7 +48,7 @@ export class PlayPage {
       byId("control").hidden = message.has_controls;
       if (message.count > 1) setText(byId("connection-status"), `connected, ${message.count} pages`);
       else setText(byId("connection-status"), "connected");
-      this.enable();
+      this.updateDisabled();
     } else if (message.type === "episodes") this.listEpisodes(message.list);
     else if (message.type === "error") this.showMessage(message.message, true);
   }
@@ -80,12 +80,12 @@ export class PlayPage {
     for (const id of ["rollouts", "forkevery"]) byId(id).closest("label").hidden = !hello.max_rollouts;
     this.panes.startsFromRecordings = Boolean(hello.modes.find((mode) => mode.name === "human-env").reason);
     this.buildControls(hello.controls);
-    this.enable();
+    this.updateDisabled();
     if (this.episode) this.send({ type: "open", ...this.episode });
     this.episode = null;
   }
 
-  enable() {
+  updateDisabled() {
     for (const node of byId("play").querySelectorAll("button, select, input")) {
       if (node.id === "header" || node.id === "keysbutton") continue;
       const isRecorded = node.id === "takeover" && this.header?.mode === "recorded";
@@ -133,7 +133,7 @@ export class PlayPage {
   labelKeys() {
     for (const rows of this.actionRows) {
       for (const { keys, codes, isDefault } of rows) {
-        keys.replaceChildren(...codes.map((code) => element("kbd", { textContent: keyName(this.keys.physical(code)) })));
+        keys.replaceChildren(...codes.map((code) => element("kbd", { textContent: keyName(this.keys.toPhysical(code)) })));
         if (!codes.length) setText(keys, isDefault ? "default" : "no key");
         keys.title = isDefault ? "Selected while no key is held" : "";
       }
@@ -183,7 +183,7 @@ export class PlayPage {
     byId("header").onchange = (event) => { byId("hud").hidden = !event.target.checked; };
     byId("ask").addEventListener("cancel", (event) => event.preventDefault());
     byId("modes").addEventListener("keydown", (event) => {
-      if (!["ArrowLeft", "ArrowRight"].includes(event.key) || this.keys.acts(event.code)) return;
+      if (!["ArrowLeft", "ArrowRight"].includes(event.key) || this.keys.isActionKey(event.code)) return;
       const buttons = [...byId("modes").children];
       const next = buttons.indexOf(document.activeElement) + (event.key === "ArrowRight" ? 1 : -1);
       buttons[(next + buttons.length) % buttons.length].focus();
@@ -202,7 +202,7 @@ export class PlayPage {
       }
       const tag = event.target.tagName;
       if (document.querySelector("dialog[open]") || tag === "SELECT" || (tag === "INPUT" && ["number", "search"].includes(event.target.type))) return;
-      if (shortcuts[event.code] && !this.keys.acts(event.code)) {
+      if (shortcuts[event.code] && !this.keys.isActionKey(event.code)) {
         event.preventDefault();
         shortcuts[event.code]();
       }
@@ -222,20 +222,20 @@ export class PlayPage {
 
   openRemap() {
     const codes = [...this.keys.used];
-    const owner = (code) => this.hello.controls.flatMap((control) => control.value_names.filter((name, value) => control.key_combinations[value].length === 1 && control.key_combinations[value][0] === code)).join(", ") || keyName(code);
+    const actionNames = (code) => this.hello.controls.flatMap((control) => control.value_names.filter((name, value) => control.key_combinations[value].length === 1 && control.key_combinations[value][0] === code)).join(", ") || keyName(code);
     byId("remap-list").replaceChildren(...codes.map((code) => {
-      const button = element("button", { type: "button" }, owner(code), element("kbd", { textContent: keyName(this.keys.physical(code)) }));
+      const button = element("button", { type: "button" }, actionNames(code), element("kbd", { textContent: keyName(this.keys.toPhysical(code)) }));
       button.onclick = () => {
         setText(button.querySelector("kbd"), "press a key");
-        const take = (event) => {
+        const assignKey = (event) => {
           event.preventDefault();
           event.stopPropagation();
-          window.removeEventListener("keydown", take, true);
+          window.removeEventListener("keydown", assignKey, true);
           if (event.code !== "Escape") this.keys.remap(code, event.code);
           this.labelKeys();
           this.openRemap();
         };
-        window.addEventListener("keydown", take, true);
+        window.addEventListener("keydown", assignKey, true);
       };
       return button;
     }));
@@ -250,7 +250,7 @@ export class PlayPage {
       button.setAttribute("aria-current", "true");
       this.send({ type: "open", source, number });
     });
-    this.enable();
+    this.updateDisabled();
   }
 
   show(header, bitmaps) {
@@ -266,7 +266,7 @@ export class PlayPage {
         if (button.dataset.mode === header.mode) button.scrollIntoView({ block: "nearest", inline: "nearest" });
       }
       byId("episodes-card").hidden = header.mode !== "recorded";
-      this.enable();
+      this.updateDisabled();
       if (header.mode === "recorded") this.send({ type: "episodes" });
     }
     byId("pause").setAttribute("aria-pressed", String(header.paused));

@@ -139,7 +139,7 @@ class OfflineRun(BaseRun):
         if self.was_finished:
             return
         self._check_stopped_early()
-        if self._saved_step != self.clock.step and self._has_unsaved_steps:
+        if self._saved_step != self.clock.step and self._should_save_at_end:
             self.save(self.checkpoints)
         if not self.stopper.is_set() and self._evaluated_step != self.clock.step:
             self.evaluate()

@@ -4,10 +4,10 @@
 steps as in `dynamics.py`, with one fused kernel after each matrix product.
 
 `_imagine_fused` is another version of imagination, which is off by default
-(`norm_linear.ENABLED`). The time of imagination is that of small kernels which depend
-on each other, so this version has few of them: a kernel normalizes its inputs,
-multiplies and samples, and what depends on `deter` or `stoch` alone is computed on a
-side stream (`RECURRENT`) in parallel with prior and policy.
+(`norm_linear.ENABLED`). Imagination launches many small kernels, each of which waits
+for the previous one. This version has fewer of them: norm, matrix product and sampling
+are fused, and inputs of the recurrent layer that do not depend on the action are
+computed on a side stream (`RECURRENT`) in parallel with prior and policy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from reverie.kernels.norm.rms_norm import (
     rms_norm_silu_blocks,
 )
 from reverie.kernels.scan.block_gru import block_gru_gates
-from reverie.kernels.scan.imagination import embed_classes, norm_silu_actions
+from reverie.kernels.scan.imagination import embed_deter_stoch, norm_silu_actions
 from reverie.kernels.scan.posterior import posterior_scan, select_implementation
 from reverie.kernels.scan.tensors import (
     ForwardPass,
@@ -48,10 +48,10 @@ from reverie.worlds.rollout import stack_actions
 from reverie.worlds.rssm.dynamics import KLTerms, RSSMDynamics, RSSMState
 
 RECURRENT = SideStream("recurrent")
-"""Stream of the recurrent layer's inputs, except for actions."""
+"""Stream that computes the recurrent layer, except for the part of the action."""
 
 MAX_TABLE = 256
-"""Maximum number of discrete actions of which all embeddings are computed."""
+"""Maximum number of discrete actions whose embeddings are precomputed in a table."""
 
 
 class _RecurrentWeights(NamedTuple):
@@ -64,20 +64,20 @@ class _RecurrentWeights(NamedTuple):
     action: Float[Tensor, "G H W"]
     """For the embedded actions."""
     table: Float[Tensor, "G A W"] | None
-    """Products of `action` and each action's embedding, if the action is discrete."""
+    """Products of `action` and the embeddings of all discrete actions, or None."""
     stoch: Float[Tensor, "SK H"] | None
-    """Transposed weights of `dynin1`, if samples are known as classes."""
+    """Transposed weights of `dynin1`, if the prior returns class indices."""
 
 
 class _RecurrentInputs(NamedTuple):
-    """What the side stream computes, or reads and so must stay in memory."""
+    """Tensors of the side stream, referenced so that their memory is not reused."""
 
     hidden: Float[Tensor, "G N W"]
-    """Output of `dynhid0` without bias and, at the end, without the action."""
+    """Output of `dynhid0` without bias, to which the products are added in place."""
     in0: Float[Tensor, "N H"]
     """Output of `dynin0` without bias."""
     classes: Int[Tensor, "N S"] | None
-    """Sampled classes of `stoch`."""
+    """Sampled class indices of `stoch`."""
 
 
 class FastRSSMDynamics(RSSMDynamics):
@@ -213,24 +213,24 @@ class FastRSSMDynamics(RSSMDynamics):
         """Write all states after the first one, and return the actions."""
         deter = steps[0].deter
         weights = self._recurrent_weights(deter.dtype)
-        inputs = self._read_deter(deter, weights)
-        inputs = self._read_stoch(steps[0], inputs, weights)
+        inputs = self._project_deter(deter, weights)
+        inputs = self._add_shared_inputs(steps[0], inputs, weights)
         actions = [policy(steps[0])]
         for previous, following in pairwise(steps):
             with on_stream(deter, NOISE):  # in parallel with the layers below
                 noise = rng.exponential(following.stoch)
             wait_for(deter, RECURRENT)
-            hidden = self._read_action(inputs, actions[-1], weights)
+            hidden = self._add_action(inputs, actions[-1], weights)
             self._write_deter(hidden, previous.deter, out=following.deter)
             has_next = following is not steps[-1]
             if has_next:
-                inputs = self._read_deter(following.deter, weights)
+                inputs = self._project_deter(following.deter, weights)
             classes = self._write_stoch(following.deter, noise, out=following.stoch)
             if has_next:
                 inputs = inputs._replace(classes=classes)
-                inputs = self._read_stoch(following, inputs, weights)
+                inputs = self._add_shared_inputs(following, inputs, weights)
             actions.append(policy(following))
-        wait_for(deter, RECURRENT)  # with a horizon of zero, too
+        wait_for(deter, RECURRENT)  # also used with a horizon of zero
         return actions
 
     def _recurrent_weights(self, dtype: torch.dtype) -> _RecurrentWeights:
@@ -250,20 +250,20 @@ class FastRSSMDynamics(RSSMDynamics):
             stoch = self.dynin1.cast(dtype)[0].T.contiguous()
         return _RecurrentWeights(deter, shared, action, table, stoch)
 
-    def _read_deter(
+    def _project_deter(
         self, deter: Float[Tensor, "N D"], weights: _RecurrentWeights
     ) -> _RecurrentInputs:
-        """Start the products of `deter` and recurrent weights, on the side stream."""
+        """Multiply `deter` with the recurrent weights, on the side stream."""
         with on_stream(deter, RECURRENT):
             slices = deter.view(len(deter), self.config.blocks, -1).transpose(0, 1)
             hidden = torch.bmm(slices, weights.deter)
             in0 = F.linear(deter, self.dynin0.cast(deter.dtype)[0])
         return _RecurrentInputs(hidden, in0, None)
 
-    def _read_stoch(
+    def _add_shared_inputs(
         self, state: RSSMState, inputs: _RecurrentInputs, weights: _RecurrentWeights
     ) -> _RecurrentInputs:
-        """Add the inputs that all blocks share to `hidden`, on the side stream."""
+        """Add the layers of `deter` and `stoch` to `hidden`, on the side stream."""
         hidden, in0, classes = inputs
         bias, norm = self.dynin0.cast(in0.dtype)[1], self.dynin0norm
         with on_stream(in0, RECURRENT):
@@ -272,20 +272,20 @@ class FastRSSMDynamics(RSSMDynamics):
                 layer1 = self._layer("dynin1", state.stoch.flatten(-2))
                 shared = torch.cat([layer0, layer1], -1)
             else:
-                shared = embed_classes(
+                shared = embed_deter_stoch(
                     *(in0, bias, norm, classes, weights.stoch),
                     *(self.dynin1.cast(in0.dtype)[1], self.dynin1norm),
                 )
             hidden.baddbmm_(shared.expand(len(hidden), -1, -1), weights.shared)
         return inputs
 
-    def _read_action(
+    def _add_action(
         self,
         inputs: _RecurrentInputs,
         action: dict[str, Tensor],
         weights: _RecurrentWeights,
     ) -> Float[Tensor, "N D"]:
-        """Return the output of the recurrent layer."""
+        """Add the action; return the output of the recurrent layer."""
         hidden, norm = inputs.hidden, self.dynhid0norm
         _, bias = self.dynhid0.cast(hidden.dtype)
         if weights.table is not None:
@@ -312,7 +312,7 @@ class FastRSSMDynamics(RSSMDynamics):
         noise: Float[Tensor, "N S K"],
         out: Float[Tensor, "N S K"],
     ) -> Int[Tensor, "N S"] | None:
-        """Write a sample of the prior; return its classes if they are known."""
+        """Write a sample of the prior; return class indices if the prior is fused."""
         unimix = self.config.unimix
         if not self._has_fused_prior(deter.dtype):
             logits = self.prior_logits(deter)
