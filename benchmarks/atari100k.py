@@ -232,7 +232,7 @@ def format_section(runs: list[Run], folder: str) -> str:
         f"- published: mean ± standard deviation over {max(baseline.seeds.values())} "
         "seeds of the original with 200 M parameters",
         "- normalized: human-normalized score (0: random policy, 1: human)",
-        "- seconds: duration of the training",
+        "- seconds: duration of the training, from the log of the run",
         f"- commit: {describe_commits(runs)}",
         "",
     ]
@@ -305,7 +305,7 @@ def describe_commits(runs: Iterable[Run]) -> str:
         commit = run.about.get("commit") or "not recorded"
         commits[commit] = commits.get(commit, 0) + 1
     names = [f"{name} ({count})" for name, count in sorted(commits.items())]
-    return f"version of Reverie; the runs are of {', '.join(names)}"
+    return f"version of Reverie; number of runs per commit: {', '.join(names)}"
 
 
 def aggregate_row(label: str, scores: Any) -> str:

@@ -230,7 +230,7 @@ def test_atari_runs_keep_what_is_recorded_and_say_what_ran_at_the_same_time(
     }
     text = capsys.readouterr().out
     assert "hero has not finished (440,000 frames)" in text
-    assert "the runs are of abc (1), def (3)" in text
+    assert "number of runs per commit: abc (1), def (3)" in text
     standard, _, with_options = text.rpartition("Runs with the options `harmony`:")
     (row,) = [x for x in standard.splitlines() if "(atari100k/krull-seed3" in x][1:]
     assert "| 20 ± 5 |" in row
