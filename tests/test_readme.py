@@ -55,8 +55,15 @@ FLAGS_OF_COMMANDS = (
     *("--baseline", "--budget", "--by", "--window", "--x"),  # of `report`
     *("--bins", "--dry-run", "--private", "--video", "--y"),  # of `plot` and `push`
     *FLAGS_OF_SERVERS,
-    *("--per-gpu", "--retries", "--seeds", "--slurm", "--tasks"),  # of `campaign`
-    *("--status", "--workers"),
+    *(
+        "--mps",
+        "--per-gpu",
+        "--retries",
+        "--seeds",
+        "--slurm",
+        "--tasks",
+    ),  # of `campaign`
+    *("--mps", "--status", "--workers"),
     *("--format", "--out", "--sample", "--with-world"),  # of `export`
     *("--idx", "--max-kb", "--num-samples"),  # of `draw`
     *("--map.terminate_on", "--noise", "--play"),  # of `data`
