@@ -193,9 +193,8 @@ def read_config_file(path: Path) -> dict[str, Any]:
         content = read(path.expanduser(), MAX_JSON_BYTES)
         text = content.decode("utf-8-sig")  # skips a byte order mark
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or f"it {error}"
-        if isinstance(error, UnicodeDecodeError):
-            reason = str(error)
+        text = f"{'' if isinstance(error, UnicodeDecodeError) else 'it '}{error}"
+        reason = getattr(error, "strerror", None) or text
         fix = "give the path of a YAML or JSON file."
         if path.parent != PRESETS_FOLDER and str(path) in presets():
             fix = f"--configs {path}, which is a preset."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from reverie.campaign.queue import Queue, RunState, RunStatus
-from reverie.log.jsonl import METRICS, SCORES
+from reverie.log.jsonl import METRICS, SCORES, parse_lines
 from reverie.log.messages import print_message, record_output
 from reverie.log.terminal import format_number, format_seconds
 from reverie.storage.limits import InvalidFile, open_regular
@@ -163,13 +162,4 @@ def _last_lines(path: Path) -> list[dict[str, Any]]:
             data = file.read()
     except (OSError, InvalidFile):
         return []
-    lines = data.split(b"\n")[1 if start else 0 : -1]
-    entries = []
-    for line in lines:
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(entry, dict):
-            entries.append(entry)
-    return entries
+    return parse_lines(data.split(b"\n")[1 if start else 0 : -1])

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Iterable
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,19 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the entries of a file, if it exists; incomplete lines are skipped."""
     lines = _complete_lines(path) if path.is_file() else []
     return [json.loads(line) for line in lines]
+
+
+def parse_lines(lines: Iterable[str | bytes]) -> list[dict[str, Any]]:
+    """Return the entries of lines; lines that are not JSON objects are skipped."""
+    entries = []
+    for line in lines:
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(entry, dict):
+            entries.append(entry)
+    return entries
 
 
 def _read(path: Path) -> bytes:

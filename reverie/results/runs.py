@@ -19,6 +19,7 @@ from reverie import config as configs
 from reverie.api import UserError
 from reverie.envs import EnvConfig, action_repeat
 from reverie.envs.suites.crafter import crafter_score
+from reverie.log.jsonl import parse_lines
 from reverie.log.messages import print_message
 from reverie.storage.limits import InvalidFile, open_regular, read_json
 
@@ -315,12 +316,4 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
             text = file.read().decode(errors="replace")
     except (OSError, InvalidFile):
         return []
-    entries = []
-    for line in text.splitlines():
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(entry, dict):
-            entries.append(entry)
-    return entries
+    return parse_lines(text.splitlines())
