@@ -25,7 +25,8 @@ EXCLUDED = (
     *(f"reverie/envs/suites/{suite}*" for suite in EXCLUDED_SUITES),
     # tested on GPUs only
     "reverie/kernels/*",
-    # needs Ray, which is not part of the install; tested by `make test-scale`
+    # need Ray, which is not part of the install; tested by `make test-scale`
+    "reverie/campaign/ray_workers.py",
     "reverie/run/actors/ray_transport.py",
 )
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from reverie.run import precompile
+from reverie.agents.iris.config import COMPONENTS
+from reverie.run import factory, precompile
 from reverie.run.base_run import BaseRun
-from reverie.run.config import Config
+from reverie.run.config import Config, resolve
+from reverie.run.online_run import OnlineRun
 from reverie.run.precompile import KernelCompiler, Request, start_compiling
 
 ANSWERS = {
@@ -66,3 +69,81 @@ def test_a_request_that_cannot_be_pickled_is_left_out(monkeypatch, tmp_path):
         pickle.dumps(spaces.obs_space)
     cpu = torch.device("cpu")
     assert start_compiling(Config(), spaces, 1, cpu, "float32", "step") is None
+
+
+class FakeCompiler:
+    def __init__(self):
+        self.is_open = True
+
+    def close(self):
+        self.is_open = False
+
+
+def test_the_process_starts_before_pytorch_is_imported_if_no_kernels_are_cached(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(precompile, "KernelCompiler", FakeCompiler)
+    monkeypatch.setattr(precompile.os.path, "exists", lambda path: True)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    precompile.start_compiler_early()
+    assert precompile._early_compiler is None  # it is off
+    monkeypatch.setattr(precompile, "ENABLED", True)
+    precompile.start_compiler_early()
+    compiler = precompile._early_compiler
+    assert compiler.is_open
+    precompile.stop_early_compiler()
+    assert not compiler.is_open
+    (tmp_path / "reverie").mkdir()
+    precompile.start_compiler_early()
+    assert precompile._early_compiler is None
+
+
+def test_kernels_are_compiled_once_for_the_same_settings(monkeypatch, tmp_path):
+    recording = pytest.importorskip("reverie.kernels.recording")
+    available = "reverie.kernels.accelerate.kernels_available"
+    monkeypatch.setattr(available, lambda device: True)
+    monkeypatch.setattr(recording, "marker_folder", lambda: str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
+    free = [1 << 40]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[0], 1 << 40))
+    spaces = SimpleNamespace(obs_space={}, act_space={})
+
+    def find_marker(num_envs=1):
+        cpu = torch.device("cpu")
+        return precompile._find_marker(Config(), spaces, num_envs, cpu, "step")
+
+    assert find_marker() is None  # it is off
+    monkeypatch.setattr(precompile, "ENABLED", True)
+    marker = find_marker()
+    assert marker.parent == tmp_path
+    assert find_marker(2) != marker == find_marker()
+    free[0] = precompile.MIN_FREE_BYTES - 1
+    assert find_marker() is None
+    free[0] = 1 << 40
+    marker.touch()
+    assert find_marker() is None
+
+
+@pytest.mark.parametrize("agent", ["dreamer", "iris"])
+def test_a_policy_step_and_an_update_are_recorded(monkeypatch, tmp_path, agent):
+    recording = pytest.importorskip("reverie.kernels.recording")
+    monkeypatch.setattr(recording, "record_kernels", lambda add: nullcontext())
+    agents, make_agent = [], factory.make_agent
+
+    def make(*args):
+        agents.append(make_agent(*args))
+        return agents[-1]
+
+    monkeypatch.setattr(factory, "make_agent", make)
+    name = "iris_tiny" if agent == "iris" else "debug"
+    config = resolve([name], flags={"task": "catch", "logdir": str(tmp_path)})
+    with OnlineRun(config) as run:
+        spaces = run.envs.obs_space, run.envs.act_space
+    agents.clear()
+    request = Request(config, *spaces, 2, "cpu", "float32", str(tmp_path / "marker"))
+    precompile.record_agent(request, pytest.fail)
+    (built,) = agents
+    if agent == "dreamer":
+        assert built.updates_taken == 1
+    else:
+        assert all(built.opt[component].step == 1 for component in COMPONENTS)
