@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -147,3 +148,37 @@ def test_a_policy_step_and_an_update_are_recorded(monkeypatch, tmp_path, agent):
         assert built.updates_taken == 1
     else:
         assert all(built.opt[component].step == 1 for component in COMPONENTS)
+
+
+@pytest.mark.parametrize("problem", ["", "in a worker", "ValueError: no agent"])
+def test_the_marker_is_written_if_all_kernels_are_compiled(
+    monkeypatch, tmp_path, problem
+):
+    pytest.importorskip("triton")
+    marker, compiled = tmp_path / "folder" / "marker", []
+
+    class Pool:
+        def __init__(self, count):
+            pass
+
+        def apply_async(self, function, args):
+            compiled.extend(args)
+            error = problem if args == ["a kernel"] and "worker" in problem else ""
+            return SimpleNamespace(get=lambda: error)
+
+    def record_agent(request, add):
+        add("a kernel")
+        if "agent" in problem:
+            raise ValueError("no agent")
+
+    request = Request(*[None] * (len(Request._fields) - 1), str(marker))
+    stdin = SimpleNamespace(buffer=io.BytesIO(pickle.dumps(request)))
+    monkeypatch.setattr("sys.stdin", stdin)
+    context = SimpleNamespace(Pool=Pool)
+    monkeypatch.setattr("multiprocessing.get_context", lambda method: context)
+    thread = SimpleNamespace(start=lambda: None)
+    monkeypatch.setattr(precompile.threading, "Thread", lambda **options: thread)
+    monkeypatch.setattr(precompile, "record_agent", record_agent)
+    assert precompile._compile_requested() == problem
+    assert compiled[-1] == "a kernel"
+    assert marker.exists() == (not problem)
