@@ -1,8 +1,8 @@
 """Workers of a campaign as jobs of SLURM or tasks of Ray.
 
 Each job is a worker of the campaign and ends when no runs are waiting. The process that
-submits the jobs shows the progress and replaces jobs that failed or were cancelled, as
-long as there are more runs to start than jobs.
+submits the jobs shows the progress. It replaces jobs that failed or were cancelled, if
+the remaining jobs are fewer than the runs that are waiting to be started.
 """
 
 from __future__ import annotations

@@ -41,7 +41,9 @@ class MpsDaemon:
         folder = Path(tempfile.gettempdir()) / f"reverie-mps-{user}"
         self.folder = folder
         self.variables = {PIPES: str(folder), LOGS: str(folder)}
-        self._users: IO[Any] | None = None  # shared lock of all users of the daemon
+        # File on which each campaign that uses the daemon holds a shared lock. The
+        # campaign that can get an exclusive lock is the last one: it stops the daemon.
+        self._users: IO[Any] | None = None
 
     def open(self) -> None:
         """Start the daemon, unless another campaign has started it."""

@@ -58,7 +58,8 @@ class Translation:
     """Command of Reverie, with its positional arguments."""
     presets: list[str] = field(default_factory=list)
     program_presets: list[str] = field(default_factory=list)
-    """Presets of the program, which a flag that selects a preset replaces."""
+    """Those of `presets` that the table gives for the program of the original. If a
+    flag of the original is translated to presets, they replace these."""
     has_program: bool = False
     """True if the command line begins with a program of the original."""
     arguments: list[list[str]] = field(default_factory=list)
@@ -114,6 +115,8 @@ def translate(
             return None
         else:
             _set_program(translation, program, words[0])
+            # a program whose arguments are the same in Reverie: copy them, or show the
+            # example if there are none
             if program.example:
                 translation.command += rest or program.example.split()
             options = program.options or {}
@@ -229,6 +232,8 @@ def _add_argument(
             continue
         if not _concerns_agent(translation, flag):
             continue
+        # skip an entry that applies only if two flags differ, such as the devices of
+        # policy and training; a later entry may match
         if flag.unless_equal and values.get(flag.unless_equal) == value:
             continue
         new = _replace(translation, flag, match, {**values, "value": value})
@@ -237,6 +242,7 @@ def _add_argument(
             shows_values = has_value or len(names) > 1
             old = " ".join(argument.words) if shows_values else argument.words[0]
             replacement = " ".join(new if shows_values else names)
+            # the entry has only `COMMAND:NAME`: what changed is the command
             if flag.new and not replacement:
                 replacement = f"reverie {translation.command[0]}"
             translation.add_change(Change(old, replacement, flag.note))
@@ -316,12 +322,16 @@ def _replace_with_presets(
 ) -> list[str] | None:
     """Add the words that replace a flag in a run with the presets found so far."""
     commands = _possible_commands(translation.command[0])
+    # The agent depends on the command: `reverie bc` selects the agent `bc`. If this
+    # agent does not have the setting, the command is not replaced by one whose agent
+    # has a setting of this name.
     if "{agent}" in flag.new:
         del commands[1:]
     for command in commands:
         config = _config_so_far(translation, command)
         fields = {"agent": settings_name(config.agent), "env": _env_group(config)}
         new = fill_template(flag.new, match, {**values, **fields})
+        # `COMMAND:NAME` before the flags selects the command (see `Replacement.new`)
         words = [word for word in new if not word.startswith("COMMAND:")]
         if len(words) < len(new):
             command = new[0].removeprefix("COMMAND:")

@@ -116,7 +116,7 @@ class TerminalSink(Sink):
         for line in in_columns(metrics, width):
             print(line, file=self.stream)
         self.stream.flush()
-        record_output()
+        record_output()  # a status line is printed only after some time without output
 
     def progress(self, step: int) -> None:
         """Update the progress line on a terminal, at most every REFRESH_SECONDS."""
@@ -133,6 +133,10 @@ class TerminalSink(Sink):
         record_output()
 
     def truncate_after(self, step: int) -> None:
+        """Restart the measurement of rates when a run is resumed.
+
+        Text that was printed after this step cannot be removed.
+        """
         self._step_times.clear()
         self._epoch_times.clear()
         self._completed = self.epochs().completed if self.epochs else 0
@@ -154,7 +158,9 @@ class TerminalSink(Sink):
             try:
                 shown = set(select_names(self.filter, new, "search"))
             except UserError:
-                self.filter = NOTHING  # matching takes too long: do not try again
+                # `select_names` raises this if evaluating the regular expression takes
+                # too long, as with nested repetitions: do not try again.
+                self.filter = NOTHING
                 raise
             self._is_shown |= {name: name in shown for name in new}
         return {name: text for name, text in metrics.items() if self._is_shown[name]}

@@ -34,6 +34,7 @@ MODES = {
     HUMAN_MODEL: "human in the world model",
     RECORDED: "recorded episodes",
 }
+"""Modes of a session and their labels on the page."""
 
 
 @dataclass

@@ -1,8 +1,9 @@
 """A session: one simulation that is stepped in a thread at a fixed rate.
 
-Pages send commands (`send`); the thread applies them between steps. After every step
-and command it calls its listeners with a `View`. Only this thread uses the environment
-and the world model; listeners encode and send views.
+The web pages of `reverie play` send commands, which the server passes to `send`; the
+thread applies them between steps. After every step and most commands it calls its
+listeners with a `View`. Only this thread uses the environment and the world model;
+listeners encode and send views.
 """
 
 from __future__ import annotations
@@ -58,8 +59,12 @@ Listener = Callable[[View], None]
 class Session:
     """Runs a simulation until `close` is called.
 
-    With `save`, the page asks at the end of each episode whether to save it. With
-    `show_header`, it shows step, action, reward and other values above the images.
+    `mode` is one of `MODES`: the agent or a human acts in the environment or in the
+    world model, or recorded episodes are shown. With `save`, the page asks at the end
+    of each episode whether to save it. The view of the last step then has `ask` set,
+    and the page answers with the command `keep`; the command `save` turns this on or
+    off. With `show_header`, the page shows step, action, reward and other values above
+    the images.
     """
 
     def __init__(
@@ -72,7 +77,7 @@ class Session:
     ):
         self.loaded, self.save, self.show_header = loaded, save, show_header
         self.simulation = Simulation(loaded, seed)
-        self.simulation.keep_all = save
+        self.simulation.keep_all = save  # an episode is saved with all of its steps
         predicted = (
             list(loaded.world_model_env.predicted_keys)
             if loaded.world_model_env
@@ -94,7 +99,9 @@ class Session:
         self._times: deque[float] = deque(maxlen=60)
         self._num_views = 0
         self._commands: queue.Queue[dict[str, Any] | None] = queue.Queue(256)
-        context = contextvars.copy_context()  # has the modules allowed by `run.trust`
+        # The modules that may be imported (`reverie/run/trust.py`) are a context
+        # variable, whose value a new thread gets only with a copy of the context.
+        context = contextvars.copy_context()
         self._thread = threading.Thread(
             target=context.run, args=(self._run,), name="session", daemon=True
         )
@@ -281,6 +288,7 @@ class Session:
         self._publish()
 
     def _on_save(self, command: dict[str, Any]) -> None:
+        """Set whether the page asks to save each episode."""
         self.save = self.simulation.keep_all = bool(command["on"])
         self._publish()
 
@@ -415,6 +423,7 @@ class Session:
             "fork": simulation.imagined.start
             if snapshot.imagined is not None
             else None,
+            # number of imagined steps since the last real step
             "age": imagination.age if imagination else None,
             "context_resets": imagination.context_resets if imagination else 0,
             "context": inspection.context,

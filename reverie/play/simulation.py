@@ -38,6 +38,7 @@ from reverie.play.policy_state import PolicyState
 from reverie.run.player import MAX_CONTEXT
 
 IN_ENV, IN_MODEL = (AGENT_ENV, HUMAN_ENV), (AGENT_MODEL, HUMAN_MODEL)
+"""Modes in which the environment is stepped, and those with the world model instead."""
 AGENT_MODES = (AGENT_ENV, AGENT_MODEL)
 MAX_HISTORY = 3000
 """Maximum number of steps in memory, unless `Simulation.keep_all` is set."""

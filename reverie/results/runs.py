@@ -76,9 +76,10 @@ class Run:
     def points(self, key: str, x: str) -> np.ndarray:
         """Return `(x, value)` of each line that has the key, as an array `(n, 2)`.
 
-        `x` is `frames` (of the simulator), `step` (of the agent) or `hours`. In the
-        files, `step` counts frames. The lines are those of `scores.jsonl` if they have
-        the key, otherwise those of `metrics.jsonl`.
+        `x` is `frames` (of the simulator), `step` (of the agent) or `hours`. The field
+        `step` of the files counts frames, so for `step` it is divided by `repeat`. The
+        lines are those of `scores.jsonl` if they have the key, otherwise those of
+        `metrics.jsonl`.
         """
         rows: list[tuple[float, float]] = []
         for name in (SCORES, METRICS):
@@ -229,8 +230,9 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> Groups:
 
     Two runs belong to different methods if their agents differ, or if they differ in
     a setting that varies among runs of the same task and agent (except
-    `NOT_METHOD_SETTINGS`). With `by`, only these settings are compared. The name of a
-    method consists of its agent and these settings.
+    `NOT_METHOD_SETTINGS`). The name of a method consists of its agent and these
+    settings. With `by`, only the settings in `by` are compared, not the agents, and the
+    name consists of these settings. Runs that have none of them are grouped by agent.
     """
     if by:
         known = {key for run in runs for key in run.settings}
@@ -287,7 +289,10 @@ def _plain(value: Any) -> Any:
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    """True for a number that can be plotted; scores of runs are much smaller."""
+    """True for a number that can be plotted: its absolute value is below `MAX_NUMBER`.
+
+    This limit is much larger than the scores of runs.
+    """
     is_numeric = isinstance(value, int | float) and not isinstance(value, bool)
     return is_numeric and abs(value) < MAX_NUMBER
 

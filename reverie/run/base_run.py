@@ -65,6 +65,8 @@ class BaseRun(Resources):
     def __init__(self, config: Config, profile: int = 0):
         super().__init__()
         self.config = self.saved_config = config
+        """`saved_config` is written to the run folder. It differs from `config` only in
+        offline runs, where `config` has epochs converted to updates."""
         self.path = resolve_logdir(config.logdir)
         self.stopper = Stopper()
         self.checkpoints = Checkpoints(
@@ -110,8 +112,9 @@ class BaseRun(Resources):
         self._lock = self._cleanup.enter_context(lock)
         self._cleanup.callback(self._record_end)
         self._cleanup.callback(self._delete_if_not_started, files)
-        # A new data-parallel run is not ended immediately by a signal, because the
-        # other ranks may be waiting for this one in a collective.
+        # While a new run is built, there is nothing to save, so a signal ends it
+        # immediately (`can_save` is False). A data-parallel run is not ended this way,
+        # because the other ranks may be waiting for this one in a collective.
         is_alone = max(config.processes, find_launch().world_size) == 1
         self.stopper.can_save = bool(self.checkpoints.paths()) or not is_alone
         self._cleanup.enter_context(self.stopper)
@@ -161,6 +164,8 @@ class BaseRun(Resources):
     def _start_compiling(self, spaces: Any, num_envs: int) -> None:
         """Start to compile the kernels of the agent, if they are not in the caches."""
         if max(self.config.processes, find_launch().world_size) > 1:
+            # Data-parallel runs do not compile in advance, so end the process that the
+            # command line may have started for this (`start_compiler_early`).
             stop_early_compiler()
             return
         compile = device.pick_compile(self.config.compile, self.device)
@@ -190,7 +195,7 @@ class BaseRun(Resources):
         if self.stopper.is_set():
             return None
         self.status.begin("update of the agent")
-        served = self.feed.served  # rows sampled so far
+        served = self.feed.served  # rows (time steps) in all batches so far
         if self.policy_copy:
             self.policy_copy.before_update()
         with self.modifying():
@@ -313,7 +318,13 @@ class BaseRun(Resources):
     # Checkpoints.
 
     def _loop_state(self) -> StateDict:
-        """State of the training loop: clock and logger."""
+        """State of the training loop: clock and logger.
+
+        A complete run is saved before `finish` writes its last metrics. `final_log`
+        describes this last write: its `step`, and whether it was `due`, that is,
+        `write_log` was called at the last step. If it was not due, a longer run would
+        not have written metrics at this step.
+        """
         final = {"step": self.clock.frames, "due": bool(self._final_metrics)}
         return {
             "clock": self.clock.state_dict(),
@@ -328,8 +339,11 @@ class BaseRun(Resources):
         has_final_write = self.logger.has_final_write
         self.was_finished = self.is_complete and has_final_write
         if final and final["due"] and not has_final_write and not self.is_complete:
+            # The run had reached its end and is now continued, for example with more
+            # `run.steps`. The write that was due at its earlier end is not in the
+            # files, because the run was killed or the disk was full: write it now.
             self.logger.add(self._run_metrics())
-            self.logger.write(final["step"])  # this write failed, e.g. on a full disk
+            self.logger.write(final["step"])
         if self.was_finished:
             self.print_message("This run has already finished.")
 

@@ -25,9 +25,11 @@ from reverie.spaces import Spaces
 class PolicyCopy:
     """Acts like `agent`, with a copy of its policy on another device.
 
-    The weights are those after the last update. With `overlap`, they are those before
-    the first update since the last action, so that the policy does not wait for
-    updates. `updates` returns the number of updates so far.
+    The weights are those after the last update. With `overlap`, the policy does not
+    wait for updates: if there were updates since the previous action, it uses the
+    weights from before the first of them; otherwise, those of the previous action. The
+    first action uses the current weights. `updates` returns the number of updates so
+    far.
     """
 
     def __init__(
@@ -39,7 +41,9 @@ class PolicyCopy:
     ):
         assert isinstance(agent, CanActRemotely)
         self.agent, self.copy, self.overlap = agent, copy, overlap
-        self._updates, self._copied = updates, -1  # updates at the last copy
+        # `_copied` is the number of updates when weights were last copied directly from
+        # the agent; -1 if they have to be copied before the next action.
+        self._updates, self._copied = updates, -1
         self._stored: StateDict | None = None  # weights in host memory
         self._has_new_weights = False  # stored, but not loaded by the copy yet
         self._stored_event: Any = None  # CUDA event: the stored weights are complete
@@ -60,8 +64,11 @@ class PolicyCopy:
 
     def before_update(self) -> None:
         """Store the weights for the actions chosen while the update runs."""
+        # Nothing to store without `overlap` (weights are copied before an action), if
+        # the copy has not acted since the last call (it will use the weights stored
+        # then), and before its first action (which copies the weights directly).
         if not self.overlap or self._has_new_weights or self._copied < 0:
-            return  # the copy has not acted since the last call
+            return
         assert isinstance(self.agent, CanActRemotely)
         weights = self.agent.policy_weights()
         if self._stored is None:

@@ -193,6 +193,7 @@ class Leader:
         with self._command() as send:
             schedule = self.agent.schedule
             send(TRAIN, schedule.state_dict() if schedule else None)
+            # `single`: collectives also run in a group of one rank (`run_on_one_rank`)
             with self._limit.update(), collective.synchronized(single=True):
                 metrics = self.agent.train(self._feed)
                 metrics = collective.average_metrics(metrics)
@@ -243,7 +244,9 @@ class LeaderFeed:
         return getattr(self.feed, name)
 
     def __call__(self, name: str, out: Batch | None = None) -> Batch:
-        self.limit.add_window(name)  # the time limit depends on the batch
+        # The time limit of an update depends on the windows (kinds of batches, such as
+        # "train") that it samples: `UpdateLimit`.
+        self.limit.add_window(name)
         batch: Batch = self.feed(name)
         total = len(next(iter(batch.values())))
         broadcast((total, BatchLayout(batch)), self.group.control)
@@ -268,7 +271,7 @@ class FollowerFeed:
         self.group, self.device, self.limit = group, device, limit
 
     def __call__(self, name: str, out: Batch | None = None) -> Batch:
-        self.limit.add_window(name)  # the time limit depends on the batch
+        self.limit.add_window(name)  # as in `LeaderFeed`
         total, layout = broadcast(None, self.group.control)
         local = collective.set_batch(total)
         return copy_to(receive_batch(layout, local, self.device), out)
@@ -368,6 +371,9 @@ class Follower:
     ) -> None:
         """Build the agent and, if a folder is given, environments and replay buffer."""
         config, launch = config_from_settings(settings), self.group.launch
+        # `Share` says which part of environments and batches belongs to this rank: all
+        # without a folder. `Shard` below has these environments and the replay buffer,
+        # and `ShardFeed` samples the batches from it.
         share = Share(launch.rank, launch.world_size) if folder else Share()
         devices.seed_everything(config.seed)
         own_device = devices.pick_device(device, config.run.train_devices)

@@ -80,7 +80,8 @@ IN_ENVIRONMENT = tuple(
     UnusedSetting(name, "the agent is evaluated in an environment")
     for name in ("offline.", "sequences.", "explore.")
 )
-"""Settings that `reverie eval` does not use in an environment."""
+"""Settings that `reverie eval` does not use in an environment. The first entry is
+`offline.` (see `unused_in_environment`)."""
 
 TRAINING_SETTINGS = ("opt.", "batch_size", "batch_length", "loss_scales.")
 """Settings of agents that only affect training. Not every agent has all of them."""

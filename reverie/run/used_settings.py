@@ -26,6 +26,9 @@ from reverie.envs import SUITES, split_task
 from reverie.plugins import settings_name
 from reverie.run.config import Config, resolve, with_flags
 from reverie.run.imported import importing_agent
+
+# COLLECTS, NO_ENVS and NO_TRAINING are reasons (text), TRAINING_SETTINGS has names of
+# settings, and all others are tuples of `UnusedSetting`.
 from reverie.run.unused_by_command import (
     ACTORS,
     BENCH,
@@ -66,6 +69,8 @@ def resolve_for_command(
         config = resolve(presets, files, pairs, saved)
     except UnknownSetting as error:
         valid = _config_of_known_names(presets, files, pairs)
+        # An unknown name may be in a group that the command does not use, such as
+        # `replay.` in `reverie offline`. Then no similar name is suggested.
         is_unused = find_unused(error.name, unused_settings(valid, command)) is not None
         options = [] if is_unused else used_names(valid, command)
         raise UnknownSetting(error.name, error.origin, options) from None
@@ -85,6 +90,7 @@ def unused_in_environment(config: Config) -> list[UnusedSetting]:
     standard = configs.flatten(config.agent_config).get("enc.standard")
     if standard != "dataset" or not config.run.from_checkpoint:
         return [*IN_ENVIRONMENT, *training]
+    # the first entry is the group `offline.`: list its settings without `offline.stats`
     offline, *others = IN_ENVIRONMENT
     names = (name for name in settings_of(config) if name.startswith(offline.name))
     named = [offline._replace(name=x) for x in names if x != "offline.stats"]
@@ -207,6 +213,7 @@ def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
         elif not on_sequences:
             unused.append(UnusedSetting("sequences.", "it trains on episodes"))
         unused += _unused_epoch_settings(config)
+        # here, an epoch has as many rows as the dataset (`offline.epochs`)
         if not config.agent_config.rows_per_update:
             reason = f"training of the agent {config.agent!r} is not counted in epochs"
             steps = "--run.steps sets the number of updates."
@@ -217,6 +224,7 @@ def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
         unused += [*ONLINE, *_unused_online(config), *_unused_sampling(config)]
         unused += _unused_with_or_without_actors(config)
         is_env = True
+        # here, an epoch collects data and then trains on it (`AgentConfig.epochs`)
         if not config.agent_config.epochs:
             reason = f"the agent {config.agent!r} is not trained in epochs"
             fix = "--run.keep_every {value}"
@@ -241,7 +249,11 @@ def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
 
 
 def _unused_epoch_settings(config: Config) -> Iterator[UnusedSetting]:
-    """Yield the settings of epochs, if the agent alternates acting and training."""
+    """Yield the settings of the agent's epochs, which offline training does not use.
+
+    In online training, each of these epochs collects data and then trains on it
+    (`AgentConfig.epochs`). They are not the epochs of `offline.epochs`.
+    """
     if not config.agent_config.epochs:
         return
     group = f"{settings_name(config.agent)}."
@@ -347,6 +359,9 @@ def _settings_of_other_agents(config: Config) -> Iterator[UnusedSetting]:
     """
     own, settings = settings_name(config.agent), config.agent_config
     names, schema = settings_of(config), cast(Any, type(config))
+    # `base_run` is the run or checkpoint whose world model this agent uses, if any.
+    # `base` is the agent that can load it, if another implementation saved it; it is
+    # empty for a run of Reverie.
     path = settings.base_run if settings.uses_base_world else ""
     base = importing_agent(path, schema)
     for field in dataclasses.fields(config):
@@ -369,7 +384,9 @@ def _settings_of_other_suites(config: Config) -> Iterator[UnusedSetting]:
     If the suite of the task has a setting of the same name, it is suggested instead.
     """
     if is_sequence_task(config.task):
-        return  # `trains_on_sequences` checks the agent and raises a better error
+        # The task has no suite. If the agent does not train on sequences, the function
+        # `trains_on_sequences` (run/offline/datasets.py) raises an error that says so.
+        return
     own_suite = SUITES.get(split_task(config.task)[0])
     own = (own_suite.config_name or own_suite.name) if own_suite else ""
     names = settings_of(config)

@@ -143,6 +143,8 @@ def read_layout(
     try:
         layouts, total = _layouts(table, length + 8), length + 8
         for layout in layouts.values():
+            # Offsets count from the start of the file. The difference is negative for
+            # an array that begins in its first `length` bytes, which are the header.
             numbers = (*layout.shape, layout.offset - length)
             if not all(type(n) is int and n >= 0 for n in numbers):
                 raise InvalidFile("has an array with an invalid shape")
@@ -150,7 +152,9 @@ def read_layout(
             if layout.offset + size > record.size:
                 raise InvalidFile("has an array that is larger than the file")
             total += size
-        if total > record.size:  # could need much more memory than the file
+        # many arrays that are the same bytes of a small file would, when they are
+        # copied, need much more memory than the size of the file
+        if total > record.size:
             raise InvalidFile("has arrays that overlap")
     except (AttributeError, LookupError, TypeError) as error:
         raise InvalidFile("has a damaged header") from error

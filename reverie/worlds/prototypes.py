@@ -12,8 +12,9 @@ predicted by a softmax over inner products with the prototypes:
   projections, before they are normalized.
 
 The first step of every sequence is skipped, because its latent state depends on a
-stored state: it is not assigned to prototypes, and its losses are zero. The mean of a
-loss over all steps is the mean over the steps that are not skipped.
+stored state: it is not assigned to prototypes, and its losses are zero. The losses of
+the T - 1 other steps are multiplied by T / (T - 1), so that the mean over all T steps
+is equal to the mean of the original losses over these T - 1 steps.
 """
 
 from __future__ import annotations
@@ -47,7 +48,11 @@ MAX_SHIFT = 3
 
 
 class Prototypes(Representation):
-    """Losses of DreamerPro, on a batch with both views of every sequence."""
+    """Losses of DreamerPro, on a batch with both views of every sequence.
+
+    `features` is the width of the features of a latent state, `width` that of the
+    embedding, the output of the encoder. `make_encoder` builds the slow encoder.
+    """
 
     loss_names = ("proto_swav", "proto_temp", "proto_norm")
     views = 2
@@ -61,6 +66,8 @@ class Prototypes(Representation):
                 "The representation prototypes shifts images, but the task has none.\n"
                 "  Fix: --dreamer.representation barlow, infonce or decoder"
             )
+        # Embeddings and features are projected to vectors of the same dimension as the
+        # prototypes. Each row of `prototypes.weight` is a prototype.
         self.from_embed = Projection(width, WIDTH)
         self.from_features = Projection(features, WIDTH)
         self.prototypes = Projection(WIDTH, PROTOTYPES)
@@ -131,7 +138,10 @@ class Prototypes(Representation):
         return F.linear(F.normalize(x, dim=-1), weight), x.norm(dim=-1)
 
     def _assign(self, scores: Float[Tensor, "B T P"]) -> Float[Tensor, "B T P"]:
-        """Return assignments of the steps of one view, balanced over all ranks."""
+        """Return assignments of the steps of one view, balanced over all ranks.
+
+        Called without gradients, so `all_gather_with_grad` only gathers the scores.
+        """
         size, length = scores.shape[:2]
         local = local_sequences()
         first = local.start * length if local else 0

@@ -7,9 +7,11 @@ the next row in the file:
     action in file    0     a0    a1
     action here       a0    a1    0
 
-Discrete actions are one-hot in the file and indices here. If all continuous actions are
-within [-1, 1], they are assumed to be scaled to these bounds, as in dreamerv3-torch;
-otherwise they are in the environment's own units, unless `dataset.json` has bounds.
+Discrete actions are one-hot in the file and indices here. The bounds of continuous
+actions are those of `dataset.json`, if it exists, or of the spaces that the caller
+gives. Otherwise they are inferred from the actions in a few files. If all are within
+[-1, 1], they are assumed to be scaled to these bounds, as in dreamerv3-torch. If not,
+they are in the environment's own units and have no bounds.
 `discount` is 0 in the last row and 1 before; `is_last` is not stored and follows from
 the length. If a file has other values for them, they are kept under `log/`, which
 agents do not use, so that writing the episode again gives the same file. Files with
@@ -32,6 +34,8 @@ from reverie.storage.limits import InvalidFile, check_name
 from reverie.storage.npz_file import read_npz, read_npz_headers
 
 _NOT_OBSERVATIONS = ("action", "discount", "logprob", *FLAGS)
+"""Arrays that are not observations. `FLAGS` are `reward`, `is_first`, `is_last` and
+`is_terminal`."""
 
 
 class NpzReader(FolderReader):
@@ -230,6 +234,7 @@ def _from_incomplete(arrays: Arrays, obs_space: Spaces, act_space: Spaces) -> Ep
     images = [value for value in arrays.values() if is_image(value)]
     lengths = [len(value) for value in images or arrays.values() if value.ndim]
     rows = max(lengths, default=0)
+    # an action may be a vector; `FLAGS` (with the reward) have one number per row
     for key in arrays.keys() & {"action", *FLAGS}:
         value = arrays[key]
         is_flag = key in FLAGS
@@ -326,7 +331,11 @@ def is_one_hot(
 
 
 def scaled_space_of_unknown_bounds(space: Space) -> Space:
-    """Return the space of actions scaled to [-1, 1] from bounds that are not stored."""
+    """Return the space of actions scaled to [-1, 1] from bounds that are not stored.
+
+    The last argument, `Space.native`, are the bounds in the environment's own units:
+    infinite, because they are unknown.
+    """
     return Space(space.dtype, space.shape, -1, 1, (-np.inf, np.inf))
 
 

@@ -76,9 +76,12 @@ def norm_silu_dot(
     x, bias, scale, weight, row, output, output_mask, eps, rows, x_stride,
     WIDTH: tl.constexpr, R: tl.constexpr, C: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """Return the product of `silu(norm(x + bias))` and weights, a tile in float32.
+    """Return a tile of `silu(norm(x + bias)) @ weight.T` in float32.
 
-    `row` are the rows of the tile, `output` its columns: rows of `weight`.
+    The tile has the rows `row` of `x` and the outputs `output` of the layer. `weight`
+    has one row per output, so `output` are indices of its rows. R is the number of rows
+    of the tile, N its number of outputs, and C the number of inputs that each iteration
+    of the loops reads.
     """
     k = tl.arange(0, C)
     squares = tl.zeros((R,), tl.float32)
@@ -109,6 +112,7 @@ def _norm_linear(
     WIDTH: tl.constexpr, OUTPUTS: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
+    """One program computes R rows and N outputs; see `norm_silu_dot`."""
     row = tl.program_id(0) * R + tl.arange(0, R)
     col = tl.program_id(1) * N + tl.arange(0, N)
     acc = norm_silu_dot(

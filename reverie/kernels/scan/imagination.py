@@ -90,7 +90,11 @@ def _embed_deter_stoch(
     WIDTH: tl.constexpr, GROUPS: tl.constexpr, CLASSES: tl.constexpr,
     G: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """One program computes one row."""
+    """One program computes one row.
+
+    G is the number of groups per iteration. C is the number of columns of a tile: the
+    smallest power of two that is at least WIDTH and 16.
+    """
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, C)[None, :]
     mask = col < WIDTH
@@ -98,6 +102,8 @@ def _embed_deter_stoch(
     for start in range(0, GROUPS, G):
         group = start + tl.arange(0, G)[:, None]
         sample = tl.load(index + row * GROUPS + group, group < GROUPS, 0)
+        # One row of `weight` for the sampled class of each group, with all of its
+        # columns: a tile of shape (G, C).
         source = weight + (group * CLASSES + sample) * WIDTH + col
         columns = tl.load(source, (group < GROUPS) & mask, 0.0).to(tl.float32)
         total += tl.sum(columns, 0)[None, :]
@@ -115,7 +121,11 @@ def _norm_actions(
     x, bias, scale, table, action, y, eps, rows, actions,
     WIDTH: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """One program computes one row."""
+    """One program computes one row.
+
+    W is the width of a block. C is the number of columns of a tile: the smallest power
+    of two that is at least WIDTH and 16.
+    """
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, C)[None, :]
     mask = col < WIDTH

@@ -48,7 +48,8 @@ from reverie.worlds.rollout import stack_actions
 from reverie.worlds.rssm.dynamics import KLTerms, RSSMDynamics, RSSMState
 
 RECURRENT = SideStream("recurrent")
-"""Stream that computes the recurrent layer, except for the part of the action."""
+"""Stream for the products of the recurrent layer `dynhid0` with inputs that do not
+depend on the action: `deter`, and the outputs of `dynin0` and `dynin1`."""
 
 MAX_TABLE = 256
 """Maximum number of discrete actions whose embeddings are precomputed in a table."""
@@ -66,14 +67,17 @@ class _RecurrentWeights(NamedTuple):
     table: Float[Tensor, "G A W"] | None
     """Products of `action` and the embeddings of all discrete actions, or None."""
     stoch: Float[Tensor, "SK H"] | None
-    """Transposed weights of `dynin1`, if the prior returns class indices."""
+    """Transposed weights of `dynin1`, whose rows are selected by class indices. None if
+    the prior is not fused (`_has_fused_prior`): only a fused prior returns indices."""
 
 
 class _RecurrentInputs(NamedTuple):
     """Tensors of the side stream, referenced so that their memory is not reused."""
 
     hidden: Float[Tensor, "G N W"]
-    """Output of `dynhid0` without bias, to which the products are added in place."""
+    """Output of `dynhid0` without bias. It begins as the product of `deter`. The
+    products of the shared inputs and, if there is no `table`, of the embedded action
+    are added in place."""
     in0: Float[Tensor, "N H"]
     """Output of `dynin0` without bias."""
     classes: Int[Tensor, "N S"] | None
@@ -107,6 +111,8 @@ class FastRSSMDynamics(RSSMDynamics):
         steps = [self._split(feat[:, t]) for t in range(horizon + 1)]
         for target, source in zip(steps[0], state, strict=True):
             target.copy_(source)
+        # An output layer of the policy whose weights are padded to a multiple of eight
+        # outputs (`padded_linear`) is padded once per rollout instead of at each step.
         with cached_padded_weights():
             if norm_linear.ENABLED:
                 actions = self._imagine_fused(steps, policy, rng)
@@ -154,6 +160,7 @@ class FastRSSMDynamics(RSSMDynamics):
         if tokens.shape[1] == 1 or not self._has_fused_layers(tokens):
             return super().scan(state, tokens, actions, reset, rng)
         config, dtype = self.config, tokens.dtype
+        # `cast` returns (weight, bias) of a layer in this dtype
         weight, bias = self.obs0.cast(dtype)
         deter_weight, token_weight = weight.tensor_split([config.deter], 1)
         weights = ScanWeights(
@@ -230,7 +237,9 @@ class FastRSSMDynamics(RSSMDynamics):
                 inputs = inputs._replace(classes=classes)
                 inputs = self._add_shared_inputs(following, inputs, weights)
             actions.append(policy(following))
-        wait_for(deter, RECURRENT)  # also used with a horizon of zero
+        # With a horizon of zero, the loop has not waited for the work that was started
+        # on the side stream before it.
+        wait_for(deter, RECURRENT)
         return actions
 
     def _recurrent_weights(self, dtype: torch.dtype) -> _RecurrentWeights:
@@ -263,7 +272,11 @@ class FastRSSMDynamics(RSSMDynamics):
     def _add_shared_inputs(
         self, state: RSSMState, inputs: _RecurrentInputs, weights: _RecurrentWeights
     ) -> _RecurrentInputs:
-        """Add the layers of `deter` and `stoch` to `hidden`, on the side stream."""
+        """Add the products of `dynhid0` with the outputs of `dynin0` and `dynin1`.
+
+        `dynin0` is the layer of `deter`, `dynin1` that of `stoch`. The products are
+        added to `inputs.hidden` in place, on the side stream.
+        """
         hidden, in0, classes = inputs
         bias, norm = self.dynin0.cast(in0.dtype)[1], self.dynin0norm
         with on_stream(in0, RECURRENT):
