@@ -74,10 +74,10 @@ class ExploreConfig:
         """True if the exploration policy acts at an agent step."""
         return self.policy != "none" and (not self.until or step < self.until)
 
-    def reward(
+    def combine_rewards(
         self, intrinsic: Float[Tensor, "*b"], extrinsic: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b"]:
-        """Return the reward of the exploration policy, from both scaled rewards."""
+        """Return the reward of the exploration policy: a weighted sum."""
         reward = self.intrinsic * intrinsic
         return reward + self.extrinsic * extrinsic if self.extrinsic else reward
 

@@ -139,16 +139,17 @@ class Accelerator:
         act: Callable[..., Any],
         modules: Sequence[nn.Module],
         rng: Rng,
-        trains: bool,
+        collects: bool,
     ) -> Policy:
         """Return a policy step that returns actions and extras as NumPy arrays.
 
         It calls `act(*modules, carry, obs)`, which samples from `rng` only. With
-        `overlap`, the policy of a training run (`trains`) gets copies of the modules.
+        `overlap`, a policy that collects training data (`collects`) gets copies of the
+        modules, because it acts during updates.
         """
         if not self.has_graphs:
             return partial(_act_eager, partial(act, *modules))
-        copies = WeightCopies() if self.overlap and trains else None
+        copies = WeightCopies() if self.overlap and collects else None
         if copies:
             modules = [copies.copy_module(module) for module in modules]
         policy = GraphedPolicy(

@@ -1,4 +1,4 @@
-"""Dreamer without a decoder, and with one that only draws."""
+"""Dreamer without a decoder, and with a detached one."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ def test_training_without_a_decoder(name):
 
 
 @pytest.mark.parametrize("optimizers", ["joint", "separate"])
-def test_a_drawing_decoder_teaches_nothing(optimizers):
+def test_a_detached_decoder_trains_no_other_network(optimizers):
     config = replace(
         TINY, representation="barlow", optimizers=optimizers, priosignal="model"
     )
     # so small that the norm of all gradients of an optimizer changes every update
     clipped = replace(config.world_opt, clip=1e-3)
     config = replace(config, world_opt=clipped)
-    plain, drawing = make(config), make(replace(config, draw=True))
+    plain, detached = make(config), make(replace(config, draw=True))
     for name, module in plain.components().items():
-        drawing.components()[name].load_state_dict(module.state_dict())
-    feed = RandomFeed(drawing)
-    drawing.train(feed)
+        detached.components()[name].load_state_dict(module.state_dict())
+    feed = RandomFeed(detached)
+    detached.train(feed)
     output = plain._update(feed.batches[0])
     for name, module in plain.components().items():
-        other = drawing.components()[name].state_dict()
+        other = detached.components()[name].state_dict()
         for key, value in module.state_dict().items():
             assert torch.equal(value, other[key]), (name, key)
     assert torch.equal(output.priority, feed.priorities[0][1])
     fresh = make(replace(config, draw=True)).world.dec.state_dict()
-    assert changed(flatten(fresh), flatten(dict(drawing.world.dec.state_dict())))
-    assert "openloop/image" in drawing.report(feed)
+    assert changed(flatten(fresh), flatten(dict(detached.world.dec.state_dict())))
+    assert "openloop/image" in detached.report(feed)
 
 
 def test_prototypes_are_frozen_at_first_and_the_encoder_has_a_slow_copy(monkeypatch):

@@ -97,7 +97,7 @@ def test_rewards_of_imagined_steps():
     expected = divergence(head_logits(agent, outputs))
     assert expected.min() > 0
     seen = []
-    reward = agent.explorer.reward(seen)(step)
+    reward = agent.explorer.reward_fn(seen)(step)
     torch.testing.assert_close(seen[0], expected)
     torch.testing.assert_close(reward, 2 * expected + 3 * step.state.reward)
 

@@ -133,7 +133,7 @@ def test_a_policy_returns_arrays_and_keeps_the_carry_on_the_device():
         return carry + 1, {"action": net(obs["x"])}, {"noise": noise}
 
     with torch.no_grad():
-        policy = fast.make_policy(act, [net], rng, trains=True)
+        policy = fast.make_policy(act, [net], rng, collects=True)
         carry, action, extras = policy(torch.zeros(4), {"x": torch.ones(4, 2)})
     assert torch.equal(carry, torch.ones(4))
     assert action["action"].shape == (4, 3)
@@ -180,7 +180,7 @@ def test_with_overlap_the_training_policy_acts_one_update_behind(overlap):
         return carry, {"y": net(obs["x"].to(device))}, {}
 
     policies = {
-        key: fast.make_policy(act, [net], Rng(0, key, device), trains=key == "policy")
+        key: fast.make_policy(act, [net], Rng(0, key, device), collects=key == "policy")
         for key in ("policy", "eval")
     }
     obs = {"x": torch.rand(3, 4)}

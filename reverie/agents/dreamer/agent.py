@@ -107,7 +107,8 @@ class Dreamer(TrainedAgent):
                 "  Fix: rename it in the environment."
             )
         self.config, self.device = config, device
-        self.drawing_losses = tuple(self.obs_space) if config.only_draws else ()
+        detached = tuple(self.obs_space) if config.has_detached_decoder else ()
+        self.detached_decoder_losses = detached
 
         self.world: Any = make_world(config, obs_space, act_space, dtype)
         make_actor_critic = ACTOR_CRITICS[config.actor_critic]
@@ -166,7 +167,7 @@ class Dreamer(TrainedAgent):
                 partial(self._policy_step, mode),
                 (self.world, pol),
                 self._policy_rng(mode),
-                trains=mode in ("train", "explore"),
+                collects=mode in ("train", "explore"),
             )
             for mode, pol in policies.items()
         }
@@ -296,7 +297,8 @@ class Dreamer(TrainedAgent):
             new = self.world.to_replay(loss.states)
             stored = {key: data[key][:, context:] for key in new}
             extras = {key: torch.where(stepped, new[key], stored[key]) for key in new}
-        priority = step_priorities(loss.losses, self.config, self.drawing_losses)
+        detached = self.detached_decoder_losses
+        priority = step_priorities(loss.losses, self.config, detached)
         return UpdateOutput(metrics, extras, priority)
 
     def state_changed_by_loss(self) -> tuple[list[Tensor], list[Stateful]]:
@@ -361,12 +363,9 @@ class Dreamer(TrainedAgent):
                 for key in self.act_space
             }
             return carry, tree_map(torch.clone, carry.state), batch
-        batch["prevact"] = {
-            key: data[key][:, context - 1 : -1] for key in self.act_space
-        }
-        stored = self.world.from_replay(
-            {k: data[k][:, context - 1] for k in self.extras}
-        )
+        batch["prevact"] = {k: data[k][:, context - 1 : -1] for k in self.act_space}
+        latents = {k: data[k][:, context - 1] for k in self.extras}
+        stored = self.world.from_replay(latents)
         is_new = data["consec"][:, 0] == 0
         return carry, tree_where(is_new, stored, carry.state), batch
 
@@ -392,15 +391,13 @@ class Dreamer(TrainedAgent):
         return metrics
 
     def _gradnorms(self, losses: dict[str, Tensor]) -> Metrics:
-        metrics = {}
+        metrics, norm = {}, torch.linalg.vector_norm
         for name, loss in losses.items():
             grads = torch.autograd.grad(
                 loss.mean(), self.opt.leaves, retain_graph=True, allow_unused=True
             )
-            norms = [
-                torch.linalg.vector_norm(g.float()) for g in grads if g is not None
-            ]
-            metrics[f"gradnorm/{name}"] = torch.linalg.vector_norm(torch.stack(norms))
+            norms = [norm(grad.float()) for grad in grads if grad is not None]
+            metrics[f"gradnorm/{name}"] = norm(torch.stack(norms))
         return metrics
 
     @property
@@ -464,7 +461,7 @@ class Dreamer(TrainedAgent):
             **super().state_dict(),
             **({"explore_opt": explore.opt.state_dict()} if explore else {}),
             **({"harmony_opt": opt.state_dict()} if (opt := self.harmony_opt) else {}),
-            "counters": {"slow_updates": self.updates_taken},
+            "counters": {"updates_taken": self.updates_taken},
             "carry": {
                 name: {"state": carry.state._asdict(), "prevact": carry.prevact}
                 for name, carry in {**self.carry, "train": train}.items()
@@ -477,8 +474,7 @@ class Dreamer(TrainedAgent):
             self.explorer_update.opt.load_state_dict(state["explore_opt"])
         if self.harmony_opt:
             self.harmony_opt.load_state_dict(state["harmony_opt"])
-        count = torch.as_tensor(state["counters"]["slow_updates"])
-        self.updates_taken.copy_(count)
+        self.updates_taken.copy_(torch.as_tensor(state["counters"]["updates_taken"]))
         for name, saved in state["carry"].items():
             self._reset_carry_if_resized(name, len(next(iter(saved["state"].values()))))
             carry = self.carry[name]

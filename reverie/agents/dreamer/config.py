@@ -371,8 +371,8 @@ class DreamerConfig(AgentConfig):
         return unused
 
     @property
-    def only_draws(self) -> bool:
-        """True if there is a decoder that does not train the other networks."""
+    def has_detached_decoder(self) -> bool:
+        """True if there is a decoder whose loss does not train the other networks."""
         return self.draw and self.representation != "decoder"
 
     @property

@@ -173,7 +173,7 @@ class Explorer(nn.Module):
             intrinsic, spread = self.intrinsic_reward(feat, actions)
             metrics["intrinsic_reward"] = intrinsic[:, 1:].mean().detach()
             metrics["disagreement"] = spread.mean().detach()
-            return settings.reward(intrinsic, extrinsic), cont
+            return settings.combine_rewards(intrinsic, extrinsic), cont
 
         return reward_and_cont
 

@@ -31,12 +31,12 @@ def scaled_means(
 
 
 def step_priorities(
-    losses: dict[str, Tensor], config: DreamerConfig, drawing: Collection[str] = ()
+    losses: dict[str, Tensor], config: DreamerConfig, detached: Collection[str] = ()
 ) -> Float[Tensor, "B T"] | None:
     """Return the replay priority of each step: the absolute value of `priosignal`.
 
     For `model`, it is the sum of all scaled world model losses, except those that are
-    one number per batch, and those of a decoder that is only used for `drawing`.
+    one number per batch, and the losses `detached` of a detached decoder.
     """
     if not (signal := config.priosignal):
         return None
@@ -47,7 +47,7 @@ def step_priorities(
         priority = sum(
             scales.get(k, scales["rec"]) * x
             for k, x in by_step.items()
-            if k not in (*ACTOR_CRITIC_LOSSES, *drawing)
+            if k not in (*ACTOR_CRITIC_LOSSES, *detached)
         )
         assert isinstance(priority, Tensor)
     elif signal in by_step:

@@ -78,8 +78,8 @@ class SeparateUpdates:
             "actor": ({"pol": actor_critic.pol}, config.actor_opt),
             "critic": ({"val": actor_critic.val}, config.critic_opt),
         }
-        if agent.drawing_losses:  # must not change the clipping of other gradients
-            networks["drawing"] = {"dec": world.pop("dec")}, config.world_opt
+        if agent.config.has_detached_decoder:  # gradients are clipped separately
+            networks["decoder"] = {"dec": world.pop("dec")}, config.world_opt
         self.opt = OptimizerGroup(
             {
                 name: make(trainable_parameters(modules), settings, ())
@@ -95,13 +95,14 @@ class SeparateUpdates:
         self, agent: Dreamer, state: Any, batch: Batch, rng: Rng
     ) -> tuple[DreamerLoss, Tensor, Metrics]:
         world = agent.world_loss(state, batch, rng, training=True)
-        drawing = {k: x for k, x in world.losses.items() if k in agent.drawing_losses}
-        trained = {k: x for k, x in world.losses.items() if k not in drawing}
+        detached = agent.detached_decoder_losses
+        decoder = {k: x for k, x in world.losses.items() if k in detached}
+        trained = {k: x for k, x in world.losses.items() if k not in detached}
         stepped, metrics = self.opt["world"].update(agent.total_loss(trained))
         by_optimizer = {"world": metrics}
-        if drawing:
-            total = torch.where(stepped, agent.total_loss(drawing), torch.nan)
-            by_optimizer["drawing"] = self.opt["drawing"].update(total)[1]
+        if decoder:
+            total = torch.where(stepped, agent.total_loss(decoder), torch.nan)
+            by_optimizer["decoder"] = self.opt["decoder"].update(total)[1]
         harmony = agent.update_harmony(world.losses, stepped)
         if agent.config.representation != "decoder":
             agent.world.update_slow(stepped)

@@ -332,7 +332,7 @@ class Iris(TrainedAgent):
             if explorer:
                 rewards: list[Tensor] = []
                 behaviour = self._behaviour_loss(
-                    explorer.actor_critic, segment, explorer.reward(rewards)
+                    explorer.actor_critic, segment, explorer.reward_fn(rewards)
                 )
                 behaviour.metrics["intrinsic_reward"] = torch.stack(rewards).mean()
                 losses[EXPLORE_COMPONENTS[name]] = behaviour

@@ -108,14 +108,14 @@ class TokenExplorer(nn.Module):
         """Return the disagreement of the heads about the tokens of an imagined step."""
         return token_disagreement(self.heads(torch.stack(step.outputs, 1)))
 
-    def reward(self, intrinsic: list[Tensor]) -> StepReward:
+    def reward_fn(self, intrinsic: list[Tensor]) -> StepReward:
         """Return the function that computes the rewards of imagined steps.
 
-        The intrinsic rewards of all steps are added to `intrinsic`.
+        When called, the function also appends the intrinsic rewards to `intrinsic`.
         """
 
         def reward(step: IrisStep) -> Tensor:
             intrinsic.append(self.intrinsic_reward(step))
-            return self.settings.reward(intrinsic[-1], step.state.reward)
+            return self.settings.combine_rewards(intrinsic[-1], step.state.reward)
 
         return reward

@@ -70,7 +70,7 @@ def from_original(
         return state
     if "slowval_count/value" in arrays:
         count = take("slowval_count/value", torch.zeros(()))
-        state["counters"] = {**template["counters"], "slow_updates": count}
+        state["counters"] = {**template["counters"], "updates_taken": count}
     if "opt/step/value" in arrays:
         state["opt"] = dict(template["opt"])
         state["opt"]["step"] = take("opt/step/value", torch.zeros(()))
@@ -99,7 +99,7 @@ def to_original(state: StateDict) -> dict[str, np.ndarray]:
     for part in NORMS:
         for key, tensor in state[part].items():
             arrays[f"{part}/{key}/value"] = _to_original_layout(tensor)
-    count = np.asarray(int(state["counters"]["slow_updates"]), np.int32)
+    count = np.asarray(int(state["counters"]["updates_taken"]), np.int32)
     arrays["slowval_count/value"] = count
     step = np.asarray(int(state["opt"]["step"]), np.int32)
     for index, moment in ((1, "nu"), (2, "mu")):
