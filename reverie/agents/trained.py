@@ -26,7 +26,7 @@ class TrainedAgent:
     last_metrics: Metrics
     """Metrics of the last update."""
     not_in_policy: ClassVar[tuple[str, ...]] = ()
-    """Components that `policy` does not use."""
+    """Components that acting does not need (see `policy_weights`)."""
 
     def components(self) -> dict[str, nn.Module]:
         """Return all modules with weights or running statistics, by name."""

@@ -89,6 +89,7 @@ class Dreamer(TrainedAgent):
         *TRAINING_ONLY,
         *(f"{EXPLORE_PREFIX}{name}" for name in TRAINING_ONLY),
     )
+    """Components that acting does not need (see `policy_weights`)."""
 
     def __init__(
         self,
@@ -200,7 +201,7 @@ class Dreamer(TrainedAgent):
         carry: DreamerCarry,
         obs: Batch,
     ) -> tuple[DreamerCarry, dict[str, Tensor], Extras]:
-        """Run `_act` with the current generator, which is looked up in each step."""
+        """Run `_act`; reads `self.rng` in every step, since parity tests replace it."""
         rng, greedy = self._policy_rng(mode), self._is_greedy(mode)
         return self._act(rng, greedy, world, pol, carry, obs)
 
@@ -281,7 +282,8 @@ class Dreamer(TrainedAgent):
             args = (loss.states, batch, rng, stepped, embed)
             metrics = join_metrics(metrics, self.explorer_update(self, *args))
 
-        # a skipped update (`stepped` is False) must not change anything
+        # a skipped update (`stepped` is False) keeps the running statistics, the carry
+        # and the stored latents; priorities are losses of rows and are set nevertheless
         self.updates_taken.add_(stepped)
         for buffer, old in zip(running_stats, old_stats, strict=True):
             buffer.copy_(torch.where(stepped, buffer, old))
@@ -302,7 +304,7 @@ class Dreamer(TrainedAgent):
         return UpdateOutput(metrics, extras, priority)
 
     def state_changed_by_loss(self) -> tuple[list[Tensor], list[Stateful]]:
-        """Return buffers and generators that computing the loss modifies."""
+        """Return the buffers and generators that change when the loss is computed."""
         return self._running_stats(), [self.rng["train"]]
 
     def _running_stats(self) -> list[Tensor]:
@@ -345,6 +347,7 @@ class Dreamer(TrainedAgent):
 
     def _reset_carry_if_resized(self, name: str, batch_size: int) -> None:
         """Reset the carry of `train` or `report` if the batch size has changed."""
+        # with several ranks, take the part of this rank if it is of the global batch
         self.carry[name] = local_carry(self.carry[name])
         if len(self.carry[name].state[0]) != batch_size:
             self.carry[name] = self.initial(batch_size)
@@ -353,7 +356,8 @@ class Dreamer(TrainedAgent):
         """Return carry, initial latent state and batch without the context rows.
 
         Sequences start from the stored latent state of their last context row, or from
-        the carry if they continue the sequences of the last batch (`consec`).
+        the carry if they continue the sequences of the last batch (`consec`). Without
+        `replay_context`, all start from the carry.
         """
         context, carry = self.config.replay_context, self.carry[name]
         batch = {key: data[key][:, context:] for key in (*self.obs_space, *FLAGS)}

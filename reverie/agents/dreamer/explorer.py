@@ -107,8 +107,8 @@ class Explorer(nn.Module):
     def embed_target(self, world: Any, batch: Batch) -> Tensor | None:
         """Return the embeddings, if the ensemble predicts them; otherwise None.
 
-        They must be computed before an update of the world model. All targets are then
-        outputs of the same weights.
+        Call this before the world model is updated, so that the embeddings and the
+        posterior states come from the same weights.
         """
         if self.settings.target != "embed":
             return None
@@ -162,7 +162,8 @@ class Explorer(nn.Module):
     def reward_fn(self, world: Any, metrics: Metrics) -> RewardFn:
         """Return the function that computes rewards and continue probabilities.
 
-        The metrics of the rewards are added to `metrics`.
+        When called, the function also writes the mean intrinsic reward and the mean
+        disagreement into `metrics`.
         """
         settings = self.settings
 
@@ -245,7 +246,7 @@ class ExplorerUpdate:
             agent,
             actor_critic,
             self.opt,
-            # parameters of world model and ensemble: no gradients of the actor-critic
+            # frozen: no gradients of the actor-critic for world model and ensemble
             [*agent.update_step.frozen_params, *self.opt["ensemble"].leaves],
             states,
             batch,
