@@ -11,7 +11,7 @@ import torch
 from vta_recording import RecordedNoise, load, tensors, under
 
 from reverie.spaces import Space
-from reverie.worlds.vta.boundaries import UPDATE
+from reverie.worlds.vta.boundaries import BOUNDARY
 from reverie.worlds.vta.config import RecurrentVTAConfig
 from reverie.worlds.vta.dynamics import RecurrentVTADynamics, RecurrentVTAState
 from reverie.worlds.vta.recurrent import latent_losses, rate_loss
@@ -44,8 +44,8 @@ STATE = {
     "abs_stoch": "abs_stoch",
     "obs_belief": "obs_belief",
     "obs_stoch": "obs_stoch",
-    "seg_len": "length",
-    "seg_num": "number",
+    "seg_len": "segment_length",
+    "seg_num": "segment_count",
     "boundary": "boundary",
 }
 
@@ -178,7 +178,7 @@ def test_observe_and_all_gradients():
     close(total, kl["loss"])
     rates = under(kl, "rate_reg_")
     for rate, expected in rates.items():
-        chance = torch.softmax(dists.post_flag, -1)[..., UPDATE]
+        chance = torch.softmax(dists.post_flag, -1)[..., BOUNDARY]
         close(rate_loss(chance, float(rate)), expected)
 
     feat = torch.cat(states[:4], -1)
@@ -217,7 +217,8 @@ def test_imagination(mode):
     uniforms = data["u"].unbind(1) if "u" in data else ()
     rng = RecordedNoise([sample for pair in noise for sample in pair], uniforms)
     start = {ours: data[theirs][:, 0] for theirs, ours in STATE.items()}
-    scalars = {k: start[k][..., 0] for k in ("length", "number", "boundary")}
+    names = ("segment_length", "segment_count", "boundary")
+    scalars = {key: start[key][..., 0] for key in names}
     state = RecurrentVTAState(**{**start, **scalars})
     for t, action in enumerate(IN["action"][:, : data["noise_abs"].shape[1]].unbind(1)):
         now = {key: value[:, t + 1] for key, value in data.items() if key in RECORDED}
@@ -234,7 +235,7 @@ def test_segment_limits():
     dynamics = make_dynamics()
     batch = len(data["logits"])
     state = dynamics.initial(batch, torch.float32)._replace(
-        length=data["seg_len"][:, 0], number=data["seg_num"][:, 0]
+        segment_length=data["seg_len"][:, 0], segment_count=data["seg_num"][:, 0]
     )
     close(dynamics.limit_segments(data["logits"], state), data["out"])
     free = make_dynamics(forced_logit=0.0)

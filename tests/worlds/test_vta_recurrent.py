@@ -80,7 +80,7 @@ def rng() -> Rng:
 
 
 def policy(state):
-    return {"action": torch.zeros(len(state.length), dtype=torch.int32)}
+    return {"action": torch.zeros(len(state.segment_length), dtype=torch.int32)}
 
 
 def test_the_same_generator_gives_the_same_weights():
@@ -148,16 +148,16 @@ def test_the_upper_level_is_copied_where_no_segment_begins():
     for value in (states.abs_belief, states.abs_stoch):
         same = (value[:, 1:] == value[:, :-1]).all(-1)
         assert torch.equal(same, copied)
-    assert (states.length[states.boundary == 1] == 1).all()
+    assert (states.segment_length[states.boundary == 1] == 1).all()
 
 
 def test_segments_respect_the_limits():
     world = make_world(max_segment=3, max_segments=4).train()
     states = world.imagine(world.initial(B), policy, 40, rng()).states
-    assert states.number.max() == 4
-    before_limit = states.number < 4
-    assert states.length[before_limit].max() <= 3
-    assert states.length.max() > 3  # no further segment may begin
+    assert states.segment_count.max() == 4
+    before_limit = states.segment_count < 4
+    assert states.segment_length[before_limit].max() <= 3
+    assert states.segment_length.max() > 3  # no further segment may begin
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_bfloat16_keeps_counters_exact_and_losses_close():
             world.eval()
         one, two = (w.loss(w.initial(B), make_batch(), rng()) for w in worlds)
     assert two.states.obs_belief.dtype == torch.bfloat16
-    assert two.states.length.dtype == torch.float32
+    assert two.states.segment_length.dtype == torch.float32
     for key, loss in one.losses.items():
         torch.testing.assert_close(two.losses[key], loss, atol=0.05, rtol=0.05)
     extras = worlds[1].to_replay(two.states)

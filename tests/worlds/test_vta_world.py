@@ -11,8 +11,8 @@ from reverie.nets.gru import GRU
 from reverie.nets.rng import Rng
 from reverie.spaces import Space
 from reverie.worlds.vta.boundaries import (
-    COPY,
-    UPDATE,
+    BOUNDARY,
+    NO_BOUNDARY,
     bernoulli_entropy,
     sample_flags,
     segment_counts,
@@ -78,7 +78,7 @@ def test_flags_are_exactly_zero_or_one_and_have_a_gradient():
     logits = torch.randn(1000, 2, requires_grad=True)
     mask, _ = sample_flags(logits, 0.7, torch.rand(1000, 2) * 0.99 + 0.005)
     assert set(mask.detach().unique().tolist()) == {0.0, 1.0}
-    mask[:, UPDATE].sum().backward()
+    mask[:, BOUNDARY].sum().backward()
     assert (logits.grad != 0).all()
 
 
@@ -101,7 +101,7 @@ def test_bernoulli_entropy_is_in_nats():
 def test_the_first_modeled_frame_always_begins_a_segment():
     world = make_world().train()
     post = world.infer(world.pixels.preprocess(make_batch()["image"], rng()), {}, rng())
-    assert (post.mask[:, 0, UPDATE] == 1).all()
+    assert (post.mask[:, 0, BOUNDARY] == 1).all()
 
 
 def test_the_upper_level_changes_only_where_segments_begin():
@@ -109,7 +109,7 @@ def test_the_upper_level_changes_only_where_segments_begin():
     post = world.infer(
         world.pixels.preprocess(make_batch()["image"], rng()), make_batch(), rng()
     )
-    held = post.mask[:, 1:, UPDATE] == 0
+    held = post.mask[:, 1:, BOUNDARY] == 0
     assert held.any()
     for name in ("abs_belief", "abs_state", "abs_feat"):
         value = getattr(post if hasattr(post, name) else post.states, name)
@@ -127,7 +127,7 @@ def test_evaluation_assigns_the_flag_loss_to_its_own_frame():
         world.flag_prior.bias.copy_(torch.tensor([-5.0, 5.0]))
         world.detector.out.weight.mul_(100)
         update, copy = world.elbo(batch, rng()).posterior.detector_logits.unbind(-1)
-        world.detector.out.bias[UPDATE] -= (update - copy).median()
+        world.detector.out.bias[BOUNDARY] -= (update - copy).median()
     losses, _, boundary, detector_prob, prior_prob = world.evaluate(batch, rng())
     mask = world.elbo(batch, rng()).losses["mask"]
     assert torch.equal(losses["mask"][:, 1:], mask[:, :-1])
@@ -186,7 +186,7 @@ def test_kl_to_detector_adds_the_upper_kl_to_the_gradient_of_the_flags():
         (grad,) = torch.autograd.grad(
             terms.losses["abs"].sum(), mask, retain_graph=True
         )
-        gradients.append(grad[:, 1:, UPDATE])
+        gradients.append(grad[:, 1:, BOUNDARY])
         cost = post.post_abs.kl(post.prior_abs).detach()[:, 1:]
     torch.testing.assert_close(gradients[1] - gradients[0], cost)
 
@@ -196,7 +196,7 @@ def test_a_static_lower_belief_has_a_constant_prior_within_a_segment():
     for static in (False, True):
         world = make_world(static_lower_belief=static).train()
         post = world.elbo(make_batch(), rng()).posterior
-        copied = post.mask[:, 1:, COPY] > 0.5
+        copied = post.mask[:, 1:, NO_BOUNDARY] > 0.5
         assert copied.any()
         difference = post.prior_obs.mean.detach().diff(dim=1).abs().amax(-1)
         change[static] = float(difference[copied].max())

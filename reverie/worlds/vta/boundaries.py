@@ -1,9 +1,10 @@
 """Boundary flags of VTA: sampling, density, segment limits and temperature.
 
-The boundary flag of a step has two classes, in this order everywhere: UPDATE (a segment
-begins with this step and the upper level is updated) and COPY (the segment continues
-and the upper level is copied). Flags are sampled with the Gumbel-softmax trick and
-rounded to 0 or 1, with the gradient of the soft sample (straight-through gradient).
+The boundary flag of a step has two classes, in this order everywhere: BOUNDARY (a
+segment begins with this step and the upper level is updated) and NO_BOUNDARY (the
+segment continues and the upper level is copied). Flags are sampled with the
+Gumbel-softmax trick and rounded to 0 or 1, with the gradient of the soft sample
+(straight-through gradient).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-UPDATE, COPY = 0, 1
+BOUNDARY, NO_BOUNDARY = 0, 1
 """Indices of the two classes of a boundary flag."""
 
 FORCED_LOGIT = math.log((1 - 1e-3) / 1e-3)
@@ -54,13 +55,13 @@ def log_density(
 
 
 def signed_logits(like: Float[Tensor, "*b 2"], value: float) -> Float[Tensor, "*b 2"]:
-    """Return logits that are `value` for UPDATE and `-value` for COPY."""
+    """Return logits that are `value` for BOUNDARY and `-value` for NO_BOUNDARY."""
     plus = torch.full_like(like[..., :1], value)
     return torch.cat([plus, -plus], -1)
 
 
-def all_update_mask(like: Float[Tensor, "*b 2"]) -> Float[Tensor, "*b 2"]:
-    """Return a mask in which all flags are UPDATE."""
+def all_boundaries_mask(like: Float[Tensor, "*b 2"]) -> Float[Tensor, "*b 2"]:
+    """Return a mask in which all flags are BOUNDARY."""
     ones = torch.ones_like(like[..., :1])
     return torch.cat([ones, torch.zeros_like(ones)], -1)
 
@@ -76,7 +77,7 @@ def limit_segments(
     After a segment of `max_length` steps, the next one must begin. Otherwise, after
     `max_count` segments, no further one may begin.
     """
-    length, count = segment_counts(mask[..., UPDATE] > 0.5)
+    length, count = segment_counts(mask[..., BOUNDARY] > 0.5)
     forced = signed_logits(logits, FORCED_LOGIT)
     logits = torch.where((count >= max_count)[..., None], -forced, logits)
     return torch.where((length >= max_length)[..., None], forced, logits)

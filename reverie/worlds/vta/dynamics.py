@@ -23,9 +23,9 @@ from reverie.nets.tree import tree_where
 from reverie.spaces import Spaces
 from reverie.worlds.rollout import stack_time
 from reverie.worlds.vta.boundaries import (
-    COPY,
-    UPDATE,
-    all_update_mask,
+    BOUNDARY,
+    NO_BOUNDARY,
+    all_boundaries_mask,
     sample_flags,
     signed_logits,
 )
@@ -44,8 +44,8 @@ class RecurrentVTAState(NamedTuple):
     abs_stoch: Float[Tensor, "*b Y"]
     obs_belief: Float[Tensor, "*b D"]
     obs_stoch: Float[Tensor, "*b Z"]
-    length: Float[Tensor, "*b"]  # steps in the current segment
-    number: Float[Tensor, "*b"]  # segments since the start of the episode
+    segment_length: Float[Tensor, "*b"]  # steps in the current segment
+    segment_count: Float[Tensor, "*b"]  # segments since the start of the episode
     boundary: Float[Tensor, "*b"]  # 1 if this step begins a segment
 
 
@@ -155,7 +155,7 @@ class RecurrentVTADynamics(nn.Module):
         vectors: Tensor = self.actions(action, state.abs_belief.dtype)
         mask = self._imagined_flags(state, rng)
         if self.config.imagination == "jumpy":
-            mask = all_update_mask(mask)
+            mask = all_boundaries_mask(mask)
         state = self.update_upper(state, mask, vectors)
         sample = self.prior_abs(state.abs_belief).sample(rng)
         state = _replace_upper(state, mask, sample)
@@ -178,8 +178,8 @@ class RecurrentVTADynamics(nn.Module):
             return logits
         # logits of a forced boundary; negated, they forbid a boundary
         forced = signed_logits(logits, config.forced_logit)
-        too_long = (state.length >= config.max_segment)[..., None]
-        too_many = (state.number >= config.max_segments)[..., None]
+        too_long = (state.segment_length >= config.max_segment)[..., None]
+        too_many = (state.segment_count >= config.max_segments)[..., None]
         return torch.where(too_many, -forced, torch.where(too_long, forced, logits))
 
     def update_upper(
@@ -189,14 +189,15 @@ class RecurrentVTADynamics(nn.Module):
         action: Float[Tensor, "B A"],
     ) -> RecurrentVTAState:
         """Update the upper belief and the segment counters for given flags."""
-        update, copy = mask[:, UPDATE], mask[:, COPY]
+        update, copy = mask[:, BOUNDARY], mask[:, NO_BOUNDARY]
+        count = state.segment_count
         new, old = (x[:, None].to(state.abs_belief.dtype) for x in (update, copy))
         inputs = torch.cat([state.abs_stoch, action], -1)
         updated = self.abs_cell(inputs, state.abs_belief)
         return state._replace(
             abs_belief=new * updated + old * state.abs_belief,
-            length=update + copy * (state.length + 1),
-            number=update * (state.number + 1) + copy * state.number,
+            segment_length=update + copy * (state.segment_length + 1),
+            segment_count=update * (count + 1) + copy * count,
             boundary=update,
         )
 
@@ -207,7 +208,7 @@ class RecurrentVTADynamics(nn.Module):
         action: Float[Tensor, "B A"],
     ) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B C"]]:
         """Return the next lower belief, and the upper level that it depends on."""
-        new, old = (mask[:, i, None].to(action.dtype) for i in (UPDATE, COPY))
+        new, old = (mask[:, i, None].to(action.dtype) for i in (BOUNDARY, NO_BOUNDARY))
         upper = torch.cat([state.abs_belief, state.abs_stoch], -1)
         inputs = torch.cat([state.obs_stoch, upper, action], -1)
         updated = self.obs_cell(inputs, state.obs_belief)
@@ -222,9 +223,9 @@ class RecurrentVTADynamics(nn.Module):
             if self.training:
                 noise = self._uniform(logits, rng)
             return sample_flags(logits, config.temperature, noise).mask
-        update = torch.zeros_like(state.length)
+        update = torch.zeros_like(state.segment_length)
         if config.imagined_boundaries == "fixed":  # one step earlier than the limit
-            update = (state.length >= config.max_segment - 1).float()
+            update = (state.segment_length >= config.max_segment - 1).float()
         return torch.stack([update, 1 - update], -1)
 
     def _uniform(self, like: Tensor, rng: Rng) -> Tensor:
@@ -235,7 +236,7 @@ def _replace_upper(
     state: RecurrentVTAState, mask: Float[Tensor, "B 2"], sample: Float[Tensor, "B Y"]
 ) -> RecurrentVTAState:
     """Replace the upper state by the sample where a segment begins."""
-    new, old = mask[:, UPDATE, None], mask[:, COPY, None]
+    new, old = mask[:, BOUNDARY, None], mask[:, NO_BOUNDARY, None]
     stoch = (new * sample + old * state.abs_stoch).to(state.abs_belief.dtype)
     return state._replace(abs_stoch=stoch)
 

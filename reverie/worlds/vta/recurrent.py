@@ -28,7 +28,7 @@ from reverie.nets.rng import Rng
 from reverie.spaces import Space, Spaces
 from reverie.worlds.latent import LatentWorldBase, eval_mode
 from reverie.worlds.rollout import rollout
-from reverie.worlds.vta.boundaries import UPDATE
+from reverie.worlds.vta.boundaries import BOUNDARY
 from reverie.worlds.vta.config import RecurrentVTAConfig
 from reverie.worlds.vta.dynamics import (
     RecurrentVTADynamics,
@@ -75,7 +75,7 @@ class RecurrentVTA(LatentWorldBase):
     @torch.no_grad()
     def boundary_probability(self, states: RecurrentVTAState) -> Float[Tensor, "*b"]:
         """Return the prior probability that the next step begins a segment."""
-        return torch.softmax(self.dyn.prior_flag(states), -1)[..., UPDATE]
+        return torch.softmax(self.dyn.prior_flag(states), -1)[..., BOUNDARY]
 
     @torch.no_grad()
     def prior_kl(
@@ -96,7 +96,7 @@ class RecurrentVTA(LatentWorldBase):
         config = self.config
         levels = ("abs_belief", "abs_stoch", "obs_belief", "obs_stoch")
         shapes: dict[str, tuple[int, ...]] = {k: (getattr(config, k),) for k in levels}
-        shapes |= {"length": (), "number": (), "boundary": ()}
+        shapes |= {"segment_length": (), "segment_count": (), "boundary": ()}
         return {f"dyn/{k}": Space(np.float32, shape) for k, shape in shapes.items()}
 
     def to_replay(self, states: RecurrentVTAState) -> Extras:
@@ -160,7 +160,7 @@ def latent_losses(
     }
     if config.boundary_rate:
         losses["boundary_rate"] = rate_loss(
-            post_prob[..., UPDATE], config.boundary_rate
+            post_prob[..., BOUNDARY], config.boundary_rate
         )
     return losses
 

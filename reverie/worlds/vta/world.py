@@ -10,8 +10,8 @@ the lower level. So the prior can generate frame by frame, or one frame per segm
 A window has `T = I + S + I` frames. The first I are context, the next S are modeled,
 and the last I are only inputs of the encoders:
 
-    frame    0 .. I-1    I .. I+S-1               I+S .. T-1
-    flag     UPDATE      UPDATE, then detected    UPDATE
+    frame    0 .. I-1    I .. I+S-1                 I+S .. T-1
+    flag     BOUNDARY    BOUNDARY, then detected    BOUNDARY
 
 Step t of the prior flag logits (`next_flag_logits`) and of the loss `mask` belongs to
 the flag of frame t + 1; step t of everything else belongs to frame t.
@@ -50,9 +50,9 @@ from reverie.nets.strided import (
 from reverie.spaces import Spaces
 from reverie.worlds.rollout import rollout
 from reverie.worlds.vta.boundaries import (
-    COPY,
-    UPDATE,
-    all_update_mask,
+    BOUNDARY,
+    NO_BOUNDARY,
+    all_boundaries_mask,
     annealed_temperature,
     bernoulli_entropy,
     limit_segments,
@@ -170,7 +170,7 @@ class VTA(nn.Module):
             )
             self.temperature.copy_(temperature)
         terms = self.elbo(batch, rng)
-        boundary = terms.posterior.mask[..., UPDATE].detach()
+        boundary = terms.posterior.mask[..., BOUNDARY].detach()
         metrics = {
             "temperature": self.temperature,
             "segments": boundary.sum(1).mean(),
@@ -196,7 +196,7 @@ class VTA(nn.Module):
         detector_prob = torch.cat([first, terms.post_prob[:, :-1]], 1)
         prior_prob = torch.cat([first, terms.prior_prob[:, :-1]], 1)
         image = self.pixels.postprocess(terms.image).movedim(-3, -1)
-        boundary = terms.posterior.mask[..., UPDATE] > 0.5
+        boundary = terms.posterior.mask[..., BOUNDARY] > 0.5
         losses = self._scaled(terms.losses)
         losses["mask"] = losses["mask"].roll(1, 1)
         return WindowEvaluation(losses, image, boundary, detector_prob, prior_prob)
@@ -244,7 +244,7 @@ class VTA(nn.Module):
                 prior_logits, post.mask, config.max_segment, config.max_segments
             )
         sample, temperature = post.log_sample[:, next_frames], self.temperature
-        boundary = post.mask[..., UPDATE]
+        boundary = post.mask[..., BOUNDARY]
         boundary = boundary if config.kl_to_detector else boundary.detach()
         losses = {
             "image": self.pixels.nll(image, target),
@@ -253,8 +253,8 @@ class VTA(nn.Module):
             "mask": log_density(post_logits, sample, temperature)
             - log_density(prior_logits, sample, temperature),
         }
-        prior_prob = torch.softmax(prior_logits / temperature, -1)[..., UPDATE]
-        post_prob = torch.softmax(post_logits / temperature, -1)[..., UPDATE]
+        prior_prob = torch.softmax(prior_logits / temperature, -1)[..., BOUNDARY]
+        post_prob = torch.softmax(post_logits / temperature, -1)[..., BOUNDARY]
         return ELBOTerms(post, self.pixels.mean(image), losses, prior_prob, post_prob)
 
     def infer(
@@ -276,14 +276,14 @@ class VTA(nn.Module):
                 logits = logits * (self.updates > config.random_boundary_steps)
             noise = rng.uniform(logits) * (1 - 2 * UNIFORM_MARGIN) + UNIFORM_MARGIN
         mask, log_sample = sample_flags(logits, self.temperature, noise)
-        forced = all_update_mask(mask[:, :context])
+        forced = all_boundaries_mask(mask[:, :context])
         detected = mask[:, context + 1 : context + length]
         mask = torch.cat([forced, forced[:, :1], detected, forced], 1)  # (B, T, 2)
         abs_fwd, obs_fwd, abs_bwd = self._run_encoders(embed, mask)
 
         modeled = slice(context, context + length)
         mask = mask[:, modeled]
-        update, copy = mask[..., UPDATE], mask[..., COPY]
+        update, copy = mask[..., BOUNDARY], mask[..., NO_BOUNDARY]
         before = abs_fwd[:, context - 1 : context + length - 1]
         post_abs = self.post_abs(torch.cat([before, abs_bwd[:, modeled]], -1))
         abs_state = self.hold(post_abs.sample(rng), update, copy)
@@ -334,7 +334,7 @@ class VTA(nn.Module):
         forward) is reset before the first frame of each segment. The third (upper
         level) runs backwards, and is reset after the first frame of each segment.
         """
-        copy = mask[..., COPY]
+        copy = mask[..., NO_BOUNDARY]
         next_copy = torch.roll(copy, -1, 1)
         input_scale = torch.stack([torch.ones_like(copy), copy, next_copy])
         start = embed.new_zeros(3, len(embed), self.config.belief)
@@ -349,7 +349,7 @@ class VTA(nn.Module):
     ) -> VTAState:
         """Return the next state, or with `by_segment` the first of the next segment."""
         logits = state.next_flag_logits
-        is_boundary = (logits[:, UPDATE] >= logits[:, COPY]) | by_segment
+        is_boundary = (logits[:, BOUNDARY] >= logits[:, NO_BOUNDARY]) | by_segment
         inputs = [state.abs_state]
         if self.actions is not None:
             inputs.append(self.actions(action, torch.float32))
