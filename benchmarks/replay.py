@@ -57,7 +57,7 @@ def main() -> None:
     for storage in ("ram", "disk"):
         with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
             replay = make_replay(storage, arguments.capacity, Path(folder))
-            print(replay.plan.describe())
+            print(replay.memory_plan.describe())
             results |= measure(replay, storage, arguments)
             if storage == "disk":
                 results |= measure_memory(replay, arguments.resident_steps)

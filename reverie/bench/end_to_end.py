@@ -90,7 +90,7 @@ class MeasuredRun(OnlineRun):
 
     def _open(self) -> None:
         super()._open()
-        self._built_s = self._now()
+        self._built_s = self._elapsed()
         self.gpu_time = self._cleanup.enter_context(GpuTime(self.device, self.timer))
 
     def update(self) -> Metrics | None:
@@ -99,12 +99,12 @@ class MeasuredRun(OnlineRun):
         updates = self.clock.updates
         if updates == 1:
             self.gpu_time.synchronize()
-            self.first_update_s = self._now()
+            self.first_update_s = self._elapsed()
         if updates == WARMUP_UPDATES:
             self.gpu_time.restart()
             self._end_phase("start")
         if updates >= self.last_update:
-            self.clock.steps = self.clock.step  # ends the training loop
+            self.clock.max_steps = self.clock.step  # ends the training loop
         return metrics
 
     def finish(self) -> None:
@@ -123,7 +123,7 @@ class MeasuredRun(OnlineRun):
         total = sum(parts.values())
         self.phases[name] = Snapshot(total, parts, self.clock.step, self.clock.updates)
 
-    def _now(self) -> float:
+    def _elapsed(self) -> float:
         return process_age() - self.waited
 
 

@@ -81,7 +81,7 @@ class Replay:
         tail = (1 + MAX_PENDING) * max(segment, num_envs)
         num_mixtures = sum(w.select == "mixture" for w in windows.values())
         selector_bytes = PRIORITY_BYTES * num_mixtures if config.fracs.priority else 0
-        self.plan = make_memory_plan(
+        self.memory_plan = make_memory_plan(
             spaces,
             extras,
             capacity=capacity,
@@ -95,19 +95,20 @@ class Replay:
             smaller_extras=smaller_extras,
             memory_fraction=memory_fraction,
         )
-        self.capacity = capacity = self.plan.capacity
+        self.capacity = capacity = self.memory_plan.capacity
         segment = min(segment, max(1, capacity // 4))
         self._max_add = max(segment, num_envs)  # most steps that are added at once
         tail = (1 + MAX_PENDING) * self._max_add
         self.index = StepIndex(capacity, num_envs)
         self.store: ColumnStore
-        if self.plan.storage == "ram":
+        if self.memory_plan.storage == "ram":
             self.store = RamStore(self.spaces, capacity)
         else:
             assert directory is not None
             self.store = DiskStore(self.spaces, extras, capacity, tail, directory)
         self.files: SegmentFiles | None = None
-        if directory is not None and (config.save or self.plan.storage == "disk"):
+        is_on_disk = self.memory_plan.storage == "disk"
+        if directory is not None and (config.save or is_on_disk):
             self.files = SegmentFiles(
                 directory,
                 self.index,
@@ -395,7 +396,7 @@ class Replay:
                 self._remove_lost(error)
 
     def _prepare_add(self, count: int) -> None:
-        if self.plan.storage == "disk":
+        if self.memory_plan.storage == "disk":
             assert self.files is not None
             self.files.prepare_add(count)
 

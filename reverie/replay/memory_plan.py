@@ -40,6 +40,11 @@ class MemoryPlan:
     requested_capacity: int = 0
     """The configured capacity, if it does not fit and was reduced; otherwise 0."""
 
+    @property
+    def was_reduced(self) -> bool:
+        """True if the capacity is lower than the configured one."""
+        return self.requested_capacity > 0
+
     def describe(self) -> str:
         where = "in memory" if self.storage == "ram" else "on disk"
         disk = f", {format_bytes(self.disk_bytes)} of disk" if self.disk_bytes else ""
@@ -51,7 +56,7 @@ class MemoryPlan:
 
     def describe_reduction(self) -> str:
         """Return a sentence about a reduced capacity; empty if it was not reduced."""
-        if not self.requested_capacity:
+        if not self.was_reduced:
             return ""
         return (
             f"A replay of {self.requested_capacity:,} steps does not fit into memory "

@@ -174,7 +174,7 @@ class Clock:
         self.epochs = schedule if isinstance(schedule, CountsEpochs) else None
         """The schedule, if it counts epochs."""
         self.repeat = repeat
-        self.steps = config.steps
+        self.max_steps = config.steps
         self.step = 0
         self.updates = 0
         self.updates_left = 0
@@ -200,7 +200,7 @@ class Clock:
     @property
     def running(self) -> bool:
         """True if agent steps remain, or updates for the steps so far."""
-        more = self.step < self.steps or not self.should_collect
+        more = self.step < self.max_steps or not self.should_collect
         return more and not self.schedule.finished
 
     @property
@@ -227,7 +227,8 @@ class Clock:
     @property
     def ends_after_epochs(self) -> bool:
         """True if the run ends after all epochs; False if after `run.steps`."""
-        return self.epochs is not None and self.epochs.planned_env_steps <= self.steps
+        epochs = self.epochs
+        return epochs is not None and epochs.planned_env_steps <= self.max_steps
 
     def collection_ended(self) -> bool:
         """True once after the collection of each epoch, if epochs are counted."""

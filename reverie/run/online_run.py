@@ -36,11 +36,11 @@ from reverie.run.factory import (
 )
 from reverie.run.folder import write_config
 from reverie.run.imported import find_imported
-from reverie.run.limits import EnvLimit
-from reverie.run.parts import Share
+from reverie.run.parts import Shard
 from reverie.run.policy_copy import make_policy_copy
 from reverie.run.shards import Collected, check_can_act_remotely
 from reverie.run.size import describe_size
+from reverie.run.timeouts import EnvStepTimeout
 from reverie.storage.limits import InvalidFile
 from reverie.storage.os_errors import WriteFailed
 from reverie.storage.run_spaces import write_spaces
@@ -76,8 +76,8 @@ class OnlineRun(BaseRun):
         )
         if precompile.ENABLED:
             device.initialize_in_background(self.device)
-        # part of the environments and the replay of this rank
-        self.share = parts.find_share(config)
+        # the shard of environments and replay that belongs to this rank
+        self.shard = parts.find_shard(config)
         self.status.begin("building the environments")
         self.envs: VecEnv | ActorPool
         if config.actors.count:
@@ -87,12 +87,12 @@ class OnlineRun(BaseRun):
             )
             self._cleanup.callback(self.envs.close)
         else:
-            count, first = self.share.envs(config.run.envs)
+            count, first = self.shard.envs(config.run.envs)
             self.envs = self._open_envs(config, count, first)
         self._start_compiling(self.envs, len(self.envs))
         self.status.begin("building the agent")
         self.agent = make_agent(config, self.envs, self.device, self.precision)
-        if not self.share.is_whole:
+        if not self.shard.is_only:
             check_can_act_remotely(self.agent, config.agent)
         self._connect_ranks(self.envs, self.path)
         # environments and replay buffers of the other ranks, if the replay is sharded
@@ -111,11 +111,11 @@ class OnlineRun(BaseRun):
             len(self.envs),
             self.path / "replay",
             config.replay.storage,
-            share=self.share,
+            shard=self.shard,
         )
-        if self.replay.plan.requested_capacity:
-            self.print_message(self.replay.plan.describe_reduction())
-            capacity = self.replay.capacity * self.share.world_size
+        if self.replay.memory_plan.was_reduced:
+            self.print_message(self.replay.memory_plan.describe_reduction())
+            capacity = self.replay.capacity * self.shard.world_size
             replay = replace(config.replay, capacity=capacity)
             self.config = config = replace(config, replay=replay)
             write_config(self.path, config)
@@ -130,7 +130,7 @@ class OnlineRun(BaseRun):
             suites.action_repeat(config.task, config.env),
         )
         self._open_log(config.run.steps * self.clock.repeat, self.envs.render_fps)
-        self.env_limit = EnvLimit(config.run.rank_timeout, self.envs)
+        self.env_timeout = EnvStepTimeout(config.run.rank_timeout, self.envs)
         self.collector = self._make_collector(random_agent)
         self.evaluator = self._open_evaluator() if self._evaluates else None
 
@@ -182,7 +182,7 @@ class OnlineRun(BaseRun):
         directory: Path,
         storage: Storage,
         fraction: float = 1.0,
-        share: Share | None = None,
+        shard: Shard | None = None,
     ) -> Replay:
         """Make a replay buffer; its capacity is this fraction of `replay.capacity`."""
         replay = parts.open_replay(
@@ -194,7 +194,7 @@ class OnlineRun(BaseRun):
             streams=streams,
             storage=storage,
             fraction=fraction,
-            share=share,
+            shard=shard,
         )
         self._cleanup.callback(replay.close)
         return replay
@@ -234,27 +234,26 @@ class OnlineRun(BaseRun):
         # Files of a run that was killed before its first checkpoint.
         self._delete_unused_replay_files([])
         self.logger.truncate_after(-1)
-        start = self.config.run.from_checkpoint
-        is_own = bool(start) and find_imported(start, type(self.config)) is None
-        needs_statistics = (
-            isinstance(self.agent, NeedsStatistics) and self.agent.needs_statistics
-        )
-        if needs_statistics and not is_own:  # other checkpoints do not contain them
+        start, agent = self.config.run.from_checkpoint, self.agent
+        needs_statistics = isinstance(agent, NeedsStatistics) and agent.needs_statistics
+        # imported checkpoints contain no statistics
+        is_reverie_checkpoint = start and not find_imported(start, type(self.config))
+        if needs_statistics and not is_reverie_checkpoint:
             raise UserError(
                 "Images can be standardized with dataset statistics only in training "
                 "on recorded episodes.\n  Fix: --configs standardize_batch, or weights "
                 "that include the statistics (--run.from_checkpoint)."
             )
         if start:
-            self.print_message(load_initial_weights(self.agent, self.config))
+            self.print_message(load_initial_weights(agent, self.config))
         self.status.begin("resetting the environments")
         if self.config.run.episodes:
             self.status.begin("reading the recorded episodes")
             self._add_recorded_episodes(self.config.run.episodes)
         if self.leader and self.other_shards:
-            self.leader.load()
+            self.leader.broadcast_agent()
             self.other_shards.reset()
-        with self.env_limit.step():
+        with self.env_timeout.during_step():
             self.collector.reset()
         self.stopper.can_save = True
 
@@ -268,9 +267,9 @@ class OnlineRun(BaseRun):
         """Act in every environment, store the rows, and log the episodes that ended."""
         self.status.begin("collecting data")
         with self._collecting_on_all_ranks():
-            with self.env_limit.step():
+            with self.env_timeout.during_step():
                 self.collector.wait()  # errors of environments are raised here
-            self.stopper.restore()
+            self.stopper.undo_env_changes()
             self.has_started = self.clock.step > 0
         with self.modifying():
             rows = self.collector.collect()
@@ -328,7 +327,7 @@ class OnlineRun(BaseRun):
         self.status.begin("evaluation")
         with self.timer("eval"):
             played = self.evaluator.play(self.agent, self.stopper.is_set)
-        self.stopper.restore()
+        self.stopper.undo_env_changes()
         if played:  # none if the run was asked to stop
             self.logger.add(summarize(played), prefix="eval/episode")
             self.report(self.evaluator.feed, prefix="eval")
@@ -355,7 +354,7 @@ class OnlineRun(BaseRun):
             "loop": {
                 **self._loop_state(),
                 "evaluates": self._evaluates,
-                "shards": self.share.world_size,
+                "shards": self.shard.world_size,
             },
         }
         if self.other_shards:
@@ -440,9 +439,9 @@ class OnlineRun(BaseRun):
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._error = error
         # no checkpoint if there are only the rows of the first reset
-        has_steps = self.should_save and self.clock.step > len(self.envs)
+        can_save = self.should_save and self.clock.step > len(self.envs)
         try:
-            if has_steps and isinstance(error, Exception):
+            if can_save and isinstance(error, Exception):
                 self.save()
                 self.print_message(
                     f"Saved at {self._position()}; the same command resumes."
@@ -454,13 +453,13 @@ class OnlineRun(BaseRun):
 
     def _restore(self, path: Path) -> None:
         loop = checkpoint.read_part(path, "loop")
-        parts.check_share(self.share, loop.get("shards", 1))
+        parts.check_shard_count(self.shard, loop.get("shards", 1))
         self.agent.load_state_dict(checkpoint.read_part(path, "agent"))
         states = self.replay_states[path] = self._read_parts(path, self.replays)
         for name, state in states.items():
             self.replays[name].load(state)
         if self.leader and self.other_shards:
-            self.leader.load()
+            self.leader.broadcast_agent()
             self.other_shards.restore(path)
         self._restore_loop(loop)
         if loop["evaluates"] and not self._evaluates:
@@ -494,6 +493,6 @@ class OnlineRun(BaseRun):
             f"  run folder {self.path}\n"
             f"  {limit}{config.run.steps:,} agent steps of {clock.repeat} frames each, "
             f"in {config.actors.num_envs or config.run.envs} environments\n{updates}"
-            f"  {self.replay.plan.describe()}{self.feed.describe()}"
-            f"{'' if self.share.is_whole else ', on each rank'}"
+            f"  {self.replay.memory_plan.describe()}{self.feed.describe()}"
+            f"{'' if self.shard.is_only else ', on each rank'}"
         )

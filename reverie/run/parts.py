@@ -1,8 +1,8 @@
 """Builds the parts of a run that collect and store data.
 
 They are the environments, the collector that acts in them, the replay buffer, and the
-feed that samples batches from it. `Share` divides them among the ranks of a run with a
-sharded replay.
+feed that samples batches from it. `Shard` is the part of them that one rank of a run
+with a sharded replay has.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from reverie.run.memory import explain_out_of_memory
 from reverie.run.size import smaller_size_flag
 
 
-class Share(NamedTuple):
-    """The part of the environments, replay and batches that one rank has."""
+class Shard(NamedTuple):
+    """The shard of environments, replay and batches that belongs to one rank."""
 
     rank: int = 0
     world_size: int = 1
 
     @property
-    def is_whole(self) -> bool:
-        """True if this rank has all environments and the whole replay."""
+    def is_only(self) -> bool:
+        """True if there is one shard: all environments and the whole replay."""
         return self.world_size == 1
 
     def envs(self, total: int) -> tuple[int, int]:
@@ -47,27 +47,27 @@ class Share(NamedTuple):
 
     def windows(self, windows: dict[str, Window]) -> dict[str, Window]:
         """Return the windows with the sequences of this rank; only rank 0 reports."""
-        if self.is_whole:
+        if self.is_only:
             return windows
-        shares = {}
+        own = {}
         for name, window in windows.items():
             batch = split_batch(window.batch, self.world_size)[self.rank].size
             if name != "report":
-                shares[name] = replace(window, batch=batch)
+                own[name] = replace(window, batch=batch)
             elif self.rank == 0:
-                shares[name] = window
-        return shares
+                own[name] = window
+        return own
 
     def seed(self, seed: int) -> int:
         """Return the seed for sampling and acting on this rank."""
         return derive_seed(seed, self.rank) if self.rank else seed
 
 
-def find_share(config: Config) -> Share:
-    """Return the share of this process: everything, unless the replay is sharded."""
+def find_shard(config: Config) -> Shard:
+    """Return the shard of this process: all, unless the replay is sharded."""
     ranks = world_size()
     if config.replay.ranks != "sharded" or ranks == 1:
-        return Share()
+        return Shard()
     if config.run.envs < ranks:
         raise UserError(
             f"With a sharded replay, every rank needs an environment, but run.envs is "
@@ -88,15 +88,15 @@ def find_share(config: Config) -> Share:
             "Recorded episodes cannot be added to a sharded replay.\n"
             "  Fix: --replay.ranks shared, or remove --run.episodes"
         )
-    return Share(rank(), ranks)
+    return Shard(rank(), ranks)
 
 
-def check_share(share: Share, saved_ranks: int) -> None:
+def check_shard_count(shard: Shard, saved_ranks: int) -> None:
     """Raise if a checkpoint was saved by another number of ranks."""
-    if saved_ranks != share.world_size:
+    if saved_ranks != shard.world_size:
         raise UserError(
             f"The replay buffer of this run is sharded over {saved_ranks} ranks, but "
-            f"this command has {share.world_size}.\n  Fix: --devices {saved_ranks}, or "
+            f"this command has {shard.world_size}.\n  Fix: --devices {saved_ranks}, or "
             f"start {saved_ranks} processes with torchrun or srun."
         )
 
@@ -122,7 +122,7 @@ def open_replay(
     streams: int,
     storage: Storage,
     fraction: float = 1.0,
-    share: Share | None = None,
+    shard: Shard | None = None,
 ) -> Replay:
     """Make a replay buffer for observations, actions and the agent's extras.
 
@@ -130,9 +130,9 @@ def open_replay(
     more than the run will collect. `spaces` has `obs_space` and `act_space`, `streams`
     is the number of environments, `steps_taken` the step of the newest checkpoint.
     """
-    share = share or Share()
+    shard = shard or Shard()
     stored = {**spaces.obs_space, **spaces.act_space}
-    capacity = int(config.replay.capacity * fraction) // share.world_size
+    capacity = int(config.replay.capacity * fraction) // shard.world_size
     if not config.run.episodes:
         run_steps = max(config.run.steps, steps_taken)
         capacity = min(capacity, run_steps + streams)
@@ -143,12 +143,12 @@ def open_replay(
             replace(config.replay, storage=storage),
             capacity=max(1, capacity),
             num_envs=streams,
-            windows=share.windows(agent.windows),
+            windows=shard.windows(agent.windows),
             directory=directory,
-            seed=share.seed(config.seed),
+            seed=shard.seed(config.seed),
             exact_extras=config.deterministic,
             smaller_extras=smaller_size_flag(config),
-            memory_fraction=1 / share.world_size,
+            memory_fraction=1 / shard.world_size,
         )
 
 

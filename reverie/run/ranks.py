@@ -47,11 +47,11 @@ from reverie.run import device as devices
 from reverie.run.config import Config
 from reverie.run.factory import MakeEnv, make_agent
 from reverie.run.folder import config_from_settings
-from reverie.run.limits import UpdateLimit
-from reverie.run.parts import Share
+from reverie.run.parts import Shard
 from reverie.run.shards import COMMANDS as SHARD_COMMANDS
-from reverie.run.shards import OtherShards, Shard, ShardFeed
+from reverie.run.shards import FollowerShard, OtherShards, ShardFeed
 from reverie.run.signals import ALWAYS_HANDLED, HANDLED_IF_DEFAULT
+from reverie.run.timeouts import UpdateTimeout
 from reverie.storage.run_spaces import RunSpaces
 
 BUILD, LOAD, TRAIN, STATE, STOP = "build", "load", "train", "state", "stop"
@@ -154,10 +154,10 @@ class Leader:
     ):
         self.group, self.agent = group, agent
         self._feed: ShardFeed | LeaderFeed | None = None
-        self._is_loaded = False  # True if the other ranks have the agent's state
+        self._has_broadcast = False  # True if the other ranks have the agent's state
         check_batches(agent, group.launch.world_size)
         group.heartbeat.timeout = config.run.rank_timeout
-        self._limit = UpdateLimit(config.run.rank_timeout)
+        self._timeout = UpdateTimeout(config.run.rank_timeout)
         is_sharded = config.replay.ranks == "sharded" and folder is not None
         control = group.control
         self.other_shards = OtherShards(self._command, control) if is_sharded else None
@@ -171,30 +171,30 @@ class Leader:
         }
         self._send(BUILD, setup)
 
-    def load(self) -> None:
+    def broadcast_agent(self) -> None:
         """Send the state of the agent to the other ranks, once."""
-        if self._is_loaded:
+        if self._has_broadcast:
             return
         with self._command() as send:
             send(LOAD)
             broadcast_tree(self.agent.state_dict(), self.group.control)
-        self._is_loaded = True
+        self._has_broadcast = True
 
     def train(self, feed: Any) -> Metrics:
         """Run one update on all ranks; return the metrics of the global batch."""
-        self.load()
+        self.broadcast_agent()
         # wrapped once: the agent reuses the memory of a batch if the feed is the same
         if self._feed is None or self._feed.feed is not feed:
             self._feed = (
-                ShardFeed(feed, self.agent.windows, self._limit)
+                ShardFeed(feed, self.agent.windows, self._timeout)
                 if self.other_shards
-                else LeaderFeed(feed, self.group, self._limit)
+                else LeaderFeed(feed, self.group, self._timeout)
             )
         with self._command() as send:
             schedule = self.agent.schedule
             send(TRAIN, schedule.state_dict() if schedule else None)
             # `single`: collectives also run in a group of one rank (`run_on_one_rank`)
-            with self._limit.update(), collective.synchronized(single=True):
+            with self._timeout.during_update(), collective.synchronized(single=True):
                 metrics = self.agent.train(self._feed)
                 metrics = collective.average_metrics(metrics)
         return metrics
@@ -205,7 +205,7 @@ class Leader:
         Latent states that the agent keeps from one batch to the next are gathered from
         all ranks.
         """
-        if not self._is_loaded:
+        if not self._has_broadcast:
             return self.agent.state_dict()
         with self._command() as send:
             send(STATE)
@@ -237,16 +237,16 @@ class Leader:
 class LeaderFeed:
     """The feed of rank 0: samples global batches and sends other ranks their part."""
 
-    def __init__(self, feed: Any, group: Group, limit: UpdateLimit):
-        self.feed, self.group, self.limit = feed, group, limit
+    def __init__(self, feed: Any, group: Group, timeout: UpdateTimeout):
+        self.feed, self.group, self.timeout = feed, group, timeout
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.feed, name)
 
     def __call__(self, name: str, out: Batch | None = None) -> Batch:
         # The time limit of an update depends on the windows (kinds of batches, such as
-        # "train") that it samples: `UpdateLimit`.
-        self.limit.add_window(name)
+        # "train") that it samples: `UpdateTimeout`.
+        self.timeout.add_window(name)
         batch: Batch = self.feed(name)
         total = len(next(iter(batch.values())))
         broadcast((total, BatchLayout(batch)), self.group.control)
@@ -267,11 +267,11 @@ class LeaderFeed:
 class FollowerFeed:
     """The feed of the other ranks: receives their sequences, returns their extras."""
 
-    def __init__(self, group: Group, device: torch.device, limit: UpdateLimit):
-        self.group, self.device, self.limit = group, device, limit
+    def __init__(self, group: Group, device: torch.device, timeout: UpdateTimeout):
+        self.group, self.device, self.timeout = group, device, timeout
 
     def __call__(self, name: str, out: Batch | None = None) -> Batch:
-        self.limit.add_window(name)  # as in `LeaderFeed`
+        self.timeout.add_window(name)  # as in `LeaderFeed`
         total, layout = broadcast(None, self.group.control)
         local = collective.set_batch(total)
         return copy_to(receive_batch(layout, local, self.device), out)
@@ -327,7 +327,7 @@ class Follower:
 
     def __init__(self, group: Group, make_env: MakeEnv | None):
         self.group, self.make_env = group, make_env
-        self.shard: Shard | None = None
+        self.shard: FollowerShard | None = None
 
     def run(self) -> None:
         """Run commands until rank 0 sends `STOP`."""
@@ -352,7 +352,7 @@ class Follower:
         elif command == TRAIN:
             if value is not None:
                 self.agent.schedule.load_state_dict(value)
-            with self.feed.limit.update(), collective.synchronized():
+            with self.feed.timeout.during_update(), collective.synchronized():
                 collective.average_metrics(self.agent.train(self.feed))
         elif command == STATE:
             with collective.synchronized():
@@ -371,10 +371,10 @@ class Follower:
     ) -> None:
         """Build the agent and, if a folder is given, environments and replay buffer."""
         config, launch = config_from_settings(settings), self.group.launch
-        # `Share` says which part of environments and batches belongs to this rank: all
-        # without a folder. `Shard` below has these environments and the replay buffer,
-        # and `ShardFeed` samples the batches from it.
-        share = Share(launch.rank, launch.world_size) if folder else Share()
+        # `Shard` says which environments and sequences belong to this rank: all without
+        # a folder. `FollowerShard` has these environments and the replay buffer, and
+        # `ShardFeed` samples the batches from it.
+        shard = Shard(launch.rank, launch.world_size) if folder else Shard()
         devices.seed_everything(config.seed)
         own_device = devices.pick_device(device, config.run.train_devices)
         if config.deterministic:
@@ -382,23 +382,23 @@ class Follower:
         else:
             devices.enable_autotuning(own_device)
         # the seed for acting; the random generators of training are sent by `LOAD`
-        seeded = dataclasses.replace(config, seed=share.seed(config.seed))
+        seeded = dataclasses.replace(config, seed=shard.seed(config.seed))
         self.agent = make_agent(seeded, spaces, own_device, precision)
-        limit = UpdateLimit(config.run.rank_timeout)
+        timeout = UpdateTimeout(config.run.rank_timeout)
         self.group.heartbeat.timeout = config.run.rank_timeout
-        self.feed = FollowerFeed(self.group, own_device, limit)
+        self.feed = FollowerFeed(self.group, own_device, timeout)
         if folder:
-            self.shard = Shard(
+            self.shard = FollowerShard(
                 config,
                 self.agent,
                 spaces,
-                share,
+                shard,
                 own_device,
                 precision,
                 Path(folder),
                 self.make_env,
             )
-            self.feed = ShardFeed(self.shard.feed, self.agent.windows, limit)
+            self.feed = ShardFeed(self.shard.feed, self.agent.windows, timeout)
 
 
 def _limit_threads(launch: Launch) -> None:

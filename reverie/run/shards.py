@@ -30,8 +30,8 @@ from reverie.run import checkpoint, parts
 from reverie.run.config import Config
 from reverie.run.device import pick_overlap
 from reverie.run.factory import MakeEnv, make_agent
-from reverie.run.limits import EnvLimit, UpdateLimit
-from reverie.run.parts import Share
+from reverie.run.parts import Shard
+from reverie.run.timeouts import EnvStepTimeout, UpdateTimeout
 from reverie.storage.limits import InvalidFile
 from reverie.storage.os_errors import WriteFailed
 
@@ -75,14 +75,14 @@ def check_can_act_remotely(agent: Agent, name: str) -> None:
 class ShardFeed:
     """Feed of an update: samples the sequences of this rank from its own replay."""
 
-    def __init__(self, feed: Any, windows: dict[str, Window], limit: UpdateLimit):
-        self.feed, self.windows, self.limit = feed, windows, limit
+    def __init__(self, feed: Any, windows: dict[str, Window], timeout: UpdateTimeout):
+        self.feed, self.windows, self.timeout = feed, windows, timeout
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.feed, name)
 
     def __call__(self, name: str, out: Batch | None = None) -> Batch:
-        self.limit.add_window(name)
+        self.timeout.add_window(name)
         collective.set_batch(self.windows[name].batch)
         batch: Batch = self.feed(name) if out is None else self.feed(name, out)
         return batch
@@ -156,7 +156,7 @@ def check_answers(answers: list[Any]) -> None:
             raise UserError(message)
 
 
-class Shard:
+class FollowerShard:
     """Environments, collector and replay buffer of a rank other than 0."""
 
     def __init__(
@@ -164,30 +164,30 @@ class Shard:
         config: Config,
         agent: Agent,
         spaces: Any,
-        share: Share,
+        shard: Shard,
         device: torch.device,
         precision: str,
         folder: Path,
         make_env: MakeEnv | None,
     ):
         assert isinstance(agent, CanActRemotely)  # checked by rank 0
-        self.agent, self.rank = agent, share.rank
+        self.agent, self.rank = agent, shard.rank
         overlap = pick_overlap(config.run.overlap, device, config.deterministic)
-        count, first = share.envs(config.run.envs)
+        count, first = shard.envs(config.run.envs)
         self.envs = parts.open_envs(config, count, first, make_env, overlap)
         common_spaces([(x.obs_space, x.act_space) for x in (spaces, self.envs)])
         self.replay = parts.open_replay(
             config,
             self.envs,
             agent,
-            folder / "replay" / f"rank{share.rank}",
+            folder / "replay" / f"rank{shard.rank}",
             checkpoint.Checkpoints(folder / "ckpt").step,
             streams=count,
             storage=config.replay.storage,
-            share=share,
+            shard=shard,
         )
         self.feed = parts.open_feed(self.replay, device, config.deterministic)
-        seeded = replace(config, seed=share.seed(config.seed))
+        seeded = replace(config, seed=shard.seed(config.seed))
         self.collector = parts.make_collector(
             config,
             self.envs,
@@ -197,7 +197,7 @@ class Shard:
             Timer(enabled=False),
             Rates(),
         )
-        self._env_limit = EnvLimit(config.run.rank_timeout, self.envs)
+        self._env_timeout = EnvStepTimeout(config.run.rank_timeout, self.envs)
         self._policy_rng = agent.policy_rng().state_dict()
         self._saved_state: StateDict = {}  # replay state of the last `save`
         self._replay_states: dict[str, StateDict] = {}  # replay states by checkpoint
@@ -207,7 +207,7 @@ class Shard:
         try:
             if command == RESET:
                 self.agent.policy_rng().load_state_dict(self._policy_rng)
-                with self._env_limit.step():
+                with self._env_timeout.during_step():
                     self.collector.reset()
                 return None
             if command == RESTORE:
@@ -231,7 +231,7 @@ class Shard:
         return all(self.feed.ready(name) for name in self.replay.windows)
 
     def _collect(self, step: int) -> Collected:
-        with self._env_limit.step():
+        with self._env_timeout.during_step():
             self.collector.wait()
         self.collector.steps = step  # for prefill and exploration
         rows = self.collector.collect()

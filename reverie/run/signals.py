@@ -31,7 +31,7 @@ HANDLED_IF_DEFAULT = ("SIGHUP", "SIGUSR1", "SIGXCPU")
 """Names, because Windows does not have these signals."""
 TIMERS = ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF")
 RESTORE_SECONDS = 0.1
-"""Minimum time between two calls of `Stopper.restore` that have an effect."""
+"""Seconds between two calls of `Stopper.undo_env_changes` that have an effect."""
 _print = print
 
 
@@ -83,7 +83,7 @@ class Stopper:
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self.restore(always=True)
+        self.undo_env_changes(always=True)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
@@ -96,7 +96,7 @@ class Stopper:
         if self.signal is not None:
             raise Interrupted(self.signal, is_saved)
 
-    def restore(self, always: bool = False) -> None:
+    def undo_env_changes(self, always: bool = False) -> None:
         """Undo what environments changed in this process: signal handlers, blocked
         signals, timers (whose signals would end the run), and `print`.
 

@@ -15,7 +15,7 @@ from reverie.rows import Window
 from reverie.run import checkpoint, parts
 from reverie.run.config import resolve
 from reverie.run.folder import read_config
-from reverie.run.parts import Share
+from reverie.run.parts import Shard
 from reverie.run.train import train
 
 SHARDED = {"replay.ranks": "sharded", "run.envs": 3, "task": "catch"}
@@ -50,10 +50,10 @@ def test_a_sharded_run_is_resumed_exactly_by_the_same_number_of_ranks(ranks, tmp
 
 def test_a_share_divides_environments_and_batches():
     windows = {"train": Window(5, 4), "report": Window(5, 8)}
-    shares = [Share(rank, 3) for rank in range(3)]
-    assert [share.envs(4) for share in shares] == [(2, 0), (1, 2), (1, 3)]
-    assert [share.windows(windows)["train"].batch for share in shares] == [2, 2, 1]
-    assert [set(share.windows(windows)) for share in shares] == [
+    shards = [Shard(rank, 3) for rank in range(3)]
+    assert [shard.envs(4) for shard in shards] == [(2, 0), (1, 2), (1, 3)]
+    assert [shard.windows(windows)["train"].batch for shard in shards] == [2, 2, 1]
+    assert [set(shard.windows(windows)) for shard in shards] == [
         {"train", "report"},
         {"train"},
         {"train"},
@@ -63,6 +63,6 @@ def test_a_share_divides_environments_and_batches():
 def test_actors_and_a_sharded_replay_exclude_each_other(monkeypatch):
     monkeypatch.setattr(parts, "world_size", lambda: 2)
     with pytest.raises(UserError, match="Actors send their steps to rank 0"):
-        parts.find_share(resolve(flags={**SHARDED, "actors.count": 2}))
+        parts.find_shard(resolve(flags={**SHARDED, "actors.count": 2}))
     with pytest.raises(UserError, match="every rank needs an environment"):
-        parts.find_share(resolve(flags={**SHARDED, "run.envs": 1}))
+        parts.find_shard(resolve(flags={**SHARDED, "run.envs": 1}))

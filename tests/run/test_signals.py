@@ -181,19 +181,19 @@ def test_changes_of_an_environment_to_signals_are_undone(monkeypatch):
     before = signal.signal(signal.SIGALRM, lambda *_: received.append(1))
     try:
         with Stopper() as stopper:
-            stopper.restore()
+            stopper.undo_env_changes()
             builtins.print = None
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             signal.setitimer(signal.ITIMER_REAL, 60)
-            stopper.restore(always=True)
+            stopper.undo_env_changes(always=True)
             assert callable(builtins.print)
             assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
             signal.raise_signal(signal.SIGTERM)
             assert stopper.is_set()
         signal.setitimer(signal.ITIMER_REAL, 60)  # of the program that starts the run
         with Stopper() as stopper:
-            stopper.restore()
+            stopper.undo_env_changes()
             assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -286,7 +286,7 @@ class RemoteCollector:
         In lockstep, the end of the run is ignored, so that a run that is extended later
         equals one that was longer from the start.
         """
-        left = math.inf if self.lockstep else self.clock.steps - self.steps
+        left = math.inf if self.lockstep else self.clock.max_steps - self.steps
         schedule = self.clock.schedule
         if isinstance(schedule, LimitsEnvSteps):
             left = min(left, schedule.env_steps_left)

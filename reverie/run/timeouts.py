@@ -1,6 +1,6 @@
-"""Limits of the time that a rank may take for an update or an environment step.
+"""Timeouts of updates and environment steps of a rank.
 
-If it takes longer, the heartbeat thread of the rank (`distributed/heartbeat.py`) ends
+If one takes longer, the heartbeat thread of the rank (`distributed/heartbeat.py`) ends
 the run, because the other ranks would wait forever.
 """
 
@@ -20,7 +20,7 @@ MAX_SLOWDOWN = 10.0
 """Limit of an update or environment step, in multiples of the time of earlier ones."""
 
 
-class UpdateLimit:
+class UpdateTimeout:
     """Limits the time of updates.
 
     The limit is `timeout`, or `MAX_SLOWDOWN` times the fastest update so far if that is
@@ -29,12 +29,12 @@ class UpdateLimit:
     """
 
     def __init__(self, timeout: float):
-        self.timeout = timeout
+        self.minimum = timeout
         self._fastest: dict[str, float] = {}  # seconds of an update, by window
         self._windows: set[str] = set()  # of the current update
 
     @contextlib.contextmanager
-    def update(self) -> Iterator[None]:
+    def during_update(self) -> Iterator[None]:
         """Context of one update."""
         begin = time.monotonic()
         self._windows.clear()
@@ -49,29 +49,29 @@ class UpdateLimit:
         first_seconds = UPDATE_TIMEOUT.total_seconds() / MAX_SLOWDOWN
         self._windows.add(window)
         seconds = max(self._fastest.get(x, first_seconds) for x in self._windows)
-        progress.limit = max(self.timeout, MAX_SLOWDOWN * seconds)
+        progress.limit = max(self.minimum, MAX_SLOWDOWN * seconds)
 
 
-class EnvLimit:
+class EnvStepTimeout:
     """Limits the time of environment steps in this process.
 
     The limit is `timeout`, or `MAX_SLOWDOWN` times the slowest step so far if that is
-    longer. The first call of `step`, which resets the environments, has no limit.
-    Environments in worker processes and actors have none either: they are restarted
-    after timeouts of their own.
+    longer. The first call of `during_step`, which resets the environments, has no
+    limit. Environments in worker processes and actors have none either: they are
+    restarted after timeouts of their own.
     """
 
     def __init__(self, timeout: float, envs: Any):
-        self.timeout = timeout if isinstance(envs, SyncVecEnv) else math.inf
+        self.minimum = timeout if isinstance(envs, SyncVecEnv) else math.inf
         self._slowest: float | None = None
 
     @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
+    def during_step(self) -> Iterator[None]:
         """Context of one step of all environments, or of their first reset."""
         begin, slowest = time.monotonic(), self._slowest
         limit = math.inf
         if slowest is not None:
-            limit = max(self.timeout, MAX_SLOWDOWN * slowest)
+            limit = max(self.minimum, MAX_SLOWDOWN * slowest)
         with progress.during("an environment step", limit):
             yield
         self._slowest = max(slowest or 0.0, time.monotonic() - begin)
