@@ -184,7 +184,7 @@ class Agent(Protocol):
     def nonfinite(self) -> list[str]:
         """Return the losses and gradients that were not finite in the last update.
 
-        Such an update is skipped; the metric `opt/nonfinite_in_row` counts them.
+        Such an update is skipped; the metric `opt/consecutive_skips` counts them.
         """
 
     def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:

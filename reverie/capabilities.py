@@ -29,7 +29,7 @@ class Stateful(Protocol):
     def load_state_dict(self, state: StateDict) -> None: ...
 
 
-class Moments(NamedTuple):
+class KeyStatistics(NamedTuple):
     """Elementwise statistics of one key over a dataset."""
 
     mean: np.ndarray
@@ -39,8 +39,8 @@ class Moments(NamedTuple):
     rows: int = 0  # number of rows
 
 
-Statistics = dict[str, Moments]
-"""Moments by key. Image statistics are in [0, 1], after cropping and resizing."""
+Statistics = dict[str, KeyStatistics]
+"""Statistics by key. Image statistics are in [0, 1], after cropping and resizing."""
 
 
 @runtime_checkable

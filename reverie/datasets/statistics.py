@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from reverie.api import UserError
-from reverie.capabilities import Moments, Statistics
+from reverie.capabilities import KeyStatistics, Statistics
 from reverie.datasets.episode_format import BadEpisode, Episode, is_image
 from reverie.datasets.readers import Reader
 from reverie.datasets.readers.npz import load_arrays, save_arrays
@@ -86,7 +86,7 @@ def load_statistics(
         arrays = load_arrays(path)
         keys = dict.fromkeys(name.rpartition(":")[0] for name in arrays)
         fields: dict[str, Any] = {
-            key: {name: arrays[f"{key}:{name}"] for name in Moments._fields}
+            key: {name: arrays[f"{key}:{name}"] for name in KeyStatistics._fields}
             for key in keys
         }
     except (BadEpisode, KeyError) as error:
@@ -94,7 +94,7 @@ def load_statistics(
             f"{path} has no statistics of a dataset ({error}).\n"
             f"  Fix: reverie data stats PATH --out {path}"
         ) from None
-    statistics = {key: Moments(**values) for key, values in fields.items()}
+    statistics = {key: KeyStatistics(**values) for key, values in fields.items()}
     for key, shape in (shapes or {}).items():
         found = statistics[key].mean.shape if key in statistics else "no statistics"
         if found != shape:
@@ -137,9 +137,9 @@ class _RunningSums:
         self.min = np.minimum(self.min, values.min(0))
         self.max = np.maximum(self.max, values.max(0))
 
-    def result(self) -> Moments:
+    def result(self) -> KeyStatistics:
         mean = self.sum / self.count
         variance = np.maximum(self.square / self.count - mean * mean, 0)
         arrays = (mean + self.base, np.sqrt(variance), self.min, self.max)
         mean, std, low, high = (np.asarray(array) for array in arrays)
-        return Moments(mean, std, low, high, self.count)
+        return KeyStatistics(mean, std, low, high, self.count)

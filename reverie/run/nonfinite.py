@@ -12,7 +12,7 @@ class NonfiniteCheck:
     """Raises an error after too many consecutive skipped updates.
 
     Agents skip an update whose loss or gradient is not finite, and count consecutive
-    skipped updates (metric `opt/nonfinite_in_row`). On a GPU the count is read only
+    skipped updates (metric `opt/consecutive_skips`). On a GPU the count is read only
     every `CHECK_EVERY` updates, because reading it waits for the device.
     """
 
@@ -26,21 +26,21 @@ class NonfiniteCheck:
 
     def check(self, agent: Agent, metrics: Metrics) -> None:
         """Check the metrics of an update."""
-        in_row = metrics.get("opt/nonfinite_in_row")
-        if in_row is None:
+        skips = metrics.get("opt/consecutive_skips")
+        if skips is None:
             return
         self._updates += 1
-        on_gpu = isinstance(in_row, torch.Tensor) and in_row.device.type != "cpu"
+        on_gpu = isinstance(skips, torch.Tensor) and skips.device.type != "cpu"
         if on_gpu and self._updates % self.CHECK_EVERY:
             return
-        if int(in_row) >= self.limit:
+        if int(skips) >= self.limit:
             nonfinite = agent.nonfinite() or ["the loss"]
             names = ", ".join(nonfinite[: self.MAX_NAMES])
             others = len(nonfinite) - self.MAX_NAMES
             names += f" and {others} more" if others > 0 else ""
             state, fix = restart_advice(self.checkpoints)
             raise UserError(
-                f"{int(in_row)} updates in a row were skipped because {names} was not "
+                f"{int(skips)} updates in a row were skipped because {names} was not "
                 "finite; `reverie check-env` finds NaN and huge values in an "
                 f"environment. {state}\n  Fix: {fix}"
             )

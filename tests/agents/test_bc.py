@@ -21,7 +21,7 @@ from reverie.agents.bc.head import (
 from reverie.agents.options import BuildOptions
 from reverie.agents.random import RandomConfig
 from reverie.api import UserError
-from reverie.capabilities import Moments
+from reverie.capabilities import KeyStatistics
 from reverie.kernels import accelerate
 from reverie.nets.blocks import MLP, initialize
 from reverie.nets.encoder import EncoderConfig
@@ -242,7 +242,7 @@ def test_actions_are_normalized_and_denormalized(kind):
     agent = make(config(normalize=kind), act={"action": Space(np.float32, (2,))})
     low, high = np.array([-10, 2], np.float32), np.array([30, 2], np.float32)
     agent.set_statistics(
-        {"action": Moments((low + high) / 2, np.array([5.0, 0]), low, high)}
+        {"action": KeyStatistics((low + high) / 2, np.array([5.0, 0]), low, high)}
     )
     assert agent.needs_statistics
     actions = torch.tensor([[[30.0, 2.0]]])

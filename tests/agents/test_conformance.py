@@ -38,7 +38,7 @@ from reverie.capabilities import (
     HasParameterCount,
     HasWorld,
     HasWorldModelEnv,
-    Moments,
+    KeyStatistics,
     NeedsStatistics,
     PolicyWorldModelEnv,
     Profilable,
@@ -367,7 +367,7 @@ def test_needs_statistics(case, agent):
     check_members(agent, NeedsStatistics)
     spaces = {**agent_obs_space(case.obs_space), **case.act_space}
     ones = {key: np.ones(space.shape, np.float32) for key, space in spaces.items()}
-    agent.set_statistics({k: Moments(x, x, x - 1, x) for k, x in ones.items()})
+    agent.set_statistics({k: KeyStatistics(x, x, x - 1, x) for k, x in ones.items()})
     agent.train(case.make_feed(agent))
 
 

@@ -163,7 +163,7 @@ def test_an_update_trains_the_explorer_and_leaves_the_agent_as_without_it(name):
     for key in expected:
         if not key.startswith("rng/train"):  # the explorer draws after the update
             assert torch.equal(after[key], expected[key]), key
-    totals = ("opt/loss", "opt/skipped", "opt/nonfinite_in_row")
+    totals = ("opt/loss", "opt/skipped", "opt/consecutive_skips")
     assert {k: float(metrics[k]) for k in other if k not in totals} == {
         k: float(x) for k, x in other.items() if k not in totals
     }
@@ -218,9 +218,9 @@ def test_a_skipped_update_does_not_change_the_explorer(name):
     feed.change["reward"] = lambda x: torch.full_like(x, torch.nan)
     before = flatten(agent.state_dict())
     metrics = agent.train(feed)
-    assert float(metrics["opt/nonfinite_in_row"]) == 1
+    assert float(metrics["opt/consecutive_skips"]) == 1
     after = flatten(agent.state_dict())
-    counters = {key for key in before if key.endswith(("skipped/", "in_row/"))}
+    counters = {key for key in before if key.endswith(("skipped/", "skips/"))}
     rng = {key for key in before if key.startswith("rng/")}
     different = {k for k in before if not torch.equal(before[k], after[k])}
     assert different <= counters | rng
@@ -231,7 +231,7 @@ def test_a_nonfinite_ensemble_is_named_and_does_not_stop_the_task_policy():
     agent.explorer.ensemble.out.bias.data.fill_(torch.inf)
     before = flatten(agent.state_dict())
     metrics = agent.train(RandomFeed(agent))
-    assert float(metrics["opt/nonfinite_in_row"]) == 1
+    assert float(metrics["opt/consecutive_skips"]) == 1
     assert "loss/explore_ensemble" in agent.nonfinite()
     parts = changed(before, flatten(agent.state_dict()))
     assert {"enc", "pol", "val"} <= parts

@@ -156,7 +156,7 @@ def test_a_nonfinite_ensemble_is_named_and_does_not_stop_the_task_policy():
     stats = [x.clone() for x in agent.explorer.running_stats("actor_critic")]
     for name in ("world_model", "actor_critic"):
         metrics = agent.update(name, [feed(name)])
-        assert float(metrics["opt/nonfinite_in_row"]) == 1
+        assert float(metrics["opt/consecutive_skips"]) == 1
         assert changed(before[name], weights(agent, name))
     assert "loss/ensemble/tokens" in agent.nonfinite()
     assert not changed(before["ensemble"], weights(agent, "ensemble"))

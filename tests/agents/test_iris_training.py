@@ -30,7 +30,7 @@ def test_an_update_changes_one_component(name):
     before = {key: weights(agent, key) for key in COMPONENTS}
     metrics = agent.update(name, [feed(name)])
     assert all(torch.isfinite(torch.as_tensor(x)).all() for x in metrics.values())
-    assert metrics["opt/nonfinite_in_row"] == 0
+    assert metrics["opt/consecutive_skips"] == 0
     assert not any(getattr(x, "requires_grad", False) for x in metrics.values())
     for key in COMPONENTS:
         assert changed(before[key], weights(agent, key)) == (key == name)
@@ -131,7 +131,7 @@ def test_nonfinite_losses_of_any_component_are_reported():
     next(agent.world.tokenizer.decoder.parameters()).data.fill_(float("nan"))
     for count in (1, 2, 3):
         metrics = agent.train(feed)
-        assert metrics["opt/nonfinite_in_row"] == count
+        assert metrics["opt/consecutive_skips"] == count
     assert any(name.startswith("loss/tokenizer/") for name in agent.nonfinite())
     assert metrics["world_model/opt/loss"].isfinite()
 
@@ -160,7 +160,7 @@ def test_a_nonfinite_batch_changes_no_weights():
     batch["reward"][:] = float("nan")
     before = weights(agent, "world_model")
     metrics = agent.update("world_model", [batch])
-    assert metrics["opt/nonfinite_in_row"] == 1
+    assert metrics["opt/consecutive_skips"] == 1
     assert not changed(before, weights(agent, "world_model"))
     assert agent.nonfinite()[0] == "loss/world_model/rewards"
 

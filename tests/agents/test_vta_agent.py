@@ -131,10 +131,10 @@ def test_a_nonfinite_batch_is_skipped_without_changes():
     feed._get = get
     for key, value in weights(agent).items():
         assert torch.equal(value, before[key]), key
-    assert int(metrics["opt/nonfinite_in_row"]) == 1
+    assert int(metrics["opt/consecutive_skips"]) == 1
     assert "loss/image" in agent.nonfinite()
     assert any(name.startswith("grad/") for name in agent.nonfinite())
-    assert int(agent.train(feed)["opt/nonfinite_in_row"]) == 0
+    assert int(agent.train(feed)["opt/consecutive_skips"]) == 0
     feed.close()
 
 

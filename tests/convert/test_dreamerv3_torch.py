@@ -14,7 +14,7 @@ from reverie.agents.bc.agent import BC, BCConfig
 from reverie.agents.bc.head import BCHeadConfig
 from reverie.agents.options import BuildOptions
 from reverie.api import UserError
-from reverie.capabilities import Moments
+from reverie.capabilities import KeyStatistics
 from reverie.convert.dreamerv3_torch.checkpoint import read_encoder, read_weights
 from reverie.convert.dreamerv3_torch.sizes import infer_encoder
 from reverie.nets.blocks import initialize
@@ -205,8 +205,8 @@ def test_images_are_standardized_with_given_statistics(tmp_path):
     zeros = np.zeros(2)
     agent.set_statistics(
         {
-            "image": Moments(mean, std, mean, mean),
-            "action": Moments(zeros, zeros, zeros, zeros),
+            "image": KeyStatistics(mean, std, mean, mean),
+            "action": KeyStatistics(zeros, zeros, zeros, zeros),
         }
     )
     obs = observe()

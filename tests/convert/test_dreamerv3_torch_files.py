@@ -14,7 +14,7 @@ from dreamerv3_torch_reference import make_optimizers
 
 import reverie
 from reverie.api import UserError
-from reverie.capabilities import Moments
+from reverie.capabilities import KeyStatistics
 from reverie.cli import main as cli
 from reverie.convert.dreamerv3_torch.sizes import infer_settings
 from reverie.datasets.episode_format import from_steps
@@ -194,7 +194,7 @@ def test_statistics_of_standardized_images_are_given(
     latest, file = tmp_path / "latest.pt", tmp_path / "stats.npz"
     torch.save({"agent_state_dict": state}, latest)
     mean, std = np.random.default_rng(0).random((2, 12, 12, 3))
-    save_statistics(file, {"image": Moments(mean, std, mean, mean)})
+    save_statistics(file, {"image": KeyStatistics(mean, std, mean, mean)})
     words = ["--task", "catch", "--config", standardized, "--offline.stats", str(file)]
     assert cli.main(["eval", str(latest), "--episodes", "1", *words]) == 0
     assert "pixels / 255" not in capsys.readouterr().err
@@ -205,7 +205,7 @@ def test_statistics_of_standardized_images_are_given(
     encoder = agent.state_dict()["enc"]
     (name,) = (k for k in encoder if k.startswith("standard") and k.endswith("mean"))
     np.testing.assert_allclose(encoder[name], mean, rtol=1e-6)
-    save_statistics(file, {"vector": Moments(mean, std, mean, mean)})
+    save_statistics(file, {"vector": KeyStatistics(mean, std, mean, mean)})
     assert cli.main(["eval", str(latest), *words]) == 2
     assert "no statistics for 'image'" in capsys.readouterr().err
     unused = ["--task", "catch", *SIZES, "--offline.stats", str(file)]

@@ -190,14 +190,14 @@ def test_a_nonfinite_update_changes_nothing(rule, loss, grad):
     for count in (1, 2):
         ok, metrics = step(opt, [grad, 1.0, 1.0], loss)
         assert not ok
-        assert float(metrics["opt/nonfinite_in_row"]) == count
+        assert float(metrics["opt/consecutive_skips"]) == count
         assert float(metrics["opt/skipped"]) == count
     after = (parameter, *moments, opt.step)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert opt.nonfinite() == ([] if grad == 1.0 else ["a.weight"])
     ok, metrics = step(opt, [1.0, 1.0, 1.0])
     assert ok
-    assert float(metrics["opt/nonfinite_in_row"]) == 0
+    assert float(metrics["opt/consecutive_skips"]) == 0
     assert float(metrics["opt/skipped"]) == 2
     assert opt.nonfinite() == []
 
@@ -234,14 +234,14 @@ def test_the_loss_scale_halves_on_overflow_and_doubles_after_many_updates(
     ok, metrics = step(opt, [float("inf")] * 3)
     assert not ok
     assert float(opt.loss_scale) == initial / 2
-    assert float(metrics["opt/nonfinite_in_row"]) == 0  # a smaller scale avoids it
+    assert float(metrics["opt/consecutive_skips"]) == 0  # a smaller scale avoids it
     for _ in range(scaling.growth_interval):
         step(opt, [1.0] * 3)
     assert float(opt.loss_scale) == initial
     for _ in range(60):
         _, metrics = step(opt, [float("inf")] * 3)
     assert float(opt.loss_scale) == pytest.approx(scaling.minimum)
-    assert float(metrics["opt/nonfinite_in_row"]) > 0
+    assert float(metrics["opt/consecutive_skips"]) > 0
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -8,7 +8,7 @@ import torch
 
 from reverie.agents.bc.agent import BC, BCConfig
 from reverie.agents.options import BuildOptions
-from reverie.capabilities import Moments
+from reverie.capabilities import KeyStatistics
 from reverie.nets.blocks import initialize
 from reverie.nets.decoder import Decoder, DecoderConfig
 from reverie.nets.encoder import Encoder, EncoderConfig
@@ -32,7 +32,7 @@ def frames(count, seed=0):
 
 def moments(images):
     x = images.numpy().astype(np.float64) / 255
-    return {"image": Moments(x.mean(0), x.std(0), x.min(0), x.max(0))}
+    return {"image": KeyStatistics(x.mean(0), x.std(0), x.min(0), x.max(0))}
 
 
 def test_a_dataset_is_standardized_to_zero_mean_and_unit_deviation():
@@ -113,7 +113,7 @@ def test_behavior_cloning_sets_the_statistics_of_its_encoder():
     assert agent.needs_statistics
     zeros = np.zeros(2)
     agent.set_statistics(
-        {**moments(frames(9)), "action": Moments(zeros, zeros, zeros, zeros)}
+        {**moments(frames(9)), "action": KeyStatistics(zeros, zeros, zeros, zeros)}
     )
     part = agent.feature_extractor.encoder.standardizers["image"]
     torch.testing.assert_close(part.get_buffer("mean"), frames(9).float().mean(0) / 255)

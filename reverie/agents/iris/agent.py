@@ -60,7 +60,7 @@ from reverie.worlds.iris.world import IrisWorld, StepReward
 
 Update = Callable[[tuple[api.Batch, ...]], api.Metrics]
 """Runs one update of a component with the mean gradient of several batches."""
-NONFINITE_IN_ROW = "opt/nonfinite_in_row"
+CONSECUTIVE_SKIPS = "opt/consecutive_skips"
 """Metric that counts consecutive updates that were skipped."""
 REPORT_SEQUENCES = 8
 """Sequences in the batch of a report."""
@@ -220,9 +220,9 @@ class Iris(TrainedAgent):
         if name is None:
             names = COMPONENTS if self.config.behaviour else WORLD_COMPONENTS
             metrics = [self._sample_and_update(name, feed) for name in names]
-            worst = torch.stack([x[NONFINITE_IN_ROW] for x in metrics]).amax()
+            worst = torch.stack([x[CONSECUTIVE_SKIPS] for x in metrics]).amax()
             merged = {key: x for each in metrics for key, x in each.items()}
-            return {**merged, NONFINITE_IN_ROW: worst}
+            return {**merged, CONSECUTIVE_SKIPS: worst}
         # uses are not counted in the first epoch, so episodes are sampled uniformly
         feed.count_uses(name, self.schedule.epoch > 1)
         return self._sample_and_update(name, feed)
@@ -281,13 +281,13 @@ class Iris(TrainedAgent):
         nonfinite = []
         for component, total in totals.items():
             stepped, metrics = self.opt[component].apply(total, grads[component])
-            nonfinite.append(metrics.pop(NONFINITE_IN_ROW))
+            nonfinite.append(metrics.pop(CONSECUTIVE_SKIPS))
             sums |= {f"{component}/{key}": x for key, x in metrics.items()}
         # `stats` belong to the exploration component, which is the last one
         for buffer, old in zip(stats, old_stats, strict=True):
             buffer.copy_(torch.where(stepped, buffer, old))
         worst = torch.stack(nonfinite).amax() if len(names) > 1 else nonfinite[0]
-        return {**sums, NONFINITE_IN_ROW: worst}
+        return {**sums, CONSECUTIVE_SKIPS: worst}
 
     def _trained_with(self, name: str) -> list[str]:
         """Return a component and the exploration component trained with it, if any."""

@@ -14,7 +14,7 @@ from reverie.nets.optim.optimizer import Optimizer, Scalar
 REDUCTIONS: dict[str, Callable[..., Tensor]] = {
     "opt/loss": torch.sum,
     "opt/skipped": torch.amax,
-    "opt/nonfinite_in_row": torch.amax,
+    "opt/consecutive_skips": torch.amax,
 }
 """Metrics that are reduced over all optimizers, and the function that reduces them."""
 

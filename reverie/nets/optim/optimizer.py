@@ -135,8 +135,9 @@ class Optimizer:
     them up, and `apply` the sums.
     """
 
-    COUNTERS = ("step", "skipped", "nonfinite_in_row", "loss_scale", "finite_in_row")
-    """Scalars of the state dict; those named `in_row` count consecutive updates."""
+    SCALARS = ("step", "skipped", "consecutive_skips", "loss_scale", "finite_steps")
+    """Scalars of the state dict. `step` and `skipped` count all updates that were and
+    were not applied, `finite_steps` those since the last change of the loss scale."""
 
     def __init__(
         self,
@@ -157,7 +158,7 @@ class Optimizer:
             key: [torch.zeros_like(tensor) for tensor in self.tensors]
             for key in self.rule.MOMENTS
         }
-        self.step, self.skipped, self.nonfinite_in_row, self.finite_in_row = (
+        self.step, self.skipped, self.consecutive_skips, self.finite_steps = (
             torch.zeros((), device=device) for _ in range(4)
         )
         scale = self.rule.LOSS_SCALING.initial if scaling else 1.0
@@ -203,7 +204,7 @@ class Optimizer:
             "opt/grad_norm": norm,
             "opt/lr": lr,
             "opt/skipped": self.skipped.clone(),
-            "opt/nonfinite_in_row": self.nonfinite_in_row.clone(),
+            "opt/consecutive_skips": self.consecutive_skips.clone(),
         }
         if update_norms is not None:
             root = math.sqrt(self.size)
@@ -226,11 +227,11 @@ class Optimizer:
             key: dict(zip(self.names, values, strict=True))
             for key, values in self.moments.items()
         }
-        return {**{key: getattr(self, key) for key in self.COUNTERS}, **moments}
+        return {**{key: getattr(self, key) for key in self.SCALARS}, **moments}
 
     @torch.no_grad()
     def load_state_dict(self, state: StateDict) -> None:
-        for key in self.COUNTERS:
+        for key in self.SCALARS:
             getattr(self, key).copy_(torch.as_tensor(state[key]))
         for key, values in self.moments.items():
             for name, value in zip(self.names, values, strict=True):
@@ -267,22 +268,22 @@ class Optimizer:
     def _update_counters(self, loss: Scalar, ok: Bool[Tensor, ""]) -> None:
         """Count skipped updates, and adjust the loss scale.
 
-        `nonfinite_in_row` does not count overflows that a smaller scale can avoid.
+        `consecutive_skips` does not count overflows that a smaller scale can avoid.
         """
         gate = ok.float()
         self.skipped.add_(1 - gate)
-        in_row = (self.nonfinite_in_row + 1) * (1 - gate)
+        skips = (self.consecutive_skips + 1) * (1 - gate)
         if not self.scaling:
-            self.nonfinite_in_row.copy_(in_row)
+            self.consecutive_skips.copy_(skips)
             return
         settings, scale = self.rule.LOSS_SCALING, self.loss_scale
         avoidable = ~ok & torch.isfinite(loss) & (scale > settings.minimum)
-        self.nonfinite_in_row.copy_(
-            torch.where(avoidable, self.nonfinite_in_row, in_row)
+        self.consecutive_skips.copy_(
+            torch.where(avoidable, self.consecutive_skips, skips)
         )
-        finite = (self.finite_in_row + 1) * gate
+        finite = (self.finite_steps + 1) * gate
         grow = finite >= settings.growth_interval
-        self.finite_in_row.copy_(torch.where(grow, 0.0, finite))
+        self.finite_steps.copy_(torch.where(grow, 0.0, finite))
         factor = torch.where(ok, torch.where(grow, 2.0, 1.0), 0.5)
         scale.mul_(factor).clamp_(settings.minimum, settings.maximum)
 

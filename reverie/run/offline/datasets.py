@@ -20,7 +20,7 @@ from reverie.capabilities import (
     HasBase,
     HasEpisodeLosses,
     HasWorldModelEnv,
-    Moments,
+    KeyStatistics,
     NeedsStatistics,
     Statistics,
 )
@@ -211,7 +211,7 @@ class OfflineEpisodes:
         # one dict by key for each of mean, std, low and high
         moments = zip(*(statistics[key][:4] for key in keys), strict=True)
         cropped = [crop(dict(zip(keys, values, strict=True))) for values in moments]
-        return {key: Moments(*(moment[key] for moment in cropped)) for key in keys}
+        return {key: KeyStatistics(*(x[key] for x in cropped)) for key in keys}
 
     def _base_weights(self, run: str | ImportedFile, base: Agent | None) -> StateDict:
         """Read the weights of the base run, or of the encoder of an imported file."""
