@@ -35,9 +35,9 @@ if TYPE_CHECKING:  # environment workers import this module and do not need torc
     from torch import Tensor
 
 Obs = dict[str, Any]
-"""Observations by key: the flags `reward is_first is_last is_terminal`, images (uint8,
-h w c), vectors and integers. Keys under `log/` are logged but not stored or learned
-from."""
+"""Observations by key: `reward`, the flags `is_first is_last is_terminal`, images
+(uint8, h w c), vectors and integers. Keys under `log/` are logged but not stored or
+learned from."""
 Action = dict[str, Any]
 Extras = dict[str, Any]
 """What an agent stores in the replay with every row, such as latent states."""
@@ -73,7 +73,7 @@ class Env(Protocol):
     """
 
     @property
-    def obs_space(self) -> Spaces: ...  # observations, including the flags
+    def obs_space(self) -> Spaces: ...  # observations, with the reward and flags
     @property
     def act_space(self) -> Spaces: ...  # actions
     def reset(self, seed: int | None = None) -> Obs: ...  # start an episode
@@ -86,12 +86,13 @@ class VecEnv(Protocol):
     """Several environments stepped together; arrays have a leading environment axis.
 
     After a row with `is_last`, the next step ignores the action and returns the first
-    row of a new episode. Other work can run between `send` and `recv`.
+    row of a new episode. In lockstep mode, it does so once all episodes have ended;
+    until then, it repeats the last row. Other work can run between `send` and `recv`.
     """
 
     obs_space: Spaces
     act_space: Spaces
-    waiting: np.ndarray  # (n,) bool: ended, idle until all have ended (lockstep)
+    waiting: np.ndarray  # (n,) bool: in lockstep mode, has ended and waits for others
     render_fps: float  # steps per second in real time, for videos; 0 if not known
 
     def __len__(self) -> int: ...  # number of environments
@@ -136,11 +137,10 @@ class Feed(Protocol):
     def write_back(self, stepid: Tensor, extras: Extras) -> None:
         """Replace the stored extras of these rows; evicted rows are skipped."""
 
-    def prioritize(self, stepid: Tensor, priority: Tensor) -> None:
-        """Set the sampling priorities of these rows."""
-
+    def prioritize(self, stepid: Tensor, priority: Tensor) -> None: ...  # for sampling
     def count_uses(self, name: str, on: bool) -> None:
-        """Start or stop counting uses of episodes, which `Window.alpha` weights."""
+        """Start or stop counting how often each episode is sampled. With `Window.alpha`
+        above 0, episodes that were sampled more often become less likely."""
 
 
 @runtime_checkable
@@ -149,7 +149,8 @@ class Schedule(Protocol):
 
     The default is a constant train ratio. Δ-IRIS alternates between collecting and
     training each component. `updates_due` returns few updates at a time, so that the
-    loop can log and save in between. Agent steps are rows, environment steps actions.
+    loop can log and save in between. An agent step is one row, an environment step one
+    action: an episode of n environment steps has n + 1 agent steps.
     """
 
     @property
@@ -184,7 +185,8 @@ class Agent(Protocol):
     def nonfinite(self) -> list[str]:
         """Return the losses and gradients that were not finite in the last update.
 
-        Such an update is skipped; the metric `opt/consecutive_skips` counts them.
+        Such an update is skipped. The metric `opt/consecutive_skips` is the number of
+        consecutive skipped updates.
         """
 
     def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
@@ -238,9 +240,7 @@ class LatentWorld(World, Protocol):
     @property
     def extras(self) -> Spaces: ...  # what the replay stores of a state
     def initial(self, batch: int) -> State: ...  # state before the first row
-    def observe(self, state: State, batch: Batch, rng: Any) -> State:
-        """Return the posterior state of every row."""
-
+    def observe(self, state: State, batch: Batch, rng: Any) -> State: ...  # posteriors
     def loss(self, state: State, batch: Batch, rng: Any) -> WorldLoss: ...
     def features(self, states: State) -> Tensor: ...  # (*b F), for actor and critic
     def reward_and_cont(self, feat: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
 """Optional protocols of agents, worlds and environments, and `AgentConfig`.
 
 Callers test for these protocols with `isinstance`, never for the class of an agent,
-world or environment. `AgentConfig` declares what an agent needs of a run.
+world or environment. `AgentConfig` declares the properties of an agent that the rest of
+the package depends on.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ class Stateful(Protocol):
     """Can be saved in a checkpoint and restored from it."""
 
     def state_dict(self) -> StateDict: ...
-
     def load_state_dict(self, state: StateDict) -> None: ...
 
 
@@ -98,7 +98,11 @@ class CountsEpochs(Protocol):
 
 @runtime_checkable
 class CanRepeatUpdate(Protocol):
-    """Can repeat an update that was aborted before its optimizer step."""
+    """Can repeat an update that was aborted before its optimizer step.
+
+    On a CPU, a signal that stops the run aborts the update, and the resumed run repeats
+    it (`run/repeatable.py`).
+    """
 
     def state_changed_by_loss(self) -> tuple[list[Tensor], list[Stateful]]:
         """Return tensors and generators that change before the optimizer step.
@@ -170,7 +174,6 @@ class FindsBoundaries(Agent, Protocol):
 
     @property
     def image_key(self) -> str: ...  # the image that the agent models
-
     @property
     def modeled_rows(self) -> slice:
         """Rows of a sequence that are divided; earlier rows are context."""
@@ -229,16 +232,19 @@ class WorldModelEnv(Protocol):
 
 @runtime_checkable
 class PolicyWorldModelEnv(WorldModelEnv, Protocol):
-    """A world model that continues from the carry of its agent's policy."""
+    """A world model that continues from the carry of its agent's policy.
+
+    Its methods take a state that `resume`, or `step` after it, returned.
+    """
 
     def resume(self, carry: Carry, context: Batch) -> Any:
         """Return the state after real rows, given the policy's carry after them."""
 
     def act(self, state: Any, greedy: bool = False) -> Action:
-        """Choose actions `(N, ...)` with the agent's policy in a state of `resume`."""
+        """Choose actions `(N, ...)` with the agent's policy."""
 
     def latent(self, state: Any) -> dict[str, Tensor]:
-        """Return the latent state `(N, ...)` of a state of `resume`, by name."""
+        """Return the latent variables `(N, ...)` of a state by name."""
 
 
 class StateInspection(NamedTuple):
@@ -251,8 +257,7 @@ class StateInspection(NamedTuple):
     latents: np.ndarray | None = None  # class indices `(S,)` of categorical latents
     classes: int = 0  # number of classes K of each latent
     boundary: float | None = None  # probability that the next step begins a segment
-    context: tuple[int, int] | None = None
-    """Steps in the context of a transformer, and the maximum number of steps."""
+    context: tuple[int, int] | None = None  # steps in a transformer's context, maximum
 
 
 @runtime_checkable
@@ -260,13 +265,13 @@ class InspectableWorldModelEnv(PolicyWorldModelEnv, Protocol):
     """A world model whose predictions can be shown while it is simulated."""
 
     def inspect(self, state: Any) -> StateInspection:
-        """Return the predictions in a state of `resume`, for the first rollout."""
+        """Return the predictions of the first rollout in this state."""
 
     def inspect_policy(self, carry: Carry) -> StateInspection:
         """Return the predictions for the first environment in a carry of the policy."""
 
     def observation_kl(self, carry: Carry, row: Obs) -> float | None:
-        """Return the KL divergence from posterior to prior in a new row, in nats.
+        """Return KL(posterior || prior) of a new row, in nats.
 
         `carry` is the policy's carry before the row `(1, ...)`. None if the world model
         has no such distributions.
@@ -278,7 +283,7 @@ class HasPriorKL(Protocol):
     """A latent world with distributions of posterior and prior."""
 
     def prior_kl(self, state: State, batch: Batch, rng: Any) -> Tensor:
-        """Return the KL divergences `(B, T)` of rows that follow `state`, in nats."""
+        """Return KL(posterior || prior) `(B, T)` of rows after `state`, in nats."""
 
 
 @runtime_checkable
@@ -325,7 +330,6 @@ class HasSimulatorState(Protocol):
     """
 
     def simulator_state(self) -> np.ndarray: ...  # the current state as one vector
-
     def simulator_model(self) -> str:
         """Return the scene of the episode (XML); empty if it is always the same."""
 
@@ -376,17 +380,15 @@ class HasBase(Protocol):
 class UnusedSetting(NamedTuple):
     """A setting that has no effect in a run."""
 
-    name: str
-    """Dotted name of a setting, or of a group with a dot at its end."""
-    reason: str
-    """Why it has no effect: a clause, without a period."""
+    name: str  # dotted name of a setting, or of a group with a dot at its end
+    reason: str  # why it has no effect: a clause, without a period
     instead: str = ""
     """Suggested fix, with `{value}` for the given value; empty to remove the flag."""
 
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """Base class of an agent's settings; it declares what the agent needs of a run.
+    """Base class of an agent's settings; declares properties that the package uses.
 
     The defaults describe an agent that acts in environments and trains on the replay.
     """
@@ -453,13 +455,13 @@ class AgentConfig:
 
     @property
     def rows_per_update(self) -> int:
-        """Dataset rows per update, for agents whose training is counted in epochs."""
+        """Dataset rows per update, for agents whose training length is given in passes
+        over the dataset; 0 for others."""
         return 0
 
     @property
     def epochs(self) -> int:
-        """Number of epochs of the agent's schedule (see `CountsEpochs`); 0 if it has
-        none."""
+        """Epochs of the agent's schedule (see `CountsEpochs`); 0 if it has none."""
         return 0
 
     @property
@@ -482,11 +484,9 @@ class AgentConfig:
 class ImportedEncoder(NamedTuple):
     """The encoder in a checkpoint of another implementation."""
 
-    architecture: str
-    """Its name in `nets/encoders.py`."""
+    architecture: str  # its name in `nets/encoders.py`
     config: Any  # its settings, such as `EncoderConfig`
-    agent: str
-    """Agent that can load the world model of the checkpoint."""
+    agent: str  # name of an agent that can load the world model of the checkpoint
 
 
 @runtime_checkable

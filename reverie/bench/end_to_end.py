@@ -60,7 +60,7 @@ class Snapshot(NamedTuple):
     """Counters of a run at the end of a phase."""
 
     seconds: float
-    """Since the start of the process."""
+    """Since the start of the process, without the wait for the lock."""
     parts: dict[str, float]
     """Seconds by part; their sum is `seconds`."""
     steps: int
@@ -70,7 +70,8 @@ class Snapshot(NamedTuple):
 class MeasuredRun(OnlineRun):
     """A run that ends after `updates` updates and records the times of its phases.
 
-    `waited`, the seconds spent waiting for the lock, is subtracted from all times.
+    `waited`, the seconds spent waiting for other benchmarks on this machine
+    (`machine_lock`), is subtracted from all times.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class MeasuredRun(OnlineRun):
         self.phases[name] = Snapshot(total, parts, self.clock.step, self.clock.updates)
 
     def _elapsed(self) -> float:
+        """Seconds since the start of the process, without the wait for the lock."""
         return process_age() - self.waited
 
 

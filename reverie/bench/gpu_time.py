@@ -23,9 +23,9 @@ GPU_WAIT = "gpu_wait"
 class GpuTime:
     """Context that measures the time in which a CUDA device computes.
 
-    It counts the work of CUDA graphs, and the work inside `measure()` that uses no
-    graph. Work on several streams at the same time counts once. On other devices it
-    does nothing.
+    It counts replays of CUDA graphs. A `measure()` block in which no graph was replayed
+    is counted as a whole; of other blocks, only the replays are counted. Work on
+    several streams at the same time counts once. On other devices it does nothing.
     """
 
     def __init__(self, device: torch.device, timer: Timer):
@@ -55,7 +55,7 @@ class GpuTime:
 
     @contextmanager
     def measure(self) -> Iterator[None]:
-        """Count the work in this context, unless a CUDA graph in it was counted."""
+        """Count this block as a whole, unless a CUDA graph is replayed in it."""
         if not self.is_active:
             yield
             return

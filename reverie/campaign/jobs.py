@@ -1,8 +1,9 @@
-"""Workers of a campaign as jobs of SLURM or tasks of Ray.
+"""Run the workers of a campaign as jobs of SLURM or tasks of Ray.
 
-Each job is a worker of the campaign and ends when no runs are waiting. The process that
-submits the jobs shows the progress. It replaces jobs that failed or were cancelled, if
-the remaining jobs are fewer than the runs that are waiting to be started.
+A campaign is a set of runs: all combinations of tasks, methods and seeds. Each job is a
+worker of the campaign and ends when no runs are waiting. The process that submits the
+jobs shows the progress. It replaces jobs that failed or were cancelled, if the
+remaining jobs are fewer than the runs that are waiting to be started.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def run_jobs(
     submit: Callable[[], Job],
     stop: Callable[[list[Job]], None],
 ) -> list[RunStatus]:
-    """Keep up to `number` jobs until all runs have ended; return their final state.
+    """Keep up to `number` jobs queued or running until all runs have ended.
+
+    Return the final status of each run.
 
     `submit` submits a job; `stop` is called with the jobs if the user stops this
     process.

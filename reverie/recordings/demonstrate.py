@@ -74,7 +74,11 @@ def record_demonstrations(
 def successful_episodes(
     env: Env, task: str, seed: int, noise: float
 ) -> Iterator[Episode]:
-    """Yield successful episodes of the expert; failed ones are discarded."""
+    """Yield successful episodes of the expert; failed ones are discarded.
+
+    An episode is successful if `log/success` is positive in its last row or, if success
+    is not reported, if the last reward is positive.
+    """
     expert: Any = getattr(env, "expert", None)
     if expert is None:
         raise UserError(

@@ -120,7 +120,8 @@ class OnlineRun(BaseRun):
             self.config = config = replace(config, replay=replay)
             write_config(self.path, config)
         self.replays = {"replay": self.replay}
-        """Replay buffers by the name of their folder and part of the checkpoint."""
+        """Replay buffers by name, which is both their folder and their part of the
+        checkpoint."""
         self.replay_states: dict[Path, dict[str, StateDict]] = {}
         """States of the replay buffers in each kept checkpoint, with names of files."""
         self.feed = self._open_feed(self.replay)
@@ -269,7 +270,7 @@ class OnlineRun(BaseRun):
         with self._collecting_on_all_ranks():
             with self.env_timeout.during_step():
                 self.collector.wait()  # errors of environments are raised here
-            self.stopper.undo_env_changes()
+            self.stopper.undo_env_changes()  # such as replaced signal handlers
             self.has_started = self.clock.step > 0
         with self.modifying():
             rows = self.collector.collect()
@@ -290,7 +291,8 @@ class OnlineRun(BaseRun):
 
     @contextmanager
     def _collecting_on_all_ranks(self) -> Iterator[None]:
-        """Context of an environment step, in which the other ranks collect, too."""
+        """Start collecting on the other ranks; after an error in this context, wait for
+        them. Otherwise, the caller gets their results with `end_collect`."""
         if self.other_shards is None:
             yield
             return

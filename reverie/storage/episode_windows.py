@@ -27,6 +27,9 @@ def window_start(
 ) -> Int[np.ndarray, " B"]:
     """Return the first row of a window of `length` transitions that contains `step`.
 
+    `step` is the index of a transition in its episode, which has this number of
+    `transitions`. Transition i leads from row i to row i + 1.
+
     If `pad` is `both`, the window has `offset` transitions before `step`; if it is
     `left`, `offset` transitions after `step`, or fewer at the end of the episode.
     `offset` is from 0 to `length - 1`. The start may be negative (padding).

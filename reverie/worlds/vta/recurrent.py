@@ -1,4 +1,4 @@
-"""Recurrent VTA: the world model that replaces the RSSM in Dreamer.
+"""Recurrent VTA (Variational Temporal Abstraction): replaces the RSSM in Dreamer.
 
 The upper level (prefix `abs`) has a belief (its deterministic state) and a Gaussian
 state that change only where a segment begins. The lower level (`obs`) has a belief and
@@ -11,7 +11,8 @@ from the prior, which predicts each flag from the lower level of the preceding s
 Both are subject to the limits on length and number of segments. Here the limit on the
 number takes precedence (in `world.py`, the limit on the length).
 
-Unlike in `world.py`, prior and detector logits of row t belong to the flag of row t.
+The prior logits of row t belong to the flag of row t; in `world.py`, to that of row
+t + 1.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class RecurrentVTA(LatentWorldBase):
     def prior_kl(
         self, state: RecurrentVTAState, batch: Batch, rng: Rng
     ) -> Float[Tensor, "B T"]:
-        """Return the KL of the lower level plus, at boundaries, of the upper level."""
+        """Return KL(posterior || prior), of the upper level only at boundaries."""
         with eval_mode(self):
             states, dists = self._observe(state, batch, rng)
         upper = dists.post_abs.kl(dists.prior_abs)
