@@ -58,6 +58,13 @@ class Client:
             raise TooManyMessages
 
     def acknowledge(self, number: int) -> None:
+        """Remove a view and earlier ones from `unacknowledged`.
+
+        The first acknowledgement of a view does not count towards the rate limit, so
+        that a client can receive views at any rate.
+        """
+        if number in self.unacknowledged:
+            self._tokens += 1
         self.unacknowledged = [sent for sent in self.unacknowledged if sent > number]
         self.wake_sender.set()
 

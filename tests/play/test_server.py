@@ -18,6 +18,7 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 from reverie.api import UserError
+from reverie.play import clients
 from reverie.play.clients import (
     MAX_UNACKNOWLEDGED,
     MESSAGE_BURST,
@@ -250,6 +251,33 @@ def test_clients_that_send_too_much_are_refused():
     for _ in range(int(MESSAGE_BURST)):
         client.check_rate()
     client._tokens = 0.5
+    with pytest.raises(TooManyMessages):
+        client.check_rate()
+
+
+def test_acknowledgements_of_views_do_not_count_towards_the_rate_limit(monkeypatch):
+    monkeypatch.setattr(clients, "MESSAGE_RATE", 0.0)  # no tokens are added over time
+    client = Client(1, None)
+    for number in range(2 * int(MESSAGE_BURST)):
+        client.unacknowledged.append(number)
+        client.check_rate()
+        client.acknowledge(number)
+    assert client.unacknowledged == []
+    for _ in range(int(MESSAGE_BURST)):  # the same view again
+        client.check_rate()
+        client.acknowledge(number)
+    with pytest.raises(TooManyMessages):
+        client.check_rate()
+
+
+def test_acknowledgements_do_not_raise_the_rate_limit(monkeypatch):
+    monkeypatch.setattr(clients, "MESSAGE_RATE", 0.0)
+    client = Client(1, None)
+    for number in range(10):
+        client.unacknowledged.append(number)
+        client.acknowledge(number)
+    for _ in range(int(MESSAGE_BURST)):
+        client.check_rate()
     with pytest.raises(TooManyMessages):
         client.check_rate()
 
