@@ -13,23 +13,23 @@ from torch import Tensor, nn
 
 from reverie.api import Batch, Obs, WorldLoss
 from reverie.capabilities import ObsEncoder
-from reverie.nets import standardize as standard
 from reverie.nets.decoder import Decoder, DecoderConfig
 from reverie.nets.distributions import Distribution
 from reverie.nets.encoder import Encoder, EncoderConfig
 from reverie.nets.heads import Head, HeadConfig
 from reverie.nets.rng import Rng
+from reverie.nets.standardize import frozen_statistics, standardizers
 from reverie.nets.tree import tree_map
 from reverie.spaces import Spaces
 from reverie.worlds.prototypes import Prototypes
 from reverie.worlds.representation import (
     Barlow,
     InfoNCE,
-    Representation,
+    RepresentationLoss,
     repeat_sequences,
 )
 
-REPRESENTATIONS: dict[str, Callable[..., Representation]] = {
+REPRESENTATIONS: dict[str, Callable[..., RepresentationLoss]] = {
     "barlow": Barlow,
     "infonce": InfoNCE,
     "prototypes": Prototypes,
@@ -51,7 +51,7 @@ def eval_mode(world: Any) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class WorldNetworks:
+class WorldNetworksConfig:
     """Configs of the networks other than the latent dynamics, and loss options."""
 
     enc: EncoderConfig
@@ -95,7 +95,7 @@ class LatentWorldBase(nn.Module):
         obs_space: Spaces,
         act_space: Spaces,
         config: Any,
-        networks: WorldNetworks,
+        networks: WorldNetworksConfig,
         dtype: torch.dtype = torch.float32,
     ):
         super().__init__()
@@ -107,7 +107,7 @@ class LatentWorldBase(nn.Module):
         self.dec: Any = None
         if networks.has_decoder:
             self.dec = self._make_decoder(obs_space, deter, stoch)
-        self.representation: Representation | None = None
+        self.representation: RepresentationLoss | None = None
         if networks.representation != "decoder":
             make = REPRESENTATIONS[networks.representation]
             self.representation = make(
@@ -155,7 +155,7 @@ class LatentWorldBase(nn.Module):
     ) -> Float[Tensor, "B T width"]:
         if name == "embed":
             # standardize images with moving averages, and do not update them
-            with standard.frozen_statistics(standard.standardizers(self.enc, "batch")):
+            with frozen_statistics(standardizers(self.enc, "batch")):
                 embed: Tensor = self.enc(batch, self.dtype)
                 return embed
         if name == "feat":

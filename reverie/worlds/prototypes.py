@@ -30,15 +30,15 @@ from reverie.nets.rng import Rng
 from reverie.worlds.representation import (
     MakeEncoder,
     Projection,
-    Representation,
+    RepresentationLoss,
     repeat_sequences,
 )
 
-PROTOTYPES, WIDTH = 2500, 32
+PROTOTYPES, PROTOTYPE_DIM = 2500, 32
 """Number and dimension of the prototypes."""
 TEMPERATURE, SINKHORN_TEMPERATURE = 0.1, 0.05
 """Softmax temperatures of the predictions and of the targets."""
-SINKHORN_ROUNDS = 3
+SINKHORN_ITERATIONS = 3
 SLOW_RATE = 0.05
 """Rate of the moving average of weights (EMA) in the slow encoder."""
 FROZEN_UPDATES = 10_000
@@ -47,17 +47,17 @@ MAX_SHIFT = 3
 """Largest shift of a view in pixels."""
 
 
-class Prototypes(Representation):
+class Prototypes(RepresentationLoss):
     """Losses of DreamerPro, on a batch with both views of every sequence.
 
-    `features` is the width of the features of a latent state, `width` that of the
-    embedding, the output of the encoder. `make_encoder` builds the slow encoder.
+    `feature_width` is the size of the features of a latent state, `embed_width` that of
+    the embedding, the output of the encoder. `make_encoder` builds the slow encoder.
     """
 
     loss_names = ("proto_swav", "proto_temp", "proto_norm")
     views = 2
 
-    def __init__(self, features: int, width: int, make_encoder: MakeEncoder):
+    def __init__(self, feature_width: int, embed_width: int, make_encoder: MakeEncoder):
         super().__init__()
         self.slow_encoder = make_encoder()
         self.image_keys: list[str] = self.slow_encoder.imgkeys
@@ -68,10 +68,10 @@ class Prototypes(Representation):
             )
         # Embeddings and features are projected to vectors of the same dimension as the
         # prototypes. Each row of `prototypes.weight` is a prototype.
-        self.from_embed = Projection(width, WIDTH)
-        self.from_features = Projection(features, WIDTH)
-        self.prototypes = Projection(WIDTH, PROTOTYPES)
-        self.slow_from_embed = Projection(width, WIDTH)
+        self.from_embed = Projection(embed_width, PROTOTYPE_DIM)
+        self.from_features = Projection(feature_width, PROTOTYPE_DIM)
+        self.prototypes = Projection(PROTOTYPE_DIM, PROTOTYPES)
+        self.slow_from_embed = Projection(embed_width, PROTOTYPE_DIM)
         for module in (self.slow_encoder, self.slow_from_embed):
             module.requires_grad_(False)
         self.register_buffer("updates", torch.zeros(()))
@@ -155,7 +155,7 @@ def sinkhorn(scores: Float[Tensor, "N P"]) -> Float[Tensor, "N P"]:
     Each iteration divides by the sums over rows, then by the sums over prototypes.
     """
     log = scores / SINKHORN_TEMPERATURE
-    for _ in range(SINKHORN_ROUNDS):
+    for _ in range(SINKHORN_ITERATIONS):
         log = log - log.logsumexp(0, keepdim=True)
         log = log - log.logsumexp(1, keepdim=True)
     return log.exp()
@@ -175,8 +175,8 @@ def shift_images(
         for n in (width, height)
     ]
     columns, rows = torch.meshgrid(axes[0], axes[1], indexing="xy")
-    right, down = (x[:, None, None] for x in offset.unbind(1))
-    grid = torch.stack([columns + right * 2 / width, rows + down * 2 / height], -1)
+    dx, dy = (x[:, None, None] for x in offset.unbind(1))
+    grid = torch.stack([columns + dx * 2 / width, rows + dy * 2 / height], -1)
     x = F.grid_sample(x, grid, "bilinear", "border", align_corners=False)
     x = x.reshape(len(x), length, -1, height, width).permute(0, 1, 3, 4, 2)
     return x.round().clamp(0, 255).to(torch.uint8)

@@ -59,7 +59,7 @@ MakeEncoder = Callable[[], Any]
 """Builds another encoder with the architecture of the world model's encoder."""
 
 
-class Representation(nn.Module):
+class RepresentationLoss(nn.Module):
     """Base class of losses that train the latent state without a decoder."""
 
     loss_names: ClassVar[tuple[str, ...]]
@@ -84,21 +84,21 @@ class Representation(nn.Module):
         """Update the moving averages, if the optimizer has `stepped`."""
 
 
-class ProjectedRepresentation(Representation):
+class ProjectionLoss(RepresentationLoss):
     """Compares a projection of the features with the detached embedding."""
 
-    def __init__(self, features: int, width: int, make_encoder: MakeEncoder):
+    def __init__(self, feature_width: int, embed_width: int, make_encoder: MakeEncoder):
         super().__init__()
-        self.projection = Projection(features, width)
+        self.projection = Projection(feature_width, embed_width)
 
     def forward(
         self, feat: Float[Tensor, "B T F"], embed: Float[Tensor, "B T E"], batch: Batch
     ) -> dict[str, Tensor]:
         projected = self.projection(feat).float()
         (name,) = self.loss_names
-        return {name: self.compare(projected, embed.detach().float())}
+        return {name: self.loss(projected, embed.detach().float())}
 
-    def compare(
+    def loss(
         self, projected: Float[Tensor, "B T E"], embed: Float[Tensor, "B T E"]
     ) -> Tensor:
         raise NotImplementedError
@@ -113,24 +113,24 @@ def repeat_sequences(tree: Any, count: int) -> Any:
     return tree_map(repeat, tree)
 
 
-class Barlow(ProjectedRepresentation):
+class Barlow(ProjectionLoss):
     """Correlation of projection and embedding; the loss is a scalar per batch."""
 
     loss_names = ("barlow",)
 
-    def compare(
+    def loss(
         self, projected: Float[Tensor, "B T E"], embed: Float[Tensor, "B T E"]
     ) -> Float[Tensor, ""]:
         gathered = [all_gather_with_grad(x.flatten(0, 1)) for x in (projected, embed)]
         return barlow_loss(*gathered)
 
 
-class InfoNCE(ProjectedRepresentation):
+class InfoNCE(ProjectionLoss):
     """Cross-entropy of identifying the embedding of each step; one loss per step."""
 
     loss_names = ("infonce",)
 
-    def compare(
+    def loss(
         self, projected: Float[Tensor, "B T E"], embed: Float[Tensor, "B T E"]
     ) -> Float[Tensor, "B T"]:
         size, length = projected.shape[:2]

@@ -21,7 +21,7 @@ from reverie.run.folder import read_config
 from reverie.spaces import Space
 from reverie.worlds.dreamerv3_torch.config import DreamerV3TorchConfig
 from reverie.worlds.dreamerv3_torch.dynamics import DreamerV3TorchDynamics
-from reverie.worlds.rssm.config import DYNAMICS_WEIGHTS, RSSMConfig
+from reverie.worlds.rssm.config import WEIGHTS_PER_SQUARED_UNIT, RSSMConfig
 from reverie.worlds.rssm.dynamics import RSSMDynamics
 from reverie.worlds.vta.config import RecurrentVTAConfig
 from reverie.worlds.vta.dynamics import RecurrentVTADynamics
@@ -107,7 +107,7 @@ def test_the_memory_estimate_matches_the_measurements():
 def test_worlds_declare_the_size_of_their_dynamics(dynamics, config):
     module = dynamics(1, {"action": Space(np.float32, (1,))}, config)
     weights = sum(x.numel() for x in module.parameters())
-    expected = DYNAMICS_WEIGHTS * config.equivalent_units**2
+    expected = WEIGHTS_PER_SQUARED_UNIT * config.equivalent_units**2
     assert expected == pytest.approx(weights, rel=0.1)
 
 

@@ -60,9 +60,9 @@ def test_sinkhorn_balances_prototypes(monkeypatch):
     weights = torch.tensor([[4.0, 1.0], [4.0, 3.0]])
     columns = torch.tensor([[1 / 2, 1 / 4], [1 / 2, 3 / 4]])
     expected = columns / columns.sum(1, keepdim=True)
-    monkeypatch.setattr(prototypes, "SINKHORN_ROUNDS", 1)
+    monkeypatch.setattr(prototypes, "SINKHORN_ITERATIONS", 1)
     torch.testing.assert_close(sinkhorn(0.05 * weights.log()), expected)
-    monkeypatch.setattr(prototypes, "SINKHORN_ROUNDS", 3)
+    monkeypatch.setattr(prototypes, "SINKHORN_ITERATIONS", 3)
     assigned = sinkhorn(0.05 * torch.randn(64, 4, generator=torch.manual_seed(0)))
     torch.testing.assert_close(assigned.sum(1), torch.ones(64))
     torch.testing.assert_close(

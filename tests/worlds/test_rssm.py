@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 
 from reverie.api import UserError
-from reverie.nets import standardize as standard
 from reverie.nets.blocks import initialize
 from reverie.nets.decoder import DecoderConfig
 from reverie.nets.encoder import EncoderConfig
 from reverie.nets.heads import HeadConfig
 from reverie.nets.rng import Rng
+from reverie.nets.standardize import standardizers
 from reverie.spaces import Space
-from reverie.worlds.latent import WorldNetworks
+from reverie.worlds.latent import WorldNetworksConfig
 from reverie.worlds.rssm.config import RSSMConfig
 from reverie.worlds.rssm.dynamics import RSSMState
 from reverie.worlds.rssm.world import RSSM
@@ -43,7 +43,7 @@ def make(config=SIZE, act=ACT, obs=OBS, **options) -> RSSM:
         "discount": 1 - 1 / 333,
         "reward_grad": True,
     }
-    world = RSSM(obs, act, config, WorldNetworks(**{**networks, **options}))
+    world = RSSM(obs, act, config, WorldNetworksConfig(**{**networks, **options}))
     initialize(world, torch.Generator().manual_seed(0))
     return world
 
@@ -101,7 +101,7 @@ def test_observe_does_not_update_image_statistics():
         enc=EncoderConfig(**small, standard="batch"),
         dec=DecoderConfig(**small, bspace=0),
     ).train()
-    (layer,) = standard.standardizers(world.enc, "batch")
+    (layer,) = standardizers(world.enc, "batch")
     for shade in (0, 255):
         rows = {**batch(1, 1), "image": torch.full((1, 1, 4, 4, 3), shade).byte()}
         world.observe(world.initial(1), rows, rng())

@@ -25,7 +25,7 @@ from reverie.render.open_loop import (
 from reverie.run.config import resolve
 from reverie.run.train import train
 from reverie.spaces import Space
-from reverie.worlds.latent import WorldNetworks
+from reverie.worlds.latent import WorldNetworksConfig
 from reverie.worlds.vta.config import RecurrentVTAConfig
 from reverie.worlds.vta.dynamics import RecurrentVTAState
 from reverie.worlds.vta.recurrent import RecurrentVTA
@@ -47,7 +47,7 @@ B, T = 2, 6
 
 
 def make_world(dtype=torch.float32, **settings) -> RecurrentVTA:
-    networks = WorldNetworks(
+    networks = WorldNetworksConfig(
         enc=EncoderConfig(depth=2, mults=(2,), units=6, layers=1, kernel=3),
         dec=DecoderConfig(depth=2, mults=(2,), units=6, layers=1, kernel=3, bspace=0),
         rewhead=HeadConfig(1, units=6, bins=5),

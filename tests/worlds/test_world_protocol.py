@@ -28,7 +28,7 @@ from reverie.worlds.iris.config import (
     TokenizerConfig,
 )
 from reverie.worlds.iris.world import IrisWorld
-from reverie.worlds.latent import WorldNetworks
+from reverie.worlds.latent import WorldNetworksConfig
 from reverie.worlds.rssm.config import RSSMConfig
 from reverie.worlds.rssm.world import RSSM
 from reverie.worlds.vta.config import RecurrentVTAConfig, VTAConfig
@@ -44,9 +44,9 @@ OBS = {
 ACT = {"action": Space(np.int64, (), 0, ACTIONS)}
 
 
-def networks() -> WorldNetworks:
+def networks() -> WorldNetworksConfig:
     size = {"depth": 2, "mults": (2,), "units": 6, "layers": 1, "kernel": 3}
-    return WorldNetworks(
+    return WorldNetworksConfig(
         enc=EncoderConfig(**size),
         dec=DecoderConfig(**size, bspace=0),
         rewhead=HeadConfig(1, units=6, bins=5),

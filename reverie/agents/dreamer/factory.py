@@ -15,7 +15,7 @@ from reverie.api import UserError
 from reverie.plugins import import_object, is_plugin, settings_name
 from reverie.spaces import Spaces
 from reverie.worlds.dreamerv3_torch.world import DreamerV3TorchWorld
-from reverie.worlds.latent import WorldNetworks
+from reverie.worlds.latent import WorldNetworksConfig
 from reverie.worlds.rssm.world import RSSM
 from reverie.worlds.vta.recurrent import RecurrentVTA
 
@@ -63,7 +63,7 @@ def make_world(
             f"{config.representation!r}.\n  Fix: --dreamer.representation "
             f"{' or '.join(supported)}, or --dreamer.world rssm"
         )
-    networks = WorldNetworks(
+    networks = WorldNetworksConfig(
         enc=config.enc,
         dec=config.dec,
         rewhead=config.rewhead,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from reverie.nets.blocks import MLPConfig
-from reverie.worlds.rssm.config import LatentStateConfig, units_of_equal_size
+from reverie.worlds.rssm.config import LatentStateConfig, units_for_weights
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class DreamerV3TorchConfig(LatentStateConfig):
         estimate the memory of training."""
         deter, stoch = self.feature_widths
         gru = 3 * deter * (self.hidden + deter)
-        return units_of_equal_size(gru + self.hidden * (2 * deter + 3 * stoch))
+        return units_for_weights(gru + self.hidden * (2 * deter + 3 * stoch))
 
     @property
     def layer(self) -> MLPConfig:

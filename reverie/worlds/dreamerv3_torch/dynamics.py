@@ -67,11 +67,14 @@ class DreamerV3TorchDynamics(RSSMDynamics):
         return self.initial(tokens.shape[0], tokens.dtype)
 
     def embed_action(
-        self, action: dict[str, Tensor], reset: Bool[Tensor, "*b"] | None, like: Tensor
+        self,
+        action: dict[str, Tensor],
+        is_first: Bool[Tensor, "*b"] | None,
+        like: Tensor,
     ) -> Float[Tensor, "*b A"]:
-        """Return actions in the dtype of `like`, zero where `reset`."""
+        """Return actions in the dtype of `like`, zero where `is_first`."""
         x: Tensor = self.actions(action, like.dtype)
-        return x if reset is None else torch.where(reset[..., None], 0, x)
+        return x if is_first is None else torch.where(is_first[..., None], 0, x)
 
     def core(
         self, state: RSSMState, action: Float[Tensor, "B A"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-DYNAMICS_WEIGHTS = 87
+WEIGHTS_PER_SQUARED_UNIT = 87
 """Weights of the RSSM in the size presets, divided by the square of their units."""
 
 
-def units_of_equal_size(weights: int) -> int:
+def units_for_weights(weights: int) -> int:
     """Return the units of the size preset whose RSSM has about this many weights."""
-    return math.isqrt(weights // DYNAMICS_WEIGHTS)
+    return math.isqrt(weights // WEIGHTS_PER_SQUARED_UNIT)
 
 
 @dataclass(frozen=True)

@@ -79,16 +79,21 @@ class RSSMDynamics(nn.Module):
         return self.scan(state, tokens, actions, is_first, rng)
 
     def scan(
-        self, state: RSSMState, tokens: Tensor, actions: Tensor, reset: Tensor, rng: Rng
+        self,
+        state: RSSMState,
+        tokens: Tensor,
+        actions: Tensor,
+        is_first: Tensor,
+        rng: Rng,
     ) -> tuple[RSSMState, Tensor]:
-        """Run `observe` on embedded actions `(B, T, hidden)`; `reset` is `is_first`."""
-        reset = reset[..., None]
+        """Run `observe` on embedded actions `(B, T, hidden)`."""
         deters, stochs, logits = [], [], []
         (deter, stoch), initial = state, self._initial_values(tokens)
-        steps = zip(tokens.unbind(1), actions.unbind(1), reset.unbind(1), strict=True)
-        for token, action, is_first in steps:
-            deter = torch.where(is_first, initial[0], deter)
-            stoch = torch.where(is_first[..., None], initial[1], stoch)
+        resets = is_first[..., None].unbind(1)
+        steps = zip(tokens.unbind(1), actions.unbind(1), resets, strict=True)
+        for token, action, reset in steps:
+            deter = torch.where(reset, initial[0], deter)
+            stoch = torch.where(reset[..., None], initial[1], stoch)
             deter = self.core(RSSMState(deter, stoch), action)
             logit = self.posterior_logits(deter, token)
             stoch = self.sample(logit, rng)
@@ -110,12 +115,15 @@ class RSSMDynamics(nn.Module):
         return rollout(state, policy, horizon, step)
 
     def embed_action(
-        self, action: dict[str, Tensor], reset: Bool[Tensor, "*b"] | None, like: Tensor
+        self,
+        action: dict[str, Tensor],
+        is_first: Bool[Tensor, "*b"] | None,
+        like: Tensor,
     ) -> Float[Tensor, "*b hidden"]:
-        """Embed actions in the dtype of `like`, with zero inputs where `reset`."""
+        """Embed actions in the dtype of `like`, with zero inputs where `is_first`."""
         x = self.actions(action, like.dtype)
-        if reset is not None:
-            x = torch.where(reset[..., None], 0, x)
+        if is_first is not None:
+            x = torch.where(is_first[..., None], 0, x)
         if self.has_continuous:  # one-hot entries are never larger than one
             x = x / x.abs().clamp(min=1).detach()
         return self._layer("dynin2", x)

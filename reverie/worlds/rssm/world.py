@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reverie.api import Batch, Extras, Policy, Rollout, WorldLoss
-from reverie.nets import standardize as standard
 from reverie.nets.rng import Rng
+from reverie.nets.standardize import frozen_statistics, standardizers
 from reverie.spaces import Space, Spaces
 from reverie.worlds.latent import REPRESENTATIONS, LatentWorldBase
 from reverie.worlds.rssm.config import RSSMConfig
@@ -66,9 +66,7 @@ class RSSM(LatentWorldBase):
         # images are standardized with moving averages and not with the statistics of
         # the batch, which may be a single frame
         by_batch = self.networks.enc.standard == "batch"
-        with standard.frozen_statistics(
-            standard.standardizers(self.enc, "batch") if by_batch else ()
-        ):
+        with frozen_statistics(standardizers(self.enc, "batch") if by_batch else ()):
             return self._observe(state, batch, rng)[0]
 
     def imagine(

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from reverie.worlds.rssm.config import units_of_equal_size
+from reverie.worlds.rssm.config import units_for_weights
 
 
 @dataclass(frozen=True)
@@ -177,4 +177,4 @@ class RecurrentVTAConfig:
         cells += 3 * self.obs_belief * (hidden + self.obs_belief)
         reset = upper * self.obs_belief
         dense = hidden * (3 * belief + 6 * stoch + upper)
-        return units_of_equal_size(cells + reset + dense)
+        return units_for_weights(cells + reset + dense)
