@@ -1,4 +1,7 @@
-"""Base class of the RSSM and recurrent VTA: networks and prediction losses."""
+"""Base class of world models: networks and prediction losses.
+
+The RSSM and recurrent VTA (Variational Temporal Abstraction) are subclasses.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,10 @@ REPRESENTATIONS: dict[str, Callable[..., RepresentationLoss]] = {
 
 @contextlib.contextmanager
 def eval_mode(world: Any) -> Iterator[None]:
-    """Put a world into eval mode, so that VTA adds no noise to its boundary logits."""
+    """Context in which a world is in eval mode.
+
+    VTA then uses the most probable boundary flags instead of samples.
+    """
     if not world.training:
         yield
         return
@@ -67,8 +73,8 @@ class WorldNetworksConfig:
     """Loss that trains the latent state: the reconstruction of observations by a
     decoder, or one of `REPRESENTATIONS`."""
     draw: bool = False
-    """With a representation other than `decoder`, also train a decoder to show
-    predictions; its loss has no gradients for the latent state."""
+    """With a representation other than `decoder`, also train a decoder, for
+    visualization only: its loss has no gradients for the latent state."""
 
     @property
     def has_decoder(self) -> bool:
@@ -153,6 +159,11 @@ class LatentWorldBase(nn.Module):
     def target(
         self, name: str, states: Any, batch: Batch
     ) -> Float[Tensor, "B T width"]:
+        """Return a target of the Plan2Explore ensemble, without a gradient.
+
+        `name` is `embed`, the embedding of the observations in `batch`, or a part of
+        the features of `states`: `deter`, `stoch`, or `feat` for both.
+        """
         if name == "embed":
             # standardize images with moving averages, and do not update them
             with frozen_statistics(standardizers(self.enc, "batch")):
@@ -164,12 +175,13 @@ class LatentWorldBase(nn.Module):
         return (deter if name == "deter" else stoch).detach()
 
     def initialize_slow(self) -> None:
-        """Copy the initial weights to their moving averages (representations)."""
+        """Set the moving averages of weights that a representation loss uses, if any,
+        to the current weights."""
         if self.representation is not None:
             self.representation.initialize_slow(self.enc)
 
     def update_slow(self, stepped: Tensor) -> None:
-        """Update moving averages of weights, if the optimizer has `stepped`."""
+        """Update these moving averages, if the optimizer has `stepped`."""
         if self.representation is not None:
             self.representation.update_slow(self.enc, stepped)
 
@@ -214,13 +226,24 @@ class LatentWorldBase(nn.Module):
             assert embed is not None
             losses |= self.representation(feat, embed, batch)
         if self.dec is not None:
-            inputs = self.decoder_inputs(states)
-            if self.representation is not None:
-                inputs = inputs[0].detach(), inputs[1].detach()
-            decoded: dict[str, Distribution] = self.dec(*inputs)
-            losses |= {key: dist.loss(batch[key]) for key, dist in decoded.items()}
+            losses |= self.decoder_losses(states, batch)
+        return losses | self.head_losses(feat, batch)
+
+    def decoder_losses(self, states: Any, batch: Batch) -> dict[str, Tensor]:
+        """Return the losses of the decoder by observation key."""
+        inputs = self.decoder_inputs(states)
+        if self.representation is not None:  # a decoder for visualization (`draw`)
+            inputs = inputs[0].detach(), inputs[1].detach()
+        decoded: dict[str, Distribution] = self.dec(*inputs)
+        return {key: dist.loss(batch[key]) for key, dist in decoded.items()}
+
+    def head_losses(
+        self, feat: Float[Tensor, "B T F"], batch: Batch
+    ) -> dict[str, Tensor]:
+        """Return the losses `rew` and `con` of the reward and the continue head."""
         reward = self.rew(feat if self.networks.reward_grad else feat.detach())
-        losses["rew"] = reward.loss(batch["reward"])
         target = (~batch["is_terminal"]).float() * self.networks.discount
-        losses["con"] = self.con(feat).loss(target)
-        return losses
+        return {
+            "rew": reward.loss(batch["reward"]),
+            "con": self.con(feat).loss(target),
+        }

@@ -1,7 +1,7 @@
 """The world-model loss of the RSSM, split into sections that are timed separately.
 
-The inputs of each section (outputs of the preceding ones) are leaf tensors, so that its
-backward pass computes the gradients of its inputs and its weights, as in training.
+The inputs of each section (outputs of the preceding ones) are leaf tensors. Its
+backward pass computes the gradients of its weights and, as in training, of its inputs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Section(NamedTuple):
 def rssm_sections(
     world: RSSM, state: RSSMState, batch: Batch, rng: Rng
 ) -> dict[str, Section]:
-    """Return the sections encoder, scan, decoder or representation, heads and prior."""
+    """Return the sections `encoder`, `scan`, `heads and prior`, and `representation`,
+    `decoder` or both."""
     state, batch = world.with_augmented_views(state, batch, rng)
     prevact, is_first = batch["prevact"], batch["is_first"]
     with torch.no_grad():
@@ -52,9 +53,7 @@ def rssm_sections(
         return [*states, logits]
 
     def decode() -> list[Tensor]:
-        assert world.dec is not None
-        decoded = world.dec(deter, stoch.flatten(-2))
-        return [dist.loss(batch[key]).mean() for key, dist in decoded.items()]
+        return [x.mean() for x in world.decoder_losses(states, batch).values()]
 
     def represent() -> list[Tensor]:
         assert world.representation is not None
@@ -62,15 +61,13 @@ def rssm_sections(
         return [loss.mean() for loss in losses.values()]
 
     def heads() -> list[Tensor]:
-        feat = world.features(states)
-        reward = world.rew(feat).loss(batch["reward"])
-        cont = world.con(feat).loss((~batch["is_terminal"]).float())
-        kl = world.dyn.kl_terms(logits, world.dyn.prior_logits(deter))
-        return [x.mean() for x in (reward, cont, kl.dyn, kl.rep)]
+        losses = world.head_losses(world.features(states), batch)
+        losses |= world.kl_losses(logits, deter)[0]
+        return [x.mean() for x in losses.values()]
 
     sections = {"encoder": Section(encode, []), "scan": Section(scan, [tokens])}
     if world.representation is not None:
-        sections["representation"] = Section(represent, [deter, stoch])
+        sections["representation"] = Section(represent, [tokens, deter, stoch])
     if world.dec is not None:
         sections["decoder"] = Section(decode, [deter, stoch])
     return {

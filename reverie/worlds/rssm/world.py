@@ -3,8 +3,8 @@
 The losses are the prediction losses of observations, reward and continuation, and the
 two KL losses `dyn` and `rep` between posterior and prior.
 
-`batch["prevact"]` holds the actions that *led to* each row, by key; every other entry
-of a batch belongs to the row itself.
+In row t, `batch["prevact"]` holds the actions chosen in row t - 1, by key; all other
+entries of a batch belong to row t.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class RSSM(LatentWorldBase):
 
     @property
     def extras(self) -> Spaces:
-        """Store `deter`, and `stoch` as class indices to save memory."""
+        """Spaces of the latent state in the replay buffer: `deter`, and class indices
+        for `stoch`, which need less memory."""
         config = self.config
         index_dtype = np.uint8 if config.classes <= 256 else np.int16
         stoch = Space(np.dtype(index_dtype), (config.stoch,), 0, config.classes)
@@ -85,19 +86,30 @@ class RSSM(LatentWorldBase):
         embed = self.enc(batch, self.dtype)
         states, logits = self._infer(state, embed, batch, rng)
         losses = self.prediction_losses(states, batch, embed)
-        # two KL terms with separate loss scales, so that the prior is trained faster
-        # towards the posterior than the posterior towards the prior
-        kl = self.dyn.kl_terms(logits, self.dyn.prior_logits(states.deter))
-        losses["dyn"] = kl.dyn.clamp(min=self.config.free_nats)
-        losses["rep"] = kl.rep.clamp(min=self.config.free_nats)
-        metrics = {"dyn_ent": kl.prior_entropy, "rep_ent": kl.post_entropy}
-        return self.average_views(WorldLoss(losses, states, metrics))
+        kl_losses, metrics = self.kl_losses(logits, states.deter)
+        return self.average_views(WorldLoss(losses | kl_losses, states, metrics))
+
+    def kl_losses(
+        self, logits: Float[Tensor, "B T S K"], deter: Float[Tensor, "B T D"]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the losses `dyn` and `rep`, and metrics.
+
+        They have separate loss scales, so that the prior is trained faster towards the
+        posterior than the posterior towards the prior. `logits` are of the posterior.
+        """
+        kl = self.dyn.kl_terms(logits, self.dyn.prior_logits(deter))
+        free_nats = self.config.free_nats
+        losses = {
+            "dyn": kl.dyn.clamp(min=free_nats),
+            "rep": kl.rep.clamp(min=free_nats),
+        }
+        return losses, {"dyn_ent": kl.prior_entropy, "rep_ent": kl.post_entropy}
 
     @torch.no_grad()
     def prior_kl(
         self, state: RSSMState, batch: Batch, rng: Rng
     ) -> Float[Tensor, "B T"]:
-        """Return KL(posterior || prior) of every step."""
+        """Return KL(posterior || prior) of every step, without a gradient."""
         states, logits = self._observe(state, batch, rng)
         return self.dyn.kl_terms(logits, self.dyn.prior_logits(states.deter)).dyn
 
