@@ -3,18 +3,21 @@
 Every sequence is augmented twice (two views): its images are shifted by up to three
 pixels, by the same offset in all steps. Prototypes are learned unit vectors. Targets
 are soft assignments of the embeddings of a slow encoder to prototypes, balanced over
-the batch with the Sinkhorn algorithm, so that all prototypes are used. They are
-predicted by a softmax over inner products with the prototypes:
+the batch with the Sinkhorn algorithm, so that all prototypes are used. Two losses
+predict them by a softmax over inner products with the prototypes:
 
 - `proto_swav`: from the embedding of the other view;
-- `proto_temp`: from the features of the latent state of the same view;
-- `proto_norm`: no prediction, but the squared difference between 1 and the norm of the
-  projections, before they are normalized.
+- `proto_temp`: from the features of the latent state of the same view.
 
-The first step of every sequence is skipped, because its latent state depends on a
-stored state: it is not assigned to prototypes, and its losses are zero. The losses of
-the T - 1 other steps are multiplied by T / (T - 1), so that the mean over all T steps
-is equal to the mean of the original losses over these T - 1 steps.
+Embeddings and features are projected to the dimension of the prototypes and normalized.
+The third loss, `proto_norm`, is the squared difference between 1 and the norms of these
+projections before they are normalized.
+
+The first step of every sequence is skipped, because its latent state is computed from a
+state stored in the replay buffer, which may be outdated: it is not assigned to
+prototypes, and its losses are zero. The losses of the T - 1 other steps are multiplied
+by T / (T - 1), so that the mean over all T steps is equal to the mean of the original
+losses over these T - 1 steps.
 """
 
 from __future__ import annotations
@@ -164,9 +167,11 @@ def sinkhorn(scores: Float[Tensor, "N P"]) -> Float[Tensor, "N P"]:
 def shift_images(
     images: UInt8[Tensor, "B T h w c"], offset: Float[Tensor, "B 2"]
 ) -> UInt8[Tensor, "B T h w c"]:
-    """Shift all images of a sequence by an offset in pixels, with bilinear sampling.
+    """Sample each image at positions moved by `offset` (x, y) pixels, with bilinear
+    interpolation: the content moves in the opposite direction.
 
-    Pixels outside of an image have the value of the nearest border pixel.
+    All images of a sequence have the same offset. Pixels outside of an image have the
+    value of the nearest border pixel.
     """
     length, height, width = images.shape[1:4]
     x = images.float().permute(0, 1, 4, 2, 3).flatten(1, 2)  # (B, T c, h, w)

@@ -101,11 +101,12 @@ class ProjectionLoss(RepresentationLoss):
     def loss(
         self, projected: Float[Tensor, "B T E"], embed: Float[Tensor, "B T E"]
     ) -> Tensor:
+        """Return the loss: a scalar, or one value per step `(B, T)`."""
         raise NotImplementedError
 
 
 def repeat_sequences(tree: Any, count: int) -> Any:
-    """Repeat each sequence `count` times, one after another."""
+    """Repeat each sequence `count` times, in adjacent rows (as `repeat_interleave`)."""
 
     def repeat(x: Tensor) -> Tensor:
         return x[:, None].expand(-1, count, *x.shape[1:]).flatten(0, 1)

@@ -56,7 +56,7 @@ def test_embeddings_get_no_gradients(make):
 
 
 def test_sinkhorn_balances_prototypes(monkeypatch):
-    # one round by hand: divide columns by their sums, then rows by their sums
+    # one iteration by hand: divide columns by their sums, then rows by their sums
     weights = torch.tensor([[4.0, 1.0], [4.0, 3.0]])
     columns = torch.tensor([[1 / 2, 1 / 4], [1 / 2, 3 / 4]])
     expected = columns / columns.sum(1, keepdim=True)
@@ -73,7 +73,7 @@ def test_sinkhorn_balances_prototypes(monkeypatch):
 def test_views_are_shifted_equally_over_time():
     image = torch.zeros(2, 3, 8, 8, 1, dtype=torch.uint8)
     image[:, :, 4, 4] = 100
-    offset = torch.tensor([[1.0, 0.0], [0.0, -0.5]])  # right, down
+    offset = torch.tensor([[1.0, 0.0], [0.0, -0.5]])  # (x, y), of sampling positions
     shifted = shift_images(image, offset)
     assert shifted[0, :, 4, 3, 0].tolist() == [100] * 3
     assert shifted[1, :, 4:6, 4, 0].tolist() == [[50, 50]] * 3

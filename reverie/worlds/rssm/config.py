@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 
 WEIGHTS_PER_SQUARED_UNIT = 87
-"""Weights of the RSSM in the size presets, divided by the square of their units."""
+"""The RSSM of a size preset whose MLPs have n units has about 87 n^2 weights."""
 
 
 def units_for_weights(weights: int) -> int:
-    """Return the units of the size preset whose RSSM has about this many weights."""
+    """Return the MLP units of a size preset whose RSSM has about this many weights."""
     return math.isqrt(weights // WEIGHTS_PER_SQUARED_UNIT)
 
 
@@ -48,6 +48,7 @@ class LatentStateConfig:
     @property
     def feature_widths(self) -> tuple[int, int]:
         """Sizes of the deterministic and the stochastic features."""
+        # dreamerv3-torch may have 0 classes: Gaussian variables, with one entry each
         return self.deter, self.stoch * max(1, self.classes)
 
 
@@ -82,5 +83,6 @@ class RSSMConfig(LatentStateConfig):
 
     @property
     def equivalent_units(self) -> int:
-        """Units of the size preset with this `deter`."""
+        """MLP units of a size preset with this `deter`, which is 8 times as large. Used
+        to estimate the memory of training."""
         return self.deter // 8

@@ -2,8 +2,8 @@
 
 A state has a deterministic part `deter`, the output of a block-diagonal GRU, and a
 stochastic part `stoch`: S one-hot samples of K classes. The prior predicts `stoch` from
-`deter` alone; the posterior also uses the embedded observation (`tokens`, as the
-original names it).
+`deter` alone; the posterior also uses the embedded observation (named `tokens` as in
+danijar/dreamerv3).
 """
 
 from __future__ import annotations
@@ -180,11 +180,12 @@ class RSSMDynamics(nn.Module):
         return torch.cat([states.deter, states.stoch.flatten(-2)], -1)
 
     def _initial_values(self, tokens: Float[Tensor, "B T E"]) -> tuple[Any, Any]:
-        """Return `deter` and `stoch` at the start of an episode."""
+        """Return `deter` and `stoch` at the start of an episode: zero, unless a
+        subclass overrides it."""
         return 0, 0
 
     def _add(self, name: str, layer: nn.Module, width: int) -> None:
-        """Add a layer and its norm as submodules, named as in the original."""
+        """Add a layer and its norm as submodules, named as in danijar/dreamerv3."""
         self.add_module(name, layer)
         self.add_module(f"{name}norm", Norm(self.config.norm, width))
 
