@@ -19,6 +19,7 @@ REPORT = """<testsuites><testsuite>
 <testcase classname="t.conf" name="test_seed[dmc_walker_walk]" time="1">
   <failure message="other"/></testcase>
 <testcase classname="t.conf" name="test_rows[dmlab_x]" time="9"/>
+<testcase classname="t.conf" name="test_rows[dmc_subtle_reacher]" time="5"/>
 <testcase classname="t.conf" name="test_skipped[dmc_walker_walk]"><skipped/></testcase>
 <testcase classname="t.real" name="test_frames_of_dmc_show_the_scene" time="1"/>
 <testcase classname="t.real.TestMetaWorld" name="test_goals" time="1"/>
@@ -29,6 +30,7 @@ def test_results_are_counted_by_suite(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     report.write_text(REPORT)
     assert script.count(report, "dmc") == (2, 1, 4.0)
+    assert script.count(report, "dmc_subtle") == (1, 0, 5.0)
     assert script.count(report, "metaworld") == (1, 0, 1.0)
     assert script.count(report, "robosuite") == (0, 0, 0.0)
 

@@ -154,7 +154,6 @@ def split_task(task: str) -> tuple[str, str]:
     For an import path the suite is empty. Raises `UserError` with the closest valid
     names if there is no such task.
     """
-    prefix, _, name = task.partition("_")
     if ":" in task and not _is_gym_id(task):
         module, _, function = task.partition(":")
         if not module or not function:
@@ -163,9 +162,10 @@ def split_task(task: str) -> tuple[str, str]:
                 "  Fix: write an import path as package.module:function."
             )
         return "", task
-    suite = SUITES.get(prefix)
-    if suite is None:
+    prefix = _find_prefix(task)
+    if not prefix:
         raise _unknown_task(task)
+    suite, name = SUITES[prefix], task[len(prefix) + 1 :]
     if not name and "" not in suite.tasks:
         name_format = suite.name_format or f"{prefix}_TASK, such as {suite.example}"
         raise UserError(
@@ -173,11 +173,19 @@ def split_task(task: str) -> tuple[str, str]:
         )
     if not suite.has_task(name):
         names = [suite.full_name(each) for each in suite.tasks]
+        # includes the tasks of dmc_subtle if the suite is dmc
+        similar = [each for each in task_names() if each.startswith(f"{prefix}_")]
         raise UserError(
-            f"Suite {prefix!r} has no task {name!r}.{suggest(task, names)}\n"
+            f"Suite {prefix!r} has no task {name!r}.{suggest(task, similar)}\n"
             f"  Fix: choose one of {', '.join(names[:8])}{', ...' * (len(names) > 8)}"
         )
     return prefix, name
+
+
+def _find_prefix(task: str) -> str:
+    """Return the longest name of a suite that a task starts with, empty if none."""
+    names = [s for s in SUITES if task == s or task.startswith(f"{s}_")]
+    return max(names, key=len, default="")
 
 
 def add_gym_prefix(name: str) -> str:

@@ -183,12 +183,18 @@ class ImageAndStateConfig(ImageConfig):
 def suggest(word: str, names: Iterable[str]) -> str:
     """Return ` Did you mean ...?` with the closest names, or an empty string.
 
-    Names that differ only in suite, case or version are preferred to similar names:
-    `gym_CartPole-v1` for `cartpole`.
+    Names that differ only in suite, case, version or the order of words are preferred
+    to similar names: `gym_CartPole-v1` for `cartpole`.
     """
     names = list(names)
     stem = _stem(word)
-    matches = [n for n in names if stem in (_stem(n), _stem(n.partition("_")[2]))][:3]
+    words = sorted(word.lower().split("_"))
+    matches = [
+        name
+        for name in names
+        if stem in (_stem(name), _stem(name.partition("_")[2]))
+        or words == sorted(name.lower().split("_"))
+    ][:3]
     if not matches:
         # without the name of the suite, which would make all of its tasks similar
         suite = f"{word.lower().partition('_')[0]}_"

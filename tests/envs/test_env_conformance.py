@@ -95,6 +95,7 @@ def mujoco_configs() -> dict[str, envs.EnvConfig]:
     robosuite = RobosuiteConfig(cameras=cameras, object=True, horizon=10)
     return {
         "dmc": replace(SHORT_EPISODES, dmc=DMCConfig(**options)),
+        "dmc_subtle": replace(SHORT_EPISODES, dmc=DMCConfig(**options)),
         "mujoco": replace(SHORT_EPISODES, mujoco=MuJoCoConfig(**options)),
         "metaworld": replace(SHORT_EPISODES, metaworld=MetaWorldConfig(**options)),
         "robosuite": replace(SHORT_EPISODES, robosuite=robosuite),
@@ -137,7 +138,7 @@ def fake_simulators(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make(task: str, seed: int = 0) -> Env:
-    suite = task.partition("_")[0]
+    suite = envs.split_task(task)[0]
     return envs.make(task, CONFIGS.get(suite, SHORT_EPISODES), seed)
 
 
@@ -243,7 +244,7 @@ class RecordingAgent(RandomAgent):
 
 @every_suite
 def test_conformance_log_keys_are_not_observed(task: str) -> None:
-    suite = task.partition("_")[0]
+    suite = envs.split_task(task)[0]
     config = replace(CONFIGS.get(suite, SHORT_EPISODES), length=5)
     vec_env = envs.make_vec_env(envs.TaskFactory(task, config, seed=0), 1)
     agent = RecordingAgent(
@@ -295,7 +296,7 @@ def test_conformance_closing_frees_resources(task: str) -> None:
 
 
 def test_conformance_covers_every_suite() -> None:
-    tested = {example.values[0].partition("_")[0] for example in example_tasks()}
+    tested = {envs.split_task(example.values[0])[0] for example in example_tasks()}
     assert tested == set(envs.SUITES)
     for name in TASKS.keys() | CONFIGS.keys():
         assert name in envs.SUITES

@@ -71,6 +71,9 @@ def run_command(
         ("Pendulum", r"Did you mean gym_Pendulum-v1"),
         ("LunarLander-v2", r"Did you mean gym_LunarLander-v3\?"),
         ("walker_walk", r"Did you mean dmc_walker_walk\?"),
+        ("dmc_subtle_reachr", r"Did you mean dmc_subtle_reacher\?"),
+        ("dmc_reacher_subtle", r"Did you mean dmc_subtle_reacher\?"),  # R2-Dreamer
+        ("dmc_subtle_foo", r"'foo'\.\n.*dmc_subtle_ball.*, dmc_subtle_reacher$"),
         ("MiniGrid-Empty-5x5-v0", r"Did you mean minigrid_Empty-5x5\?"),
         ("robosuite_lift", r"Did you mean robosuite_Lift\?"),
         ("Crafter", r"Did you mean crafter\?"),

@@ -27,6 +27,7 @@ from reverie.envs.suites.memory import MemoryConfig
         ("atari_montezuma_revenge", ("atari", "montezuma_revenge")),
         ("atari100k_pong", ("atari100k", "pong")),
         ("dmc_walker_walk", ("dmc", "walker_walk")),
+        ("dmc_subtle_reacher", ("dmc_subtle", "reacher")),
         ("gym_CartPole-v1", ("gym", "CartPole-v1")),
         ("gym_some_package:Name-v0", ("gym", "some_package:Name-v0")),
         ("my_env:make_env", ("", "my_env:make_env")),
@@ -96,8 +97,8 @@ def test_incompatible_packages_are_a_user_error(
 
 
 def test_all_suites_are_found_and_listed() -> None:
-    expected = """atari atari100k crafter dmc dmlab minecraft procgen bsuite loconav
-        pinpad memorymaze minigrid mujoco metaworld robosuite craftax gym dummy
+    expected = """atari atari100k crafter dmc dmc_subtle dmlab minecraft procgen bsuite
+        loconav pinpad memorymaze minigrid mujoco metaworld robosuite craftax gym dummy
         catch noisycatch memory reach"""
     assert set(expected.split()) <= envs.SUITES.keys()
     for name in envs.SUITES:
@@ -196,6 +197,7 @@ def test_invalid_configs_are_refused(make_config: object) -> None:
     [
         ("atari", "write it as atari_TASK, such as atari_alien"),
         ("dmc", "write it as dmc_DOMAIN_TASK, such as dmc_walker_walk"),
+        ("dmc_subtle", "write it as dmc_subtle_TASK, such as dmc_subtle_ball_in_cup"),
     ],
 )
 def test_the_name_of_a_suite_is_not_a_task(task: str, fix: str) -> None:

@@ -9,6 +9,7 @@ so the maximum return of 1000 steps is 1000.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,11 +72,18 @@ class DMCConfig(ImageAndStateConfig):
 class DMC:
     """One task of DeepMind Control."""
 
-    def __init__(self, name: str, config: DMCConfig | None = None, seed: int = 0):
+    def __init__(
+        self,
+        name: str,
+        config: DMCConfig | None = None,
+        seed: int = 0,
+        load: Callable[[str, bool, int], tuple[str, Any]] | None = None,
+    ):
+        """`load` replaces `load_task` in suites that modify tasks."""
         self.config = config = config or DMCConfig()
         self._image_key = "image" if config.image else "log/image" * config.log_image
         opengl.select_backend(bool(self._image_key), "--env.dmc.image False")
-        domain, simulator = _load(name, config.image, seed)
+        domain, simulator = (load or load_task)(name, config.image, seed)
         self._sim = simulator
         set_seed = _random_state(simulator).seed
         self._env = DmEnv(simulator, set_seed, config.repeat, squeeze=domain == "manip")
@@ -144,8 +152,11 @@ class DMC:
         return np.ascontiguousarray(image)
 
 
-def _load(name: str, image: bool, seed: int) -> tuple[str, Any]:
-    """Return the domain and the simulator of a task."""
+def load_task(name: str, image: bool, seed: int) -> tuple[str, Any]:
+    """Return the domain and the simulator of a task.
+
+    Some tasks are loaded with images if `image` is True.
+    """
     name = f"ball_in_{name}" if name.startswith("cup_") else name
     matches = [d for d in UNDERSCORE_DOMAINS if name.startswith(f"{d}_")]
     domain = matches[0] if matches else name.partition("_")[0]
