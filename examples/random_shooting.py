@@ -26,7 +26,7 @@ from reverie.nets.optim.optimizer import Optimizer
 from reverie.nets.rng import Rng
 from reverie.nets.tree import tree_map
 from reverie.rows import Window
-from reverie.spaces import FLAGS, agent_obs_space
+from reverie.spaces import STEP_KEYS, agent_obs_space
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class RandomShooting:
         return {**self.losses, **metrics}
 
     def loss(self, data, rng):
-        batch = {key: data[key] for key in (*self.obs_space, *FLAGS)}
+        batch = {key: data[key] for key in (*self.obs_space, *STEP_KEYS)}
         batch["prevact"] = {k: shift(data[k]) for k in self.act_space}
         start = self.world.initial(len(data["is_first"]))
         world_loss = self.world.loss(start, batch, rng)

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-FLAGS = ("reward", "is_first", "is_last", "is_terminal")
-"""Keys that every observation has: the reward and the flags of the episode."""
+STEP_KEYS = ("reward", "is_first", "is_last", "is_terminal")
+"""Keys that every row has: the reward and the three flags of the episode."""
 
-RESERVED = (*FLAGS, "stepid", "consec", "reset")
+RESERVED = (*STEP_KEYS, "stepid", "consec", "reset")
 """Keys that an environment cannot use; `reset` is an action key of DreamerV3."""
 
 SUCCESS = "log/success"
@@ -345,7 +345,7 @@ def _tuples(tree: Any) -> Any:
     return {key: _tuples(value) for key, value in tree.items()}
 
 
-def flag_spaces(low: float | None = None, high: float | None = None) -> Spaces:
+def step_spaces(low: float | None = None, high: float | None = None) -> Spaces:
     """Return the spaces of `reward` (optionally with bounds) and the three flags."""
     flag = Space(bool)
     return {
@@ -356,10 +356,10 @@ def flag_spaces(low: float | None = None, high: float | None = None) -> Spaces:
     }
 
 
-def flags(
+def step_values(
     reward: Any, first: bool = False, last: bool = False, terminal: bool = False
 ) -> dict[str, Any]:
-    """Return `reward` and the three flags in the dtypes of `flag_spaces`."""
+    """Return `reward` and the three flags in the dtypes of `step_spaces`."""
     return {
         "reward": np.float32(reward),
         "is_first": np.bool_(first),

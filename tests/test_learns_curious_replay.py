@@ -18,10 +18,10 @@ from reverie.agents.options import BuildOptions
 from reverie.replay.buffer import Replay
 from reverie.replay.feed import ReplayFeed
 from reverie.run.config import resolve
-from reverie.spaces import Space, flag_spaces
+from reverie.spaces import Space, step_spaces
 
 POSITIONS, LENGTH = 16, 32
-OBS = {"position": Space(np.float32, (POSITIONS,), 0, 10), **flag_spaces(0, 1)}
+OBS = {"position": Space(np.float32, (POSITIONS,), 0, 10), **step_spaces(0, 1)}
 ACT = {"action": Space(np.int32, (), 0, 2)}
 OLD_ROWS, NEW_ROWS = 6000, 160
 BEFORE, AFTER = 150, 40

@@ -20,7 +20,7 @@ from reverie import envs
 from reverie.api import Action, Obs
 from reverie.run.config import resolve
 from reverie.run.train import train
-from reverie.spaces import Space, flag_spaces, flags
+from reverie.spaces import Space, step_spaces, step_values
 
 ACTIONS, POSITIONS, LENGTH = 3, 10, 16
 STEPS = 5000
@@ -58,7 +58,7 @@ class Chain:
 
     def __init__(self) -> None:
         position = Space(np.float32, (POSITIONS + 1,), 0, 1)
-        self.obs_space = {"position": position, **flag_spaces(0, 1)}
+        self.obs_space = {"position": position, **step_spaces(0, 1)}
         self.act_space = {"action": Space(np.int32, (), 0, ACTIONS)}
         self.position = self.time = 0
 
@@ -81,7 +81,7 @@ class Chain:
         reward = float(self.position == POSITIONS)
         return {
             "position": position,
-            **flags(reward, self.time == 0, self.time >= LENGTH),
+            **step_values(reward, self.time == 0, self.time >= LENGTH),
         }
 
 

@@ -14,7 +14,7 @@ from reverie.api import UserError
 from reverie.datasets.episode_format import BadEpisode, Episode
 from reverie.datasets.lru_cache import LruCache
 from reverie.datasets.readers import Reader
-from reverie.spaces import FLAGS
+from reverie.spaces import STEP_KEYS
 
 OnBadEpisode = Literal["skip", "stop"]
 
@@ -53,7 +53,7 @@ class EpisodeCache:
         self.reader, self.capacity, self.on_bad = reader, capacity, on_bad
         self.names = reader.names()
         self.bad: set[int] = set()
-        self._keys = [*reader.obs_space, *reader.act_space, *FLAGS]
+        self._keys = [*reader.obs_space, *reader.act_space, *STEP_KEYS]
         self._lock = threading.Lock()
         self._cache = LruCache(self._read, capacity, workers)
         self.rows = self._count_rows()

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from reverie.spaces import FLAGS, Arrays, Space, Spaces
+from reverie.spaces import STEP_KEYS, Arrays, Space, Spaces
 
 Episode = Arrays
 LOG = "log/"
@@ -62,7 +62,7 @@ def to_steps(
     """Return observations, actions, rewards and terminal flags: the inverse of
     `from_steps`."""
     keys = set(act_space)
-    obs = {k: v for k, v in episode.items() if k not in {*FLAGS, *keys}}
+    obs = {k: v for k, v in episode.items() if k not in {*STEP_KEYS, *keys}}
     action = {key: episode[key][:-1] for key in keys}
     return obs, action, episode["reward"][1:], episode["is_terminal"][1:]
 
@@ -90,7 +90,7 @@ def is_image(array: np.ndarray) -> bool:
 
 def find_problems(episode: Episode, obs_space: Spaces, act_space: Spaces) -> list[str]:
     """Describe every way in which an episode does not match the spaces."""
-    if missing := [key for key in FLAGS if key not in episode]:
+    if missing := [key for key in STEP_KEYS if key not in episode]:
         return [f"has no {', '.join(map(repr, missing))}"]
     rows, problems = len(episode["reward"]), []
     if rows < 2:
@@ -104,7 +104,7 @@ def find_problems(episode: Episode, obs_space: Spaces, act_space: Spaces) -> lis
             row = int(np.argwhere(~np.isfinite(value))[0][0])
             problems.append(f"{key!r} has NaN or infinite entries (first in row {row})")
     for key, space in {**obs_space, **act_space}.items():
-        if key in FLAGS or key.startswith(LOG):
+        if key in STEP_KEYS or key.startswith(LOG):
             continue
         if key not in episode:
             problems.append(f"has no {key!r}")

@@ -19,7 +19,7 @@ from reverie.datasets.episode_format import LOG, BadEpisode, Episode, check_epis
 from reverie.datasets.readers import Reader, find_reader_type, make_reader
 from reverie.datasets.readers.key_map import KeyMap
 from reverie.datasets.transforms import ROBOMIMIC, TransformedReader, Transforms
-from reverie.spaces import FLAGS, Spaces
+from reverie.spaces import STEP_KEYS, Spaces
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def iterate_episodes(
     wanted = {
         key: space
         for key, space in {**obs_space, **act_space}.items()
-        if key not in FLAGS and not key.startswith(LOG)
+        if key not in STEP_KEYS and not key.startswith(LOG)
     }
     errors = []
     for name in reader.names():
@@ -114,7 +114,7 @@ def iterate_episodes(
                 if key in wanted
                 else value
                 for key, value in episode.items()
-                if key in wanted or key in FLAGS or key.startswith(LOG)
+                if key in wanted or key in STEP_KEYS or key.startswith(LOG)
             }
             check_episode(episode, obs_space, act_space)
         except BadEpisode as error:

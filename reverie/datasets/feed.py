@@ -27,7 +27,7 @@ from reverie.datasets.episode_cache import EpisodeCache, EpisodeCacheConfig
 from reverie.datasets.readers import Reader
 from reverie.datasets.rng import make_rng
 from reverie.rows import MAX_PUT_BACK, Window
-from reverie.spaces import Arrays, flag_spaces
+from reverie.spaces import Arrays, step_spaces
 from reverie.storage.episode_windows import episode_probabilities, window_start
 
 PREFETCH = 2
@@ -144,7 +144,7 @@ class EpisodeWindowSampler:
         """Return the number of slots and the refills per sample; both are 0 if the
         dataset fits in the cache."""
         reader, rows = self.cache.reader, self.cache.rows
-        spaces = {**reader.obs_space, **reader.act_space, **flag_spaces()}
+        spaces = {**reader.obs_space, **reader.act_space, **step_spaces()}
         row_bytes = sum(space.nbytes for space in spaces.values())
         if int(rows.sum()) * row_bytes <= self.cache.capacity:
             return 0, 0.0
@@ -217,7 +217,7 @@ class EpisodeFeed(RecordedFeed):
                 "  Fix: set replay_context of the agent to 0."
             )
         self.reader, self.held_out = reader, held_out or reader
-        self.obs_space = {**reader.obs_space, **flag_spaces()}
+        self.obs_space = {**reader.obs_space, **step_spaces()}
         self.act_space = reader.act_space
         self.device = torch.device(device)
         self.windows, self.seed, self.augment = windows, seed, augment

@@ -15,7 +15,7 @@ import numpy as np
 from reverie.api import UserError
 from reverie.datasets.episode_format import BadEpisode, Episode, is_image
 from reverie.datasets.readers import Reader, WrappedReader
-from reverie.spaces import FLAGS, Space, Spaces
+from reverie.spaces import STEP_KEYS, Space, Spaces
 
 IMAGE, AUX = "image", "aux_"
 
@@ -86,7 +86,7 @@ class Transforms:
 
     def apply(self, episode: Episode, act_space: Spaces) -> Episode:
         """Return the transformed episode; raise `BadEpisode` if a key is missing."""
-        others = {k: episode[k] for k in (*act_space, *FLAGS) if k in episode}
+        others = {k: episode[k] for k in (*act_space, *STEP_KEYS) if k in episode}
         others |= {k: v for k, v in episode.items() if k.startswith("log/")}
         obs = {k: v for k, v in episode.items() if k not in others}
         if missing := [key for key in self.input_keys if key not in obs]:

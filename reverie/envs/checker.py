@@ -20,7 +20,7 @@ from reverie.api import Env, Obs, UserError
 from reverie.envs.registry import EnvConfig, make
 from reverie.envs.wrappers import without_wrappers
 from reverie.plugins import is_failure, summarize_error
-from reverie.spaces import FLAGS, RESERVED, Space, Spaces, agent_obs_space
+from reverie.spaces import RESERVED, STEP_KEYS, Space, Spaces, agent_obs_space
 
 T = TypeVar("T")
 Severity = Literal["error", "warning"]
@@ -157,7 +157,7 @@ class _Checker:
         return bool(self.act_space)
 
     def _check_flags(self) -> None:
-        for key in FLAGS:
+        for key in STEP_KEYS:
             kind = "f" if key == "reward" else "b"
             dtype = "np.float32" if key == "reward" else "bool"
             space = self.obs_space.get(key)

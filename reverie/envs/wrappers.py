@@ -15,7 +15,7 @@ import numpy as np
 
 from reverie.api import Action, Env, Obs, StateDict, UserError
 from reverie.capabilities import HasSimulatorState
-from reverie.spaces import FLAGS, Space, Spaces, agent_obs_space
+from reverie.spaces import STEP_KEYS, Space, Spaces, agent_obs_space
 
 Resample = Literal["nearest", "bilinear"]
 RENDERED = "log/image"
@@ -360,7 +360,7 @@ class CheckSpaces(Wrapper):
     def __init__(self, env: Env, name: str):
         super().__init__(env)
         self.name = name
-        self._missing_flags = [key for key in FLAGS if key not in self.obs_space]
+        self._missing_flags = [key for key in STEP_KEYS if key not in self.obs_space]
         self._obs_checks = {k: _fast_check(s) for k, s in self.obs_space.items()}
         self._act_checks = {k: _fast_check(s) for k, s in self.act_space.items()}
 

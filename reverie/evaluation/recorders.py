@@ -11,7 +11,7 @@ from reverie.api import Action, Obs, UserError
 from reverie.datasets.readers.metadata import FILE_NAME, DatasetMetadata
 from reverie.render.channels import cameras_side_by_side
 from reverie.render.video import FPS, upscale, video_suffix, write_video
-from reverie.spaces import FLAGS, Arrays, Spaces, agent_obs_space
+from reverie.spaces import STEP_KEYS, Arrays, Spaces, agent_obs_space
 from reverie.storage.array_file import SUFFIX
 from reverie.storage.atomic import make_folder
 from reverie.storage.episodes import write_episode
@@ -87,7 +87,7 @@ class DatasetRecorder(EpisodeRecorder):
         self, folder: Path, obs_space: Spaces, act_space: Spaces, envs: int, count: int
     ):
         self.metadata = DatasetMetadata(agent_obs_space(obs_space), act_space)
-        keys = [*self.metadata.obs_space, *act_space, *FLAGS]
+        keys = [*self.metadata.obs_space, *act_space, *STEP_KEYS]
         super().__init__(folder, keys, envs, count)
         for old in (*folder.glob(f"*{SUFFIX}"), folder / FILE_NAME):
             old.unlink(missing_ok=True)

@@ -22,7 +22,7 @@ from reverie.play.recorded_episodes import RecordedEpisodes
 from reverie.run.config import Config, for_evaluation, with_flags
 from reverie.run.factory import FIRST_EVAL_ENV
 from reverie.run.load import SavedRun, open_run
-from reverie.spaces import FLAGS, Spaces
+from reverie.spaces import STEP_KEYS, Spaces
 
 AGENT_ENV, HUMAN_ENV = "agent-env", "human-env"
 AGENT_MODEL, HUMAN_MODEL = "agent-model", "human-model"
@@ -100,7 +100,7 @@ def load_run(
     missing: dict[str, str] = {}
     env = _try_env(config, missing)
     spaces = run.spaces()
-    if not set(FLAGS) <= set(spaces.obs_space):
+    if not set(STEP_KEYS) <= set(spaces.obs_space):
         raise UserError(
             f"The agent of {logdir} was trained on sequences and cannot act.\n"
             f"  Fix: `reverie eval {logdir}` or `reverie draw boundaries {logdir}`"

@@ -11,7 +11,7 @@ from reverie.api import Obs
 from reverie.datasets.readers.metadata import DatasetMetadata
 from reverie.play.recorded_episodes import IMAGINED, REAL, RECORDINGS
 from reverie.render.video import FPS, upscale, video_suffix, write_video
-from reverie.spaces import FLAGS, Spaces, agent_obs_space
+from reverie.spaces import STEP_KEYS, Spaces, agent_obs_space
 from reverie.storage.episodes import write_episode
 
 
@@ -37,7 +37,9 @@ def save_episode(
         key: np.stack([np.asarray(row[key]) for row in rows]).astype(space.dtype)
         for key, space in spaces.items()
     }
-    episode |= {key: np.stack([np.asarray(row[key]) for row in rows]) for key in FLAGS}
+    episode |= {
+        key: np.stack([np.asarray(row[key]) for row in rows]) for key in STEP_KEYS
+    }
     episode["reward"] = episode["reward"].astype(np.float32)
     target.mkdir(parents=True, exist_ok=True)
     metadata.write(target)

@@ -15,7 +15,7 @@ from reverie.api import Action, Agent, Mode, Obs, UserError
 from reverie.capabilities import HasWorldModelEnv, PolicyWorldModelEnv
 from reverie.envs.wrappers import cast, resize
 from reverie.run.load import PolicySource
-from reverie.spaces import FLAGS, Space, Spaces, agent_obs_space, to_flat, to_nested
+from reverie.spaces import STEP_KEYS, Space, Spaces, agent_obs_space, to_flat, to_nested
 
 MAX_CONTEXT = 64
 """Number of last rows that are kept, for world models that start from frames."""
@@ -247,11 +247,11 @@ class Player:
                 f"{', '.join(inputs)}."
             )
         if isinstance(obs, Mapping):
-            flags = {**{key: obs[key] for key in FLAGS if key in obs}, **flags}
-        if unknown := [key for key in flags if key not in FLAGS]:
+            flags = {**{key: obs[key] for key in STEP_KEYS if key in obs}, **flags}
+        if unknown := [key for key in flags if key not in STEP_KEYS]:
             raise UserError(
                 f"act() got {', '.join(unknown)}.\n"
-                f"  Fix: the arguments are obs, greedy, {', '.join(FLAGS)}."
+                f"  Fix: the arguments are obs, greedy, {', '.join(STEP_KEYS)}."
             )
         arrays = {k: _to_array(k, value, "observation") for k, value in flat.items()}
         is_batch = _has_batch_axis(arrays, self.obs_space)
@@ -268,7 +268,7 @@ class Player:
                 "  Fix: call reset() before a batch of another size."
             )
         first = self._is_first if self._carry is not None else np.ones(count, bool)
-        for key in FLAGS:
+        for key in STEP_KEYS:
             default = first if key == "is_first" else 0
             value = np.asarray(flags.get(key, default), self.obs_space[key].dtype)
             rows[key] = np.array(np.broadcast_to(value, (count,)))

@@ -25,7 +25,7 @@ from reverie.convert.delta_iris.weights import (
 )
 from reverie.run.config import resolve
 from reverie.run.factory import load_initial_weights
-from reverie.spaces import FLAGS, Space
+from reverie.spaces import STEP_KEYS, Space
 from reverie.storage.torch_file import read_torch_file
 
 sys.path.append(str(Path(__file__).parents[1] / "parity"))
@@ -65,7 +65,7 @@ def make_agent(**changes) -> Iris:
             world_model=replace(IrisConfig().training.world_model, length=4),
         ),
     )
-    kinds = {key: Space(np.float32 if key == "reward" else bool) for key in FLAGS}
+    kinds = {key: Space(np.float32 if key == "reward" else bool) for key in STEP_KEYS}
     return Iris(
         {"image": Space(np.uint8, world.shape), **kinds},
         {"action": Space(np.int32, (), 0, world.actions)},

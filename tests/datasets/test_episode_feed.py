@@ -18,7 +18,7 @@ from reverie.datasets.feed import EpisodeFeed, pad_episodes
 from reverie.datasets.readers import Reader, npz
 from reverie.datasets.split import Subset, split_by_mask, split_by_seed
 from reverie.rows import Window
-from reverie.spaces import FLAGS, Space
+from reverie.spaces import STEP_KEYS, Space
 
 TRAIN = {"train": Window(4, 16)}
 SMALL = EpisodeCacheConfig(memory=2e-5)  # some twenty kilobytes
@@ -45,7 +45,7 @@ class GeneratedReader(Reader):
         episode = make_episode(rows - 1, seed=number)
         place = np.zeros((rows, *self.obs_space["place"].shape), np.float32)
         place[:, 0] = 1000 * number + np.arange(rows)
-        return {k: episode[k] for k in (*FLAGS, "action")} | {"place": place}
+        return {k: episode[k] for k in (*STEP_KEYS, "action")} | {"place": place}
 
 
 def episodes_and_rows(batch):
@@ -66,9 +66,9 @@ def test_it_implements_feed(tmp_path):
     batch = feed("train")
     assert batch["image"].shape == (4, 16, 8, 8, 3)
     assert batch["image"].dtype == torch.uint8
-    assert {*FLAGS, "action", "stepid", "consec", "position"} <= batch.keys()
+    assert {*STEP_KEYS, "action", "stepid", "consec", "position"} <= batch.keys()
     assert not any(key.startswith("log/") for key in batch)
-    assert set(feed.obs_space) == {"image", "position", "speed", *FLAGS}
+    assert set(feed.obs_space) == {"image", "position", "speed", *STEP_KEYS}
     again = feed("train", out=batch)
     assert again is batch
     feed.write_back(batch["stepid"], {})

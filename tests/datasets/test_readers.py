@@ -32,7 +32,7 @@ from reverie.datasets.robomimic import write_robomimic
 from reverie.replay.buffer import Replay
 from reverie.replay.config import ReplayConfig
 from reverie.rows import Window
-from reverie.spaces import FLAGS, Space, flag_spaces
+from reverie.spaces import STEP_KEYS, Space, step_spaces
 from reverie.storage.episodes import write_episode
 
 
@@ -92,7 +92,7 @@ def test_replay_of_a_run(tmp_path):
     first, second = make_episode(5, 1), make_episode(9, 2)
     obs = {"image": Space(np.uint8, (8, 8, 3)), "position": Space(np.float32, (2,))}
     obs["speed"] = Space(np.float32, (3,))
-    spaces = obs | flag_spaces() | ACTION
+    spaces = obs | step_spaces() | ACTION
     replay = Replay(
         spaces,
         {},
@@ -302,7 +302,7 @@ def test_a_folder_without_a_readable_episode_is_an_error(tmp_path):
 def test_find_problems(change, complaint):
     episode = make_episode(5)
     spaces = {k: Space(v.dtype, v.shape[1:]) for k, v in episode.items()}
-    obs_space = {k: s for k, s in spaces.items() if k not in (*FLAGS, "action")}
+    obs_space = {k: s for k, s in spaces.items() if k not in (*STEP_KEYS, "action")}
     assert not find_problems(episode, obs_space, ACTION)
     (found,) = find_problems({**episode, **change}, obs_space, ACTION)
     assert __import__("re").search(complaint, found)

@@ -42,7 +42,7 @@ from reverie.envs.suites.robosuite import RobosuiteConfig
 from reverie.envs.vector.env_slot import is_resumable
 from reverie.envs.wrappers import Wrapper
 from reverie.evaluation.episodes import play_episodes
-from reverie.spaces import FLAGS, agent_obs_space
+from reverie.spaces import STEP_KEYS, agent_obs_space
 
 BUILT_IN = [
     "catch",
@@ -329,7 +329,7 @@ def test_dummy_has_every_type_of_space() -> None:
     assert len(disc.act_space) == len(cont.act_space) == 2
     assert disc.act_space["action"].is_discrete
     assert not cont.act_space["action"].is_discrete
-    assert set(FLAGS) <= disc.obs_space.keys()
+    assert set(STEP_KEYS) <= disc.obs_space.keys()
 
 
 def test_scores_of_optimal_and_random_policies_in_catch() -> None:

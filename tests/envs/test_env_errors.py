@@ -26,7 +26,7 @@ from reverie.envs.checker import check_env
 from reverie.envs.suites.catch import Catch, CatchConfig
 from reverie.plugins import MAX_MESSAGE, error_message, import_object
 from reverie.run.signals import Stopper
-from reverie.spaces import Space, flag_spaces
+from reverie.spaces import Space, step_spaces
 
 CONFIGS = [
     pytest.param(VecEnvConfig(workers=0, failures=3), id="local"),
@@ -408,7 +408,7 @@ def test_rewards_that_overflow_when_they_are_added_are_refused() -> None:
             return {**super().step(action), "reward": np.float32(3e38)}
 
     rewarding: Any = Rewarding()
-    rewarding.obs_space["reward"] = flag_spaces()["reward"]
+    rewarding.obs_space["reward"] = step_spaces()["reward"]
     env = envs.make(rewarding, envs.EnvConfig(repeat=2))
     env.reset(0)
     with pytest.raises(UserError, match="'reward' has infinite entries"):

@@ -14,7 +14,7 @@ from reverie import envs
 from reverie.api import UserError
 from reverie.envs import TaskFactory, from_gymnasium
 from reverie.envs.vector.vec_env import VecEnvConfig, make_vec_env
-from reverie.spaces import SUCCESS, Space, flag_spaces
+from reverie.spaces import SUCCESS, Space, step_spaces
 
 
 class Toy(gymnasium.Env):
@@ -269,7 +269,7 @@ class Unrendered:
     """A Reverie environment without images."""
 
     def __init__(self) -> None:
-        self.obs_space = {"vector": Space(np.float32, (2,)), **flag_spaces()}
+        self.obs_space = {"vector": Space(np.float32, (2,)), **step_spaces()}
         self.act_space = {"action": Space(np.int32, (), 0, 2)}
         self.reset = self.step = self.close = print
 

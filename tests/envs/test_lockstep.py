@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from reverie.envs.vector.vec_env import VecEnvConfig, make_vec_env
-from reverie.spaces import FLAGS, Space
+from reverie.spaces import STEP_KEYS, Space
 
 
 class Countdown:
@@ -18,7 +18,9 @@ class Countdown:
 
     @property
     def obs_space(self):
-        kinds = {key: Space(np.float32 if key == "reward" else bool) for key in FLAGS}
+        kinds = {
+            key: Space(np.float32 if key == "reward" else bool) for key in STEP_KEYS
+        }
         return {"image": Space(np.uint8, (4, 4, 3)), **kinds}
 
     def reset(self, seed=None):

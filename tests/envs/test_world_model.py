@@ -16,7 +16,7 @@ from reverie.envs.suites.catch import Catch, CatchConfig
 from reverie.envs.vector.vec_env import make_vec_env
 from reverie.evaluation.episodes import play_episodes
 from reverie.run.config import resolve
-from reverie.spaces import Space, flag_spaces, flags
+from reverie.spaces import Space, step_spaces, step_values
 
 PRESETS = {"iris": "iris_tiny", "dreamer": "debug"}
 SIZES = {"iris": 4, "dreamer": 12}
@@ -160,7 +160,7 @@ class Valve:
 
     def __init__(self):
         self.actions = []
-        self.obs_space = {"vector": Space(np.float32, (2,), -1, 1), **flag_spaces()}
+        self.obs_space = {"vector": Space(np.float32, (2,), -1, 1), **step_spaces()}
         low, high = np.float32([10, -0.5]), np.float32([30, 0.5])
         self.act_space = {
             "open": Space(np.float32, (2,), low, high),
@@ -168,11 +168,11 @@ class Valve:
         }
 
     def reset(self, seed=None):
-        return {"vector": np.zeros(2, np.float32), **flags(0.0, first=True)}
+        return {"vector": np.zeros(2, np.float32), **step_values(0.0, first=True)}
 
     def step(self, action):
         self.actions.append(action)
-        return {"vector": np.zeros(2, np.float32), **flags(0.0)}
+        return {"vector": np.zeros(2, np.float32), **step_values(0.0)}
 
     def close(self):
         pass

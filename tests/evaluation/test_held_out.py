@@ -21,7 +21,7 @@ from reverie.run.config import resolve
 from reverie.run.load import open_run
 from reverie.run.offline.datasets import OfflineEpisodes
 from reverie.run.offline.train import offline
-from reverie.spaces import Space, flag_spaces
+from reverie.spaces import Space, step_spaces
 from reverie.storage.episodes import write_episode
 
 SIDE = 16
@@ -75,7 +75,7 @@ def folder(tmp_path):
 def dreamer():
     config = resolve(["debug", "offline"], flags=SMALL).dreamer
     device = torch.device("cpu")
-    return Dreamer({**SPACES, **flag_spaces()}, ACTION, config, BuildOptions(device))
+    return Dreamer({**SPACES, **step_spaces()}, ACTION, config, BuildOptions(device))
 
 
 def batch_of(*episodes):
@@ -186,7 +186,7 @@ def test_statistics_of_cropped_training_images_are_saved_and_used(folder, tmp_pa
     weights = agent_state(clone)["feature_extractor"]
     assert torch.equal(weights[f"encoder.{key}"], kept[key])
 
-    space = {"obs_space": {**SPACES, **flag_spaces()}, "act_space": ACTION}
+    space = {"obs_space": {**SPACES, **step_spaces()}, "act_space": ACTION}
     spaces = type("Spaces", (), space)
     agent = open_run(clone).load_policy(spaces)
     standard = agent.agent.feature_extractor.encoder.standardizers["image"]

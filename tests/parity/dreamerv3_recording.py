@@ -20,7 +20,7 @@ from reverie.convert.dreamerv3.config import config_from_original
 from reverie.convert.dreamerv3.weights import from_original
 from reverie.distributed.collective import local_sequences, set_batch
 from reverie.nets.rng import Rng
-from reverie.spaces import FLAGS, RESERVED, Space
+from reverie.spaces import RESERVED, STEP_KEYS, Space
 
 HERE = Path(__file__).parent
 FOLDER = (
@@ -116,7 +116,7 @@ class Recording:
                     high = self.params[f"dec/vec/{key}/logits/bias"].size
                     high //= max(1, int(np.prod(shape)))
                 obs[key] = Space(dtype, shape, 0 if high else None, high)
-        assert all(key in obs for key in FLAGS)
+        assert all(key in obs for key in STEP_KEYS)
         return obs, act
 
     def batch(self, data: dict) -> dict[str, torch.Tensor]:

@@ -13,7 +13,7 @@ from reverie.cli.main import main
 from reverie.run.config import resolve
 from reverie.run.device import pick_device
 from reverie.run.factory import make_agent
-from reverie.spaces import FLAGS, Space
+from reverie.spaces import STEP_KEYS, Space
 
 FEW = 500_000
 """Most parameters of an agent with `debug`."""
@@ -34,7 +34,7 @@ class Spaces:
 
 @pytest.mark.parametrize("agent", [name for name in AGENTS if name != "random"])
 def test_debug_makes_the_networks_of_every_agent_small(agent):
-    flags = {key: Space(np.dtype(bool)) for key in FLAGS if key != "reward"}
+    flags = {key: Space(np.dtype(bool)) for key in STEP_KEYS if key != "reward"}
     image = Space(np.dtype(np.uint8), (64, 64, 3))
     obs = {"image": image, "reward": Space(np.dtype(np.float32)), **flags}
     spaces = Spaces(obs, {"action": Space(np.dtype(np.int32), (), 0, 3)})

@@ -64,7 +64,7 @@ from reverie.nets.optim.optimizer import Optimizer
 from reverie.nets.rng import Rng
 from reverie.nets.tree import tree_map, tree_where
 from reverie.rows import Window
-from reverie.spaces import FLAGS, Spaces, agent_obs_space
+from reverie.spaces import STEP_KEYS, Spaces, agent_obs_space
 
 __all__ = ["Dreamer", "DreamerConfig"]
 
@@ -360,7 +360,7 @@ class Dreamer(TrainedAgent):
         `replay_context`, all start from the carry.
         """
         context, carry = self.config.replay_context, self.carry[name]
-        batch = {key: data[key][:, context:] for key in (*self.obs_space, *FLAGS)}
+        batch = {key: data[key][:, context:] for key in (*self.obs_space, *STEP_KEYS)}
         if not context:
             batch["prevact"] = {
                 key: torch.cat([carry.prevact[key][:, None], data[key][:, :-1]], 1)

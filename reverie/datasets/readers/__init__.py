@@ -24,7 +24,7 @@ import numpy as np
 from reverie.api import UserError
 from reverie.datasets.episode_format import LOG, BadEpisode, Episode, check_episode
 from reverie.datasets.readers.metadata import read_metadata
-from reverie.spaces import FLAGS, Space, Spaces
+from reverie.spaces import STEP_KEYS, Space, Spaces
 from reverie.storage.limits import quote
 
 NUM_SAMPLED = 8
@@ -57,7 +57,7 @@ class Reader(ABC):
 
     @property
     def obs_space(self) -> Spaces:
-        """Observation space in the stored order of keys, without the `FLAGS`."""
+        """Observation space in the stored order of keys, without the `STEP_KEYS`."""
         return self._spaces[0]
 
     @property
@@ -407,7 +407,7 @@ def infer_spaces(
             "key map (--map.action NAME)."
         )
     for key, value in first.items():
-        if key in FLAGS or key in actions or key.startswith(LOG):
+        if key in STEP_KEYS or key in actions or key.startswith(LOG):
             continue
         bounds = (0, 256) if value.dtype == np.uint8 else (None, None)
         obs_space[key] = Space(value.dtype, value.shape[1:], *bounds)

@@ -25,12 +25,12 @@ from reverie.datasets.readers.npz import (
     scaled_space_of_unknown_bounds,
 )
 from reverie.datasets.readers.replay import complete_episodes
-from reverie.spaces import FLAGS, RESERVED, Arrays, Space, Spaces
+from reverie.spaces import RESERVED, STEP_KEYS, Arrays, Space, Spaces
 
 _NAME = re.compile(r"\d{8}T\d{6}\w*-(\w+)-(\w+)-(\d+)")
 _AGENT_KEYS = ("enc/", "dyn/", "dec/", "rep/", "finite")
 """Prefixes of the keys that the agent stores: latents, and checks for finite values."""
-_STEP_KEYS = ("action", "reward", "is_terminal")
+_TRANSITION_KEYS = ("action", "reward", "is_terminal")
 _MAX_CACHED = 4  # chunks in memory: short episodes are often in the same chunk
 
 
@@ -119,7 +119,7 @@ class DreamerV3ReplayReader(Reader):
             parts.append({key: value[part] for key, value in arrays.items()})
         try:
             rows = {k: np.concatenate([part[k] for part in parts]) for k in parts[0]}
-            action, reward, terminal = (rows.pop(key) for key in _STEP_KEYS)
+            action, reward, terminal = (rows.pop(key) for key in _TRANSITION_KEYS)
         except KeyError as error:
             raise BadEpisode(f"has no {error}") from error
         except ValueError as error:
@@ -139,7 +139,7 @@ def _read_flags(arrays: Arrays) -> Arrays:
 def _load_chunk(file: Path) -> Arrays:
     """Return observations, actions, rewards and terminal flags of a chunk."""
     skipped = (*_AGENT_KEYS, "log_", "log/")
-    unused = {*RESERVED, *FLAGS} - {*_STEP_KEYS}
+    unused = {*RESERVED, *STEP_KEYS} - {*_TRANSITION_KEYS}
     return load_arrays(file, lambda k: k not in unused and not k.startswith(skipped))
 
 

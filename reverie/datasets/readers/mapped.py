@@ -13,7 +13,7 @@ import numpy as np
 from reverie.api import UserError
 from reverie.datasets.episode_format import BadEpisode, Episode, from_steps
 from reverie.datasets.readers.key_map import KeyMap
-from reverie.spaces import FLAGS
+from reverie.spaces import STEP_KEYS
 
 
 class MappedArrays(NamedTuple):
@@ -167,6 +167,6 @@ def is_group(member: Any) -> bool:
 
 def is_observation(key: str, member: Any) -> bool:
     """True for a numeric, non-empty array whose name is not reserved."""
-    if is_group(member) or key in (*FLAGS, "action"):
+    if is_group(member) or key in (*STEP_KEYS, "action"):
         return False
     return member.dtype.kind in "biuf" and 0 not in member.shape[1:]

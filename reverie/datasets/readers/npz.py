@@ -28,13 +28,13 @@ import numpy as np
 
 from reverie.datasets.episode_format import BadEpisode, Episode, is_image
 from reverie.datasets.readers import FolderReader, evenly_spaced, infer_spaces
-from reverie.spaces import FLAGS, Arrays, Space, Spaces
+from reverie.spaces import STEP_KEYS, Arrays, Space, Spaces
 from reverie.storage.atomic import atomic_write, make_folder
 from reverie.storage.limits import InvalidFile, check_name
 from reverie.storage.npz_file import read_npz, read_npz_headers
 
-_NOT_OBSERVATIONS = ("action", "discount", "logprob", *FLAGS)
-"""Arrays that are not observations. `FLAGS` are `reward`, `is_first`, `is_last` and
+_NOT_OBSERVATIONS = ("action", "discount", "logprob", *STEP_KEYS)
+"""Arrays that are not observations. `STEP_KEYS` are `reward`, `is_first`, `is_last` and
 `is_terminal`."""
 
 
@@ -185,7 +185,7 @@ def from_npz(arrays: Arrays, obs_space: Spaces, act_space: Spaces) -> Episode:
     rows = len(arrays["reward"]) if arrays["reward"].ndim else 0
     if rows < 1:
         raise BadEpisode("is empty")
-    for key in {*FLAGS, *obs_space, *act_space} & arrays.keys():
+    for key in {*STEP_KEYS, *obs_space, *act_space} & arrays.keys():
         if arrays[key].dtype.kind not in "biuf":
             raise BadEpisode(f"{key!r} is {arrays[key].dtype}, expected numbers")
     for key, value in arrays.items():
@@ -201,7 +201,7 @@ def from_npz(arrays: Arrays, obs_space: Spaces, act_space: Spaces) -> Episode:
         episode["is_last"] = arrays["is_last"].astype(bool)
         episode["log/is_last"] = episode["is_last"]
     for key, space in obs_space.items():
-        if key in FLAGS or key.startswith("log/"):
+        if key in STEP_KEYS or key.startswith("log/"):
             continue
         if key not in arrays:
             raise BadEpisode(f"has no {key!r}")
@@ -234,10 +234,10 @@ def _from_incomplete(arrays: Arrays, obs_space: Spaces, act_space: Spaces) -> Ep
     images = [value for value in arrays.values() if is_image(value)]
     lengths = [len(value) for value in images or arrays.values() if value.ndim]
     rows = max(lengths, default=0)
-    # an action may be a vector; `FLAGS` (with the reward) have one number per row
-    for key in arrays.keys() & {"action", *FLAGS}:
+    # an action may be a vector; `STEP_KEYS` (with the reward) have one number per row
+    for key in arrays.keys() & {"action", *STEP_KEYS}:
         value = arrays[key]
-        is_flag = key in FLAGS
+        is_flag = key in STEP_KEYS
         if (
             value.shape[:1] != (rows,)
             or value.dtype.kind not in "biuf"
@@ -252,7 +252,7 @@ def _from_incomplete(arrays: Arrays, obs_space: Spaces, act_space: Spaces) -> Ep
         "is_first": np.arange(rows) == 0,
         "is_terminal": np.zeros(rows, bool),
     }
-    flat = {key: arrays[key].reshape(rows) for key in arrays.keys() & set(FLAGS)}
+    flat = {key: arrays[key].reshape(rows) for key in arrays.keys() & set(STEP_KEYS)}
     episode = from_npz({**defaults, **arrays, **flat}, obs_space, act_space)
     if "reward" not in arrays:
         del episode["reward"]

@@ -16,7 +16,7 @@ import numpy as np
 from reverie.api import UserError
 from reverie.datasets.episode_format import BadEpisode, Episode
 from reverie.datasets.readers import Reader
-from reverie.spaces import FLAGS, agent_obs_space, flag_spaces
+from reverie.spaces import STEP_KEYS, agent_obs_space, step_spaces
 from reverie.storage import array_file as files
 from reverie.storage.array_file import ArrayFile
 from reverie.storage.os_errors import FILE_INTACT
@@ -37,7 +37,7 @@ class ReplayReader(Reader):
         self.masks: dict[str, list[str]] = {}
         obs_space, act_space = read_spaces(Path(path))
         self._spaces = agent_obs_space(obs_space), act_space
-        self._keys = [*self.obs_space, *self.act_space, *FLAGS]
+        self._keys = [*self.obs_space, *self.act_space, *STEP_KEYS]
         shards = sorted(self.folder.glob("rank*"), key=lambda x: (len(x.name), x.name))
         self._folders = [self.folder, *shards]
         self._sources = [
@@ -53,7 +53,7 @@ class ReplayReader(Reader):
 
     def read(self, name: str) -> Episode:
         rows = self._rows[name]  # file number and row in that file
-        spaces = {**self.obs_space, **self.act_space, **flag_spaces()}
+        spaces = {**self.obs_space, **self.act_space, **step_spaces()}
         episode = {key: spaces[key].zeros(len(rows)) for key in self._keys}
         for number in np.unique(rows[:, 0]).tolist():
             folder, source = self._sources[number]
@@ -67,7 +67,7 @@ class ReplayReader(Reader):
 
     def _find_episodes(self) -> dict[str, np.ndarray]:
         """Return the file number and the row in that file of each episode's rows."""
-        spaces = {**self.obs_space, **self.act_space, **flag_spaces()}
+        spaces = {**self.obs_space, **self.act_space, **step_spaces()}
         shapes = {key: spaces[key].shape for key in self._keys}
         shapes |= {STREAM: (), POSITION: ()}
         parts = []

@@ -9,7 +9,7 @@ import numpy as np
 
 from reverie.api import Env, UserError
 from reverie.plugins import import_object
-from reverie.spaces import FLAGS, RESERVED, Space
+from reverie.spaces import RESERVED, STEP_KEYS, Space
 
 PYTHON_ENV = "python:env"
 """Task name of a run whose environment was passed as a Python object."""
@@ -89,7 +89,7 @@ def check_spaces(env: Env, task: str) -> None:
                     f"{' '.join(map(str, at))}.\n  Fix: set a lower bound below the "
                     "upper bound (Discrete(n) needs n of 1 or more)."
                 )
-    obs_keys, act_keys = {*env.obs_space} - {*FLAGS}, {*env.act_space}
+    obs_keys, act_keys = {*env.obs_space} - {*STEP_KEYS}, {*env.act_space}
     if names := obs_keys & act_keys | (obs_keys | act_keys) & {*RESERVED}:
         raise UserError(
             f"Task {task!r}: the keys {', '.join(sorted(names))} are reserved, or both "

@@ -13,7 +13,7 @@ import numpy as np
 
 from reverie.api import Action, Obs
 from reverie.envs.seeding import SEED_RANGE
-from reverie.spaces import Space, flag_spaces, flags
+from reverie.spaces import Space, step_spaces, step_values
 
 
 class DmEnv:
@@ -39,7 +39,7 @@ class DmEnv:
         specs = dict(spec) if self._is_dict else {_default_key(spec): spec}
         spaces = {key: _obs_space(part, squeeze) for key, part in specs.items()}
         self._obs_space = {k: s for k, s in spaces.items() if s.nbytes}  # not empty
-        self.obs_space = {**self._obs_space, **flag_spaces()}
+        self.obs_space = {**self._obs_space, **step_spaces()}
         self.act_space = {"action": _act_space(env.action_spec())}
 
     def reset(self, seed: int | None = None) -> Obs:
@@ -75,7 +75,7 @@ class DmEnv:
                 key: np.array(values[key], space.dtype).reshape(space.shape)
                 for key, space in self._obs_space.items()
             },
-            **flags(reward, timestep.first(), last, terminal),
+            **step_values(reward, timestep.first(), last, terminal),
         }
 
 

@@ -29,9 +29,9 @@ from reverie.spaces import (
     Source,
     Space,
     Spaces,
-    flag_spaces,
-    flags,
     get_leaf,
+    step_spaces,
+    step_values,
     to_nested,
 )
 
@@ -69,7 +69,7 @@ class GymnasiumEnv:
         self._takes_seed = "seed" in inspect.signature(env.reset).parameters
         obs = {key: _to_space(*leaf) for key, leaf in self._obs_leaves.items()}
         success: Spaces = {SUCCESS: Space(np.float32, (), -1, 1)}
-        self.obs_space: Spaces = {**obs, **success, **flag_spaces()}
+        self.obs_space: Spaces = {**obs, **success, **step_spaces()}
         self.act_space: Spaces = {
             key: _to_space(path, act_leaves[path]) for path, key in act_keys.items()
         }
@@ -89,7 +89,7 @@ class GymnasiumEnv:
             and isinstance(result[1], Mapping)
         )
         obs, info = result if has_info else (result, {})
-        return {**self._flat_obs(obs, info), **flags(0.0, first=True)}
+        return {**self._flat_obs(obs, info), **step_values(0.0, first=True)}
 
     def step(self, action: Action) -> Obs:
         leaves = {k: _to_leaf(action[k], s.source) for k, s in self.act_space.items()}
@@ -103,7 +103,7 @@ class GymnasiumEnv:
         terminal = bool(info.get("is_terminal", terminated))
         last = bool(terminated or truncated or terminal)
         values = self._flat_obs(obs, info)
-        return {**values, **flags(reward, last=last, terminal=terminal)}
+        return {**values, **step_values(reward, last=last, terminal=terminal)}
 
     def close(self) -> None:
         self.gym.close()
@@ -146,7 +146,7 @@ class GymnasiumEnv:
         time, qpos, qvel, _ = split_state(env.model, state)
         env.set_state(qpos, qvel)
         env.data.time = time
-        return {**self._flat_obs(env._get_obs(), {}), **flags(0.0, first=True)}
+        return {**self._flat_obs(env._get_obs(), {}), **step_values(0.0, first=True)}
 
     def _mujoco_env(self) -> Any:
         env = self.gym.unwrapped

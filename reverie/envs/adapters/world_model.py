@@ -18,7 +18,7 @@ import numpy as np
 
 from reverie.api import Batch, Env, Obs, UserError
 from reverie.capabilities import WorldModelEnv
-from reverie.spaces import flag_spaces, flags, to_flat
+from reverie.spaces import step_spaces, step_values, to_flat
 
 StartSampler = Callable[[np.random.Generator], Batch]
 """Returns consecutive real rows, `(T, ...)` by key, to start an episode from.
@@ -45,7 +45,7 @@ class ImaginedEnv:
         self._rng = np.random.default_rng(seed)
         self._state: Any = None
         self._steps = 0
-        self.obs_space = {**model.obs_space, **flag_spaces()}
+        self.obs_space = {**model.obs_space, **step_spaces()}
         self.act_space = {k: s.in_native_units() for k, s in model.act_space.items()}
 
     def reset(self, seed: int | None = None) -> Obs:
@@ -57,7 +57,7 @@ class ImaginedEnv:
         self._state = self.model.begin({k: x[None] for k, x in rows.items()})
         self._steps = 0
         latest = {key: rows[key][-1] for key in self.model.obs_space}
-        return {**self._cast(latest), **flags(0.0, first=True)}
+        return {**self._cast(latest), **step_values(0.0, first=True)}
 
     def step(self, action: Any) -> Obs:
         """Return the next row; `action` is flat (by key) or nested like the task's."""
@@ -78,7 +78,7 @@ class ImaginedEnv:
         last = terminal or self._steps == self.length
         obs = {key: rows[key][0] for key in self.model.obs_space}
         reward = float(rows["reward"][0])
-        return {**self._cast(obs), **flags(reward, last=last, terminal=terminal)}
+        return {**self._cast(obs), **step_values(reward, last=last, terminal=terminal)}
 
     def close(self) -> None:
         self._state = None

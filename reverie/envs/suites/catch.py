@@ -15,7 +15,7 @@ import numpy as np
 from reverie.api import Action, Obs
 from reverie.envs.seeding import SeededEnv
 from reverie.envs.suite import Suite
-from reverie.spaces import Space, flag_spaces, flags
+from reverie.spaces import Space, step_spaces, step_values
 
 BALL_COLOR = np.array([255, 220, 60], np.uint8)
 PADDLE_COLOR = np.array([80, 160, 255], np.uint8)
@@ -48,7 +48,7 @@ class Catch(SeededEnv):
         super().__init__(seed)
         self.config = config = config or CatchConfig()
         image = Space(np.uint8, (*config.size, 3))
-        self.obs_space = {"image": image, **flag_spaces(-1, 1)}
+        self.obs_space = {"image": image, **step_spaces(-1, 1)}
         self.act_space = {"action": Space(np.int32, (), 0, 3)}
         self._row = self._ball = self._paddle = 0
         # grid row and column of each pixel
@@ -76,7 +76,7 @@ class Catch(SeededEnv):
         grid[-1, self._paddle] = PADDLE_COLOR
         grid[self._row, self._ball] = BALL_COLOR
         image = grid[self._pixel_rows[:, None], self._pixel_cols]
-        return {"image": image, **flags(reward, first, last, terminal=last)}
+        return {"image": image, **step_values(reward, first, last, terminal=last)}
 
 
 SUITE = Suite(

@@ -16,7 +16,7 @@ import numpy as np
 from reverie.api import Action, Obs
 from reverie.envs.suite import ImageConfig, Package, Suite
 from reverie.envs.wrappers import resize
-from reverie.spaces import Space, flag_spaces, flags
+from reverie.spaces import Space, step_spaces, step_values
 
 ENV_IDS = {
     "symbolic": "Craftax-Symbolic-v1",
@@ -44,7 +44,7 @@ class Craftax:
         vector = Space(np.float32, shape)
         self.obs_space = {
             **({"image": image} if len(shape) == 3 else {"vector": vector}),
-            **flag_spaces(),
+            **step_spaces(),
             **{
                 f"log/achievement_{key}": Space(np.float32)
                 for key in self._achievements
@@ -57,7 +57,7 @@ class Craftax:
         if seed is not None:
             self._key = self._jax.random.PRNGKey(seed)
         obs, self._state = self._reset(self._next_key(), self._params)
-        return {**self._convert(obs), **flags(0.0, first=True)}
+        return {**self._convert(obs), **step_values(0.0, first=True)}
 
     def step(self, action: Action) -> Obs:
         obs, self._state, reward, done, _ = self._step(
@@ -68,7 +68,10 @@ class Craftax:
         at_limit = int(self._state.timestep) >= int(self._params.max_timesteps)
         is_alive = float(self._state.player_health) > 0
         terminal = last and not (at_limit and is_alive)
-        return {**self._convert(obs), **flags(reward, last=last, terminal=terminal)}
+        return {
+            **self._convert(obs),
+            **step_values(reward, last=last, terminal=terminal),
+        }
 
     def close(self) -> None:
         self._state = None

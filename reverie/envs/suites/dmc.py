@@ -20,7 +20,7 @@ from reverie.envs import opengl
 from reverie.envs.adapters.dm_env import DmEnv
 from reverie.envs.mujoco_state import read_state, split_state
 from reverie.envs.suite import ImageAndStateConfig, Package, Suite
-from reverie.spaces import Space, Spaces, agent_obs_space, flag_spaces
+from reverie.spaces import Space, Spaces, agent_obs_space, step_spaces
 
 _NAMES = """
 acrobot_swingup acrobot_swingup_sparse ball_in_cup_catch cartpole_balance
@@ -135,7 +135,7 @@ class DMC:
             if not space.is_image and self.config.proprio
         }
         rewards = (0, self.config.repeat) if self._has_bounded_reward else ()
-        spaces = {**proprio, **flag_spaces(*rewards)}
+        spaces = {**proprio, **step_spaces(*rewards)}
         if self._image_key:
             spaces[self._image_key] = Space(np.uint8, (*self.config.size, 3))
         return spaces

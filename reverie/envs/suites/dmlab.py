@@ -17,7 +17,7 @@ from reverie.api import Action, Obs
 from reverie.envs.seeding import SEED_RANGE
 from reverie.envs.suite import ImageConfig, Package, Suite
 from reverie.envs.text_embedding import EMBEDDING_SPACE, embed_text
-from reverie.spaces import Space, flag_spaces, flags
+from reverie.spaces import Space, step_spaces, step_values
 
 _NAMES = """
 explore_goal_locations_large explore_goal_locations_small
@@ -108,7 +108,7 @@ class DMLab:
         self._actions = np.array(ACTION_SETS[config.actions], np.intc)
         self._rng = np.random.default_rng(seed)
         self._obs: Obs = {}
-        self.obs_space = {"image": Space(np.uint8, (*config.size, 3)), **flag_spaces()}
+        self.obs_space = {"image": Space(np.uint8, (*config.size, 3)), **step_spaces()}
         if self._has_instruction:
             self.obs_space["instruction"] = EMBEDDING_SPACE
         self.act_space = {"action": Space(np.int32, (), 0, len(self._actions))}
@@ -118,7 +118,7 @@ class DMLab:
             self._rng = np.random.default_rng(seed)
         self._lab.reset(seed=int(self._rng.integers(SEED_RANGE)))
         self._observe()
-        return {**self._obs, **flags(0.0, first=True)}
+        return {**self._obs, **step_values(0.0, first=True)}
 
     def step(self, action: Action) -> Obs:
         lab_action = self._actions[int(action["action"])]
@@ -129,7 +129,7 @@ class DMLab:
         else:
             self._observe()
         terminal = ended and self.config.episodic
-        return {**self._obs, **flags(reward, last=ended, terminal=terminal)}
+        return {**self._obs, **step_values(reward, last=ended, terminal=terminal)}
 
     def close(self) -> None:
         self._lab.close()

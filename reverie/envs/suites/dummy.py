@@ -14,7 +14,7 @@ import numpy as np
 from reverie.api import Action, Obs
 from reverie.envs.seeding import SeededEnv
 from reverie.envs.suite import ImageConfig, Suite
-from reverie.spaces import Space, flag_spaces, flags
+from reverie.spaces import Space, step_spaces, step_values
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Dummy(SeededEnv):
             "count": Space(np.float32, (), 0, config.length),
             "float2d": Space(np.float32, (4, 5)),
             "int2d": Space(np.int32, (2, 3), 0, 4),
-            **flag_spaces(),
+            **step_spaces(),
             "log/episode": Space(np.float32),
         }
         action, switch = Space(np.int32, (), 0, 5), Space(np.int32, (2,), 0, 3)
@@ -73,7 +73,9 @@ class Dummy(SeededEnv):
             "float2d": rng.standard_normal((4, 5), np.float32),
             "int2d": rng.integers(0, 4, (2, 3), np.int32),
             "count": np.float32(self._count),
-            **flags(reward, self._count == 0, last, last and self._episode % 2 == 1),
+            **step_values(
+                reward, self._count == 0, last, last and self._episode % 2 == 1
+            ),
             "log/episode": np.float32(self._episode),
         }
 

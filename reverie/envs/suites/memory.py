@@ -16,7 +16,7 @@ import numpy as np
 from reverie.api import Action, Obs
 from reverie.envs.seeding import SeededEnv
 from reverie.envs.suite import Suite
-from reverie.spaces import Space, flag_spaces, flags
+from reverie.spaces import Space, step_spaces, step_values
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Memory(SeededEnv):
         super().__init__(seed)
         self.config = config = config or MemoryConfig()
         vector = Space(np.float32, (config.cues + 1,), 0, 1)
-        self.obs_space = {"vector": vector, **flag_spaces(-1, 1)}
+        self.obs_space = {"vector": vector, **step_spaces(-1, 1)}
         self.act_space = {"action": Space(np.int32, (), 0, config.cues)}
         self._time = self._cue = 0
 
@@ -64,7 +64,7 @@ class Memory(SeededEnv):
             vector[self._cue] = 1
         if self._time == self.config.delay:
             vector[-1] = 1
-        return {"vector": vector, **flags(reward, first, last, terminal=last)}
+        return {"vector": vector, **step_values(reward, first, last, terminal=last)}
 
 
 SUITE = Suite(

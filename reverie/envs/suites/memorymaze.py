@@ -21,7 +21,7 @@ from reverie.envs import opengl
 from reverie.envs.adapters.dm_env import DmEnv
 from reverie.envs.seeding import SEED_RANGE
 from reverie.envs.suite import Package, Suite
-from reverie.spaces import Space, flag_spaces
+from reverie.spaces import Space, step_spaces
 
 ACTIONS = 6
 """No-op, forward, left, right, forward-left and forward-right."""
@@ -38,7 +38,7 @@ class MemoryMaze:
         self._make: Any = getattr(tasks, f"memory_maze_{name}")
         self._seed = seed
         self._env: DmEnv | None = None
-        self.obs_space = {"image": Space(np.uint8, (64, 64, 3)), **flag_spaces()}
+        self.obs_space = {"image": Space(np.uint8, (64, 64, 3)), **step_spaces()}
         self.act_space = {"action": Space(np.int32, (), 0, ACTIONS)}
 
     def reset(self, seed: int | None = None) -> Obs:

@@ -16,7 +16,7 @@ from reverie.api import Action, Obs
 from reverie.envs import opengl
 from reverie.envs.seeding import SEED_RANGE
 from reverie.envs.suite import ImageAndStateConfig, Package, Suite
-from reverie.spaces import Space, Spaces, flag_spaces, flags
+from reverie.spaces import Space, Spaces, step_spaces, step_values
 
 _NAMES = """
 assembly basketball bin-picking box-close button-press button-press-topdown
@@ -64,7 +64,7 @@ class MetaWorld:
         self._sim.seeded_rand_vec = True
         vars(self._sim).pop("sawyer_observation_space", None)
         self._sim.seed(seed)
-        self.obs_space: Spaces = {"log/success": Space(np.float32), **flag_spaces()}
+        self.obs_space: Spaces = {"log/success": Space(np.float32), **step_spaces()}
         if config.proprio:
             self.obs_space["vector"] = Space(np.float32, STATE_SIZE)
         if config.image:
@@ -75,7 +75,7 @@ class MetaWorld:
         if seed is not None:
             self._sim.seed(seed % SEED_RANGE)
         state, _ = self._sim.reset()
-        return {**self._obs(state, 0.0), **flags(0.0, first=True)}
+        return {**self._obs(state, 0.0), **step_values(0.0, first=True)}
 
     def step(self, action: Action) -> Obs:
         move = np.asarray(action["action"], np.float32)
@@ -89,7 +89,7 @@ class MetaWorld:
                 break
         return {
             **self._obs(state, success),
-            **flags(total, last=last, terminal=bool(terminated)),
+            **step_values(total, last=last, terminal=bool(terminated)),
         }
 
     def close(self) -> None:

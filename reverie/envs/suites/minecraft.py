@@ -21,7 +21,7 @@ import numpy as np
 from reverie.api import Action, Obs
 from reverie.envs.seeding import SEED_RANGE
 from reverie.envs.suite import Package, Suite
-from reverie.spaces import Space, flag_spaces, flags
+from reverie.spaces import Space, step_spaces, step_values
 
 TASKS = ("diamond", "wood", "climb")
 TURN = 15
@@ -134,7 +134,7 @@ class Minecraft:
             "inventory_max": items,
             "equipped": Space(np.float32, (len(self._equippable),), 0, 1),
             **dict.fromkeys(("health", "hunger", "breath"), number),
-            **flag_spaces(),
+            **step_spaces(),
             **{f"log/inventory_{name}": number for name in LOGGED_ITEMS},
             "log/height": number,
         }
@@ -151,7 +151,7 @@ class Minecraft:
         self._collected = set()
         self._previous = {}
         self._controls = Controls(self.config)
-        return {**self._obs(values), **flags(self._reward(values), first=True)}
+        return {**self._obs(values), **step_values(self._reward(values), first=True)}
 
     def step(self, action: Action) -> Obs:
         command = self._controls.apply(self._commands[int(action["action"])])
@@ -167,7 +167,10 @@ class Minecraft:
         self._count += 1
         last = done or self._count >= self.config.length
         reward = self._reward(values)
-        return {**self._obs(values), **flags(reward, last=last, terminal=bool(done))}
+        return {
+            **self._obs(values),
+            **step_values(reward, last=last, terminal=bool(done)),
+        }
 
     def close(self) -> None:
         self._game.close()

@@ -17,7 +17,7 @@ from reverie.api import Action, Obs, UserError
 from reverie.envs.seeding import SEED_RANGE
 from reverie.envs.suite import ImageConfig, Package, Suite, suggest
 from reverie.envs.text_embedding import EMBEDDING_SPACE, embed_text
-from reverie.spaces import Space, Spaces, flag_spaces, flags
+from reverie.spaces import Space, Spaces, step_spaces, step_values
 
 _NAMES = """
 BlockedUnlockPickup DistShift1 DistShift2 DoorKey-16x16 DoorKey-5x5 DoorKey-6x6
@@ -63,7 +63,7 @@ class MiniGrid:
         mission = env.observation_space["mission"]
         is_constant = getattr(mission, "ordered_placeholders", None) is None
         self._has_mission = "BabyAI" in type(mission).__name__ or not is_constant
-        self.obs_space: Spaces = flag_spaces()
+        self.obs_space: Spaces = step_spaces()
         if config.view == "pixels":
             self.obs_space["image"] = Space(np.uint8, (*config.size, 3))
         else:
@@ -77,14 +77,14 @@ class MiniGrid:
 
     def reset(self, seed: int | None = None) -> Obs:
         obs, _ = self._env.reset(seed=None if seed is None else seed % SEED_RANGE)
-        return {**self._convert(obs), **flags(0.0, first=True)}
+        return {**self._convert(obs), **step_values(0.0, first=True)}
 
     def step(self, action: Action) -> Obs:
         obs, reward, terminated, truncated, _ = self._env.step(int(action["action"]))
         last = bool(terminated or truncated)
         return {
             **self._convert(obs),
-            **flags(reward, last=last, terminal=bool(terminated)),
+            **step_values(reward, last=last, terminal=bool(terminated)),
         }
 
     def close(self) -> None:

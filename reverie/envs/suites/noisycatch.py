@@ -15,7 +15,7 @@ import numpy as np
 from reverie.api import Obs
 from reverie.envs.suite import Suite
 from reverie.envs.suites.catch import BALL_COLOR, PADDLE_COLOR, Catch, CatchConfig
-from reverie.spaces import flags
+from reverie.spaces import step_values
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class NoisyCatch(Catch):
             x = (self._pixel_cols == col).nonzero()[0]
             middle = len(x) // 2
             image[y[len(y) // 2], x[middle - 1 : middle + 1]] = color
-        return {"image": image, **flags(reward, first, last, terminal=last)}
+        return {"image": image, **step_values(reward, first, last, terminal=last)}
 
 
 SUITE = Suite(

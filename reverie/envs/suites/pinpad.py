@@ -16,7 +16,7 @@ import numpy as np
 from reverie.api import Action, Obs
 from reverie.envs.seeding import SeededEnv
 from reverie.envs.suite import Suite
-from reverie.spaces import Space, flag_spaces, flags
+from reverie.spaces import Space, step_spaces, step_values
 
 WIDTH, HEIGHT = 16, 14  # of the grid in cells
 CELL = 4  # height and width of a cell in pixels
@@ -78,7 +78,7 @@ class PinPad(SeededEnv):
         super().__init__(seed)
         self.config = config or PinPadConfig()
         image = Space(np.uint8, (64, 64, 3))
-        self.obs_space = {"image": image, **flag_spaces(0, REWARD)}
+        self.obs_space = {"image": image, **step_spaces(0, REWARD)}
         self.act_space = {"action": Space(np.int32, (), 0, len(MOVES))}
         self.pads = np.zeros((HEIGHT, WIDTH), np.int8)  # 0: floor, -1: wall, 1...: pads
         self.pads[[0, -1], :] = -1
@@ -127,7 +127,7 @@ class PinPad(SeededEnv):
 
     def _obs(self, reward: float) -> Obs:
         last = self._time >= self.config.length
-        return {"image": self._render(), **flags(reward, self._time == 0, last)}
+        return {"image": self._render(), **step_values(reward, self._time == 0, last)}
 
     def _draw_background(self) -> np.ndarray:
         cells = np.zeros((HEIGHT, WIDTH, 3), np.uint8)

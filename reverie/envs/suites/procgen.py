@@ -16,7 +16,7 @@ import numpy as np
 from reverie.api import Action, Obs, StateDict
 from reverie.envs.suite import Package, Suite
 from reverie.envs.wrappers import resize
-from reverie.spaces import Space, flag_spaces, flags
+from reverie.spaces import Space, step_spaces, step_values
 
 _NAMES = """
 bigfish bossfight caveflyer chaser climber coinrun dodgeball fruitbot heist jumper
@@ -51,7 +51,7 @@ class Procgen:
         self._game: Any = None
         self._start(seed)
         self._image = np.zeros((*config.size, 3), np.uint8)
-        self.obs_space = {"image": Space(np.uint8, (*config.size, 3)), **flag_spaces()}
+        self.obs_space = {"image": Space(np.uint8, (*config.size, 3)), **step_spaces()}
         self.act_space = {"action": Space(np.int32, (), 0, ACTIONS)}
 
     def reset(self, seed: int | None = None) -> Obs:
@@ -60,7 +60,7 @@ class Procgen:
         elif not self._game.observe()[2][0]:  # not ended, but truncated by a wrapper
             self._game.act(np.array([RESTART], np.int32))
         self._update_image()
-        return {"image": self._image, **flags(0.0, first=True)}
+        return {"image": self._image, **step_values(0.0, first=True)}
 
     def step(self, action: Action) -> Obs:
         self._game.act(np.array([int(action["action"])], np.int32))
@@ -70,7 +70,10 @@ class Procgen:
             self._image = self._image.copy()
         else:
             self._update_image()
-        return {"image": self._image, **flags(reward[0], last=ended, terminal=ended)}
+        return {
+            "image": self._image,
+            **step_values(reward[0], last=ended, terminal=ended),
+        }
 
     def close(self) -> None:
         if self._game is not None:

@@ -17,7 +17,7 @@ import numpy as np
 from reverie.api import Action, Obs
 from reverie.envs.seeding import SeededEnv
 from reverie.envs.suite import Suite
-from reverie.spaces import Space, flag_spaces, flags
+from reverie.spaces import Space, step_spaces, step_values
 
 TABLE_COLOR = np.array([30, 34, 46], np.float32)
 TARGET_COLOR = np.array([250, 90, 70], np.float32)
@@ -57,7 +57,7 @@ class Reach(SeededEnv):
         self.obs_space = {
             "image": Space(np.uint8, (*config.size, 3)),
             "proprio": Space(np.float32, (2,), -1, 1),
-            **flag_spaces(0, 1),
+            **step_spaces(0, 1),
             "log/success": Space(np.float32, (), 0, 1),
         }
         self.act_space = {"action": Space(np.float32, (2,), -1, 1)}
@@ -96,7 +96,7 @@ class Reach(SeededEnv):
         return {
             "image": self._render(),
             "proprio": self._hand.astype(np.float32),
-            **flags(reached, first, last, terminal=reached),
+            **step_values(reached, first, last, terminal=reached),
             "log/success": np.float32(reached),
         }
 

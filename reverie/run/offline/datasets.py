@@ -51,7 +51,7 @@ from reverie.datasets.statistics import compute_statistics, load_statistics
 from reverie.evaluation.held_out import HeldOutConfig, evaluate_held_out, to_metrics
 from reverie.run import checkpoint
 from reverie.run.imported import encoder_importer, import_state
-from reverie.spaces import Spaces, flag_spaces
+from reverie.spaces import Spaces, step_spaces
 
 if TYPE_CHECKING:
     from reverie.run.config import Config
@@ -154,7 +154,7 @@ class OfflineEpisodes:
         self.config, self.seed, self.base_run = config, seed, base_run
         self.training, self.held_out = open_split(config, seed)
         self.images = ImageCrop(config.images, self.training.obs_space)
-        self.obs_space = {**self.images.obs_space, **flag_spaces()}
+        self.obs_space = {**self.images.obs_space, **step_spaces()}
         self.act_space = self.training.act_space
         self.patience = config.patience
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from reverie.spaces import FLAGS, Space
+from reverie.spaces import STEP_KEYS, Space
 
 HERE = Path(__file__).parent
 
@@ -31,7 +31,7 @@ class Env:
         self.steps = 0
         self.rng = np.random.default_rng(0)
         kinds = {"reward": np.float32}
-        self.obs_space = {key: Space(kinds.get(key, bool)) for key in FLAGS}
+        self.obs_space = {key: Space(kinds.get(key, bool)) for key in STEP_KEYS}
         if (HERE / "pixels").exists():
             self.obs_space["image"] = Space(np.uint8, (16, 16, 3))
         else:
@@ -55,7 +55,7 @@ class Env:
     def row(self, is_first=False, is_last=False):
         row = {"reward": np.float32(1), "is_first": is_first, "is_last": is_last}
         for key, space in self.obs_space.items():
-            if key not in FLAGS:
+            if key not in STEP_KEYS:
                 row[key] = space.sample(self.rng) if space.is_image else space.zeros()
         return {**row, "is_terminal": False}
 

@@ -33,7 +33,7 @@ from reverie.run.config import Config
 from reverie.run.factory import make_agent
 from reverie.run.load import open_run
 from reverie.run.offline.datasets import saved_image_crop
-from reverie.spaces import FLAGS, Space
+from reverie.spaces import STEP_KEYS, Space
 from reverie.storage.run_spaces import read_spaces
 
 CPU = torch.device("cpu")
@@ -86,7 +86,7 @@ def test_failed_episodes_are_saved_as_recordings(clone, tmp_path, capsys):
         episode = reader.read(name)
         assert not find_problems(episode, reader.obs_space, reader.act_space)
         assert episode["is_last"].sum() == episode["is_last"][-1] == 1
-        assert set(episode) == {"image", "proprio", "action", *FLAGS}
+        assert set(episode) == {"image", "proprio", "action", *STEP_KEYS}
         assert episode["image"].shape[1:] == (SIDE, SIDE, 3)  # not cropped
         moved = np.clip(episode["proprio"] + 0.15 * episode["action"], -1, 1)
         np.testing.assert_allclose(moved[:-1], episode["proprio"][1:], atol=1e-5)
@@ -138,7 +138,7 @@ def test_without_failures_no_folder_is_created(tmp_path):
     spaces = {"proprio": Space(np.float32, (2,))}, {"action": Space(np.float32, (2,))}
     recorder = FailureRecorder(tmp_path / "failures", *spaces, 1, 3)
     row = {"proprio": np.zeros((1, 2), np.float32), "reward": np.zeros(1, np.float32)}
-    row |= {key: np.zeros(1, bool) for key in FLAGS[1:]}
+    row |= {key: np.zeros(1, bool) for key in STEP_KEYS[1:]}
     for success in (1.0, None):
         recorder.add(row, {"action": np.zeros((1, 2), np.float32)})
         recorder.end(0, success)

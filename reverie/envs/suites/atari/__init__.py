@@ -18,7 +18,7 @@ from reverie.api import Action, Obs, StateDict, UserError, VecEnv
 from reverie.envs.seeding import SEED_RANGE, load_rng, save_rng
 from reverie.envs.suite import Package, Suite
 from reverie.envs.wrappers import resize
-from reverie.spaces import Space, flag_spaces, flags
+from reverie.spaces import Space, step_spaces, step_values
 
 NOOP, FIRE = 0, 1
 GRAY_WEIGHTS = np.array([0.299, 0.587, 1 - (0.299 + 0.587)])
@@ -122,7 +122,7 @@ class Atari:
         self._actions = [action.value for action in actions]
         self.action_names = tuple(action.name.lower() for action in actions)
         image = Space(np.uint8, (*config.size, 1 if config.gray else 3))
-        self.obs_space = {"image": image, **flag_spaces()}
+        self.obs_space = {"image": image, **step_spaces()}
         self.act_space = {"action": Space(np.int32, (), 0, len(actions))}
         # Oldest first. Each step allocates new arrays instead of reusing its own: all
         # environments then share recently freed memory, which is in the CPU cache.
@@ -138,7 +138,7 @@ class Atari:
         if not self._continue_game or self._act(NOOP).done:
             self._new_game()
         self._lives = self._ale.lives()
-        return {"image": self._image(), **flags(0.0, first=True)}
+        return {"image": self._image(), **step_values(0.0, first=True)}
 
     def step(self, action: Action) -> Obs:
         config = self.config
@@ -154,7 +154,10 @@ class Atari:
         terminal = terminal or (lost_life and config.lives == "discount")
         reward = float(np.sign(result.reward)) if config.clip_reward else result.reward
         last = ended or result.is_truncated
-        return {"image": self._image(), **flags(reward, last=last, terminal=terminal)}
+        return {
+            "image": self._image(),
+            **step_values(reward, last=last, terminal=terminal),
+        }
 
     def close(self) -> None:
         pass

@@ -18,7 +18,7 @@ from reverie.envs.seeding import derive_seed
 from reverie.envs.suites.atari import AtariConfig, find_game
 from reverie.envs.vector.base import BaseVecEnv
 from reverie.envs.vector.vec_env import VecEnvConfig
-from reverie.spaces import Space, flag_spaces
+from reverie.spaces import Space, step_spaces
 
 
 def make_native(
@@ -62,7 +62,7 @@ class NativeVecEnv(BaseVecEnv):
         self._last = np.zeros(count, bool)
         self._obs: Obs | None = None
         image = Space(np.uint8, (*config.size, 1 if config.gray else 3))
-        self.obs_space = {"image": image, **flag_spaces()}
+        self.obs_space = {"image": image, **step_spaces()}
         self._options: dict[str, Any] = {
             "repeat_action_probability": config.sticky,
             "full_action_space": config.actions == "all",

@@ -18,7 +18,7 @@ import numpy as np
 from reverie.api import Action, Obs
 from reverie.envs.suite import ImageConfig, Package, Suite
 from reverie.envs.suites.crafter.view import use_fast_rendering
-from reverie.spaces import Space, flag_spaces, flags
+from reverie.spaces import Space, step_spaces, step_values
 
 _NAMES = """
 collect_coal collect_diamond collect_drink collect_iron collect_sapling collect_stone
@@ -57,7 +57,7 @@ class Crafter:
             log_keys += [*LOG_KEYS, "log/crafter_score"]
         self.obs_space = {
             "image": Space(np.uint8, (*config.size, 3)),
-            **flag_spaces(),
+            **step_spaces(),
             **dict.fromkeys(log_keys, Space(np.float32)),
         }
         self.act_space = {"action": Space(np.int32, (), 0, self._game.action_space.n)}
@@ -66,14 +66,14 @@ class Crafter:
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:
             self._game._seed, self._game._episode = seed, 0
-        return {**self._obs(self._game.reset(), {}), **flags(0.0, first=True)}
+        return {**self._obs(self._game.reset(), {}), **step_values(0.0, first=True)}
 
     def step(self, action: Action) -> Obs:
         image, reward, done, info = self._game.step(int(action["action"]))
         terminal = info["discount"] == 0
         return {
             **self._obs(image, info, last=bool(done)),
-            **flags(reward, last=done, terminal=terminal),
+            **step_values(reward, last=done, terminal=terminal),
         }
 
     def close(self) -> None:

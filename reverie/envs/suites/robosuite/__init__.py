@@ -28,7 +28,7 @@ from reverie.envs.mujoco_state import check_state
 from reverie.envs.seeding import SEED_RANGE
 from reverie.envs.suite import Package, Suite, suggest
 from reverie.envs.suites.robosuite.lift import Scene, lift_action
-from reverie.spaces import Space, Spaces, flag_spaces, flags
+from reverie.spaces import Space, Spaces, step_spaces, step_values
 
 ALIASES = {"Can": "PickPlaceCan", "Square": "NutAssemblySquare"}
 """Names of tasks in the datasets of robomimic."""
@@ -111,7 +111,7 @@ class Robosuite:
             # in place, because other objects reference this generator
             rng = np.random.default_rng(seed % SEED_RANGE)
             self._sim.rng.bit_generator.state = rng.bit_generator.state
-        return self._obs(self._sim.reset(), **flags(0.0, first=True))
+        return self._obs(self._sim.reset(), **step_values(0.0, first=True))
 
     def simulator_state(self) -> np.ndarray:
         state: np.ndarray = self._sim.sim.get_state().flatten()
@@ -127,14 +127,14 @@ class Robosuite:
         self._sim.sim.set_state_from_flattened(np.asarray(state, np.float64))
         self._sim.sim.forward()
         values = self._sim._get_observations(force_update=True)
-        return self._obs(values, **flags(0.0, first=True))
+        return self._obs(values, **step_values(0.0, first=True))
 
     def step(self, action: Action) -> Obs:
         move = np.asarray(action["action"], np.float64)
         values, reward, done, _ = self._sim.step(move)
         terminal = self.config.end_on_success and self.is_success
         last = bool(done or terminal)
-        return self._obs(values, **flags(reward, last=last, terminal=terminal))
+        return self._obs(values, **step_values(reward, last=last, terminal=terminal))
 
     def expert(self) -> Action:
         """Return an action of a scripted policy, for demonstrations; only for Lift."""
@@ -213,7 +213,7 @@ class Robosuite:
             shape = (*self.config.size, 3 * len(self.config.cameras))
             spaces["image"] = Space(np.uint8, shape)
         spaces["log/success"] = Space(np.float32)
-        return {**spaces, **flag_spaces()}
+        return {**spaces, **step_spaces()}
 
     def _obs(self, values: Obs, **flag_values: Any) -> Obs:
         obs: Obs = {
