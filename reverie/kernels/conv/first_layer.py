@@ -19,7 +19,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.kernels.conv.max_pool import empty_pooled, load_pooled, output_offset
+from reverie.kernels.conv.max_pool import allocate_pooled, load_pooled, output_offset
 from reverie.kernels.launch import (
     apply_autograd,
     block_size,
@@ -78,7 +78,7 @@ class _FirstLayer(torch.autograd.Function):
         channels, rows = len(scale), n * h * w
         matrix = kernel.permute(0, 2, 3, 1).contiguous()  # (4 C, 3, 3, 16)
         y = x.new_empty(n, h, w, channels)
-        pooled, argmax = empty_pooled(ctx, y)
+        pooled, argmax = allocate_pooled(ctx, y)
         if n:
             tiles = triton.cdiv(rows, ROWS)
             programs = num_programs(x.device, tiles, per_sm=8)

@@ -1,8 +1,12 @@
 """2 x 2 max-pooling, bias, RMS norm and SiLU in one pass over a convolution's output.
 
 Input and output are plain feature maps or space-to-depth maps (`space_to_depth.py`).
-The pooled values and the positions of the maxima are saved for the backward pass. Of
-equal values, the first one is the maximum, as in PyTorch.
+The pooled values and the positions of the maxima (0 to 3, left to right and top to
+bottom) are saved for the backward pass. Of equal values, the first one is the maximum,
+as in PyTorch.
+
+In the kernels, `row` is the index of a pooled pixel in the batch, `col` a channel, and
+`width` the width of the pooled map; a tile has R rows and C columns.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ def max_pool_rms_norm_silu(
 ) -> Float[Tensor, "b h2 w2 c2"]:
     """Return `silu(rms_norm(max_pool(x) + bias) * scale)`.
 
-    `from_depth`: the input is a space-to-depth map; `to_depth`: the output is one.
+    With `from_depth`, the input is a space-to-depth map; with `to_depth`, the output.
     """
     return apply_autograd(_MaxPool, x, scale, bias, eps, from_depth, to_depth)
 
@@ -58,7 +62,7 @@ class _MaxPool(torch.autograd.Function):
         if not from_depth:
             h, w = h // 2, w // 2
         y = x.new_empty(b, h, w, channels)
-        pooled, argmax = empty_pooled(ctx, y)
+        pooled, argmax = allocate_pooled(ctx, y)
         rows, (block_rows, columns, warps) = b * h * w, _tile(channels)
         if rows:
             _forward[(triton.cdiv(rows, block_rows),)](
@@ -91,8 +95,8 @@ class _MaxPool(torch.autograd.Function):
         return dx, dscale.to(scale.dtype), dbias.to(bias.dtype), None, None, None
 
 
-def empty_pooled(ctx: Any, y: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Return uninitialized tensors for maxima and argmax; None if no grad is needed."""
+def allocate_pooled(ctx: Any, y: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Allocate the maxima and their positions; None if no gradient is needed."""
     if not any(ctx.needs_input_grad):
         return None, None
     return torch.empty_like(y), torch.empty_like(y, dtype=torch.uint8)
@@ -106,7 +110,10 @@ def _tile(channels: int) -> tuple[int, int, int]:
 
 @jit
 def _block_offsets(row, col, width, channels, FROM_DEPTH: tl.constexpr):
-    """Return the offset of a 2 x 2 block, and the stride between its two rows."""
+    """Return the input offset of a 2 x 2 block, and the distance between its rows.
+
+    The two pixels of a row are `channels` apart in both layouts.
+    """
     if FROM_DEPTH:
         return row.to(tl.int64) * (4 * channels) + col, 2 * channels
     else:
@@ -116,7 +123,7 @@ def _block_offsets(row, col, width, channels, FROM_DEPTH: tl.constexpr):
 
 @jit
 def output_offset(row, width, channels, TO_DEPTH: tl.constexpr):
-    """Return the offset of the first channel of a pixel in the output."""
+    """Return the offset of the first channel of a pooled pixel in the output."""
     if TO_DEPTH:
         row = space_to_depth_index(row, width)
     return row.to(tl.int64) * channels
@@ -128,25 +135,27 @@ def _forward(
     FROM_DEPTH: tl.constexpr, TO_DEPTH: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
+    """Pool, add the bias, normalize and activate R pooled pixels per program."""
     row = tl.program_id(0) * R + tl.arange(0, R)[:, None]
     col, gain, biases = load_affine(scale, bias, C, channels)
     mask = (row < rows) & (col < channels)
     offset = row.to(tl.int64) * channels + col
-    source, below = _block_offsets(row, col, width, channels, FROM_DEPTH)
-    first = tl.load(x + source, mask, 0.0)
-    second = tl.load(x + source + channels, mask, 0.0)
-    third = tl.load(x + source + below, mask, 0.0)
-    fourth = tl.load(x + source + below + channels, mask, 0.0)
-    upper = tl.maximum(first, second, propagate_nan=tl.PropagateNan.ALL)
-    lower = tl.maximum(third, fourth, propagate_nan=tl.PropagateNan.ALL)
-    best = tl.maximum(upper, lower, propagate_nan=tl.PropagateNan.ALL)
+    upper, row_stride = _block_offsets(row, col, width, channels, FROM_DEPTH)
+    lower = upper + row_stride
+    x0 = tl.load(x + upper, mask, 0.0)
+    x1 = tl.load(x + upper + channels, mask, 0.0)
+    x2 = tl.load(x + lower, mask, 0.0)
+    x3 = tl.load(x + lower + channels, mask, 0.0)
+    upper_max = tl.maximum(x0, x1, propagate_nan=tl.PropagateNan.ALL)
+    lower_max = tl.maximum(x2, x3, propagate_nan=tl.PropagateNan.ALL)
+    maximum = tl.maximum(upper_max, lower_max, propagate_nan=tl.PropagateNan.ALL)
     if pooled is not None:
-        tl.store(pooled + offset, best, mask)
-        index = tl.where(best == third, 2, 3)
-        index = tl.where(best == second, 1, index)
-        index = tl.where(best == first, 0, index)
-        tl.store(argmax + offset, index.to(tl.uint8), mask)
-    out = norm_silu(best.to(tl.float32) + biases, gain, channels, eps)
+        tl.store(pooled + offset, maximum, mask)
+        position = tl.where(maximum == x2, 2, 3)
+        position = tl.where(maximum == x1, 1, position)
+        position = tl.where(maximum == x0, 0, position)
+        tl.store(argmax + offset, position.to(tl.uint8), mask)
+    out = norm_silu(maximum.to(tl.float32) + biases, gain, channels, eps)
     target = output_offset(row, width, channels, TO_DEPTH) + col
     tl.store(y + target, out, mask)
 
@@ -155,13 +164,16 @@ def _forward(
 def load_pooled(
     pooled, argmax, dy, biases, row, col, rows, width, channels, TO_DEPTH: tl.constexpr
 ):
-    """Load pooled values plus bias, their argmax, and the gradient of the output."""
+    """Load pooled values plus bias, their positions, and the gradient of the output.
+
+    Also return the mask of valid elements.
+    """
     mask = (row < rows) & (col < channels)
     offset = row.to(tl.int64) * channels + col
     v = tl.load(pooled + offset, mask, 0.0).to(tl.float32) + biases
-    index = tl.load(argmax + offset, mask, 0)
-    source = output_offset(row, width, channels, TO_DEPTH) + col
-    return v, index, tl.load(dy + source, mask, 0.0).to(tl.float32), mask
+    position = tl.load(argmax + offset, mask, 0)
+    dy_offset = output_offset(row, width, channels, TO_DEPTH) + col
+    return v, position, tl.load(dy + dy_offset, mask, 0.0).to(tl.float32), mask
 
 
 @jit
@@ -170,23 +182,28 @@ def _backward(
     STEPS: tl.constexpr, FROM_DEPTH: tl.constexpr, TO_DEPTH: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
+    """Compute the gradient of the input, and partial sums of those of scale and bias.
+
+    A program handles STEPS tiles.
+    """
     col, gain, biases = load_affine(scale, bias, C, channels)
     dscale = tl.zeros((R, C), tl.float32)
     dbias = tl.zeros((R, C), tl.float32)
     for step in range(STEPS):
         tile = step * tl.num_programs(0) + tl.program_id(0)
         row = tile * R + tl.arange(0, R)[:, None]
-        v, index, dv, mask = load_pooled(
+        v, position, dout, mask = load_pooled(
             pooled, argmax, dy, biases, row, col, rows, width, channels, TO_DEPTH
         )
-        dv, dgain = norm_silu_backward(v, dv, gain, channels, eps)
+        dv, dgain = norm_silu_backward(v, dout, gain, channels, eps)
         dscale += dgain
         dv = tl.where(row < rows, dv, 0.0)
         dbias += dv
-        target, below = _block_offsets(row, col, width, channels, FROM_DEPTH)
-        tl.store(dx + target, tl.where(index == 0, dv, 0.0), mask)
-        tl.store(dx + target + channels, tl.where(index == 1, dv, 0.0), mask)
-        target += below
-        tl.store(dx + target, tl.where(index == 2, dv, 0.0), mask)
-        tl.store(dx + target + channels, tl.where(index == 3, dv, 0.0), mask)
+        # the pixel with the maximum gets the gradient, the other three get zero
+        upper, row_stride = _block_offsets(row, col, width, channels, FROM_DEPTH)
+        lower = upper + row_stride
+        tl.store(dx + upper, tl.where(position == 0, dv, 0.0), mask)
+        tl.store(dx + upper + channels, tl.where(position == 1, dv, 0.0), mask)
+        tl.store(dx + lower, tl.where(position == 2, dv, 0.0), mask)
+        tl.store(dx + lower + channels, tl.where(position == 3, dv, 0.0), mask)
     store_column_sums(partial, dscale, dbias, channels, C)

@@ -1,4 +1,4 @@
-"""A policy step as a CUDA graph, with actions returned in host memory.
+"""Run policy steps as CUDA graphs, which copy the actions to host memory.
 
 A policy step is a few dozen small kernels. A graph launches them all at once, and a
 separate high-priority stream lets it run in parallel with an update.
@@ -34,9 +34,10 @@ Act = Callable[[Any, dict[str, Any]], tuple[Any, Any, Any]]
 class GraphedPolicy:
     """Runs `act` as a CUDA graph, which includes the copies from and to host memory.
 
-    With `copies`, `act` must use these copies of the weights, which are one update old.
-    A step then does not wait for the running update, only for the one before it;
-    without `copies`, it waits for all updates launched so far.
+    With `copies`, `act` must compute with these copies of the weights, which
+    `before_update` refreshes. A step then waits for the last refresh, but not for the
+    update that runs after it. Without `copies`, it waits for all updates launched so
+    far.
     """
 
     def __init__(
@@ -67,7 +68,8 @@ class GraphedPolicy:
         leaves = tree_leaves(carry)
         with torch.cuda.stream(self.stream):
             if graph and len(leaves) == len(last) and all(map(is_, leaves, last)):
-                graph_carry, _ = graph.inputs  # already updated by the last replay
+                # the last replay already wrote this carry to the graph's inputs
+                graph_carry, _ = graph.inputs
                 carry, outputs = graph.replay((graph_carry, obs))
             else:
                 carry, outputs = self._run(carry, obs)
@@ -95,7 +97,7 @@ class GraphedPolicy:
         return new_carry, self._pinned[key]
 
     def before_update(self) -> None:
-        """Copy the weights before an update changes them."""
+        """Copy the weights; the caller then launches an update, which changes them."""
         if self.copies is not None:
             self.copies.refresh()
             current = torch.cuda.current_stream(self.stream.device)
@@ -111,25 +113,29 @@ def _copy(target: Tensor, source: Tensor) -> None:
 
 
 class WeightCopies:
-    """Copies of modules that compute with a second set of weights.
+    """Copies modules, and updates the weights of the copies when `refresh` is called.
 
     An update runs for milliseconds on its stream; a policy step should neither wait for
     it nor read half-updated weights. The weights are copied between two updates, so
-    that the policy is exactly one update behind.
+    that during an update the policy has the weights from before it.
     """
 
     def __init__(self) -> None:
         self._pairs: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
-        """Copies and their sources by dtype: `_foreach_copy_` copies many tensors per
-        kernel only if they have the same dtype."""
+        """Copied weights and their sources, by dtype: `_foreach_copy_` copies many
+        tensors per kernel only if they have the same dtype."""
 
     def copy_module(self, module: Module) -> Module:
-        """Return a copy of the module with its own weights; the rest is shared."""
+        """Return a copy of the module that computes with its own weights.
+
+        `refresh` copies the weights of the module to it. Tensors that the copy does not
+        read, and buffers, are shared.
+        """
         shared: list[Tensor] = [*module.parameters(), *module.buffers()]
         for layer in module.modules():
             if isinstance(layer, AffineLayer):
                 shared += layer.low_precision or ()
-        memo = {id(tensor): tensor for tensor in shared}
+        memo = {id(tensor): tensor for tensor in shared}  # not copied by deepcopy
         copied = copy.deepcopy(module, memo)
         for layer, new in zip(module.modules(), copied.modules(), strict=True):
             if isinstance(layer, AffineLayer) and isinstance(new, AffineLayer):
@@ -145,11 +151,12 @@ class WeightCopies:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Copy the current weights."""
+        """Copy the current weights of the modules to their copies."""
         for targets, sources in self._pairs.values():
             torch._foreach_copy_(targets, sources)
 
     def _copy(self, source: Tensor) -> Tensor:
+        """Return a copy of a tensor, which `refresh` updates."""
         target = source.detach().clone()
         targets, sources = self._pairs.setdefault(source.dtype, ([], []))
         targets.append(target)

@@ -1,15 +1,17 @@
 """Group norm with SiLU for feature maps `(batch, h, w, c)`, and its backward pass.
 
-There are two ways to divide the work among programs, chosen by size:
+The work is divided among Triton programs in one of two ways, chosen by size:
 
-- by pixels: one kernel sums, a second one applies the norm, both with several programs
-  per feature map, so that even a small batch uses the whole GPU;
-- by groups: one kernel does both, and a program handles some groups of one feature map.
-  This saves launches for small work: small maps are read once, and the second read of a
-  few large maps hits the cache.
+- by pixels: a program handles all channels of some pixels. One kernel computes partial
+  sums for the statistics, a second one applies the norm. Several programs per feature
+  map use the whole GPU even if the batch is small.
+- by groups: a program handles all pixels of some groups of channels. It computes their
+  statistics and applies the norm, so that one kernel is enough. This is faster for
+  small maps, which it reads once, and for small batches of large maps, where the second
+  read hits the cache.
 
-On Hopper GPUs, `cluster_group_norm` replaces both where it supports the size. Only the
-norm's input is saved for the backward pass, which recomputes the activation.
+On Hopper GPUs, `cluster_group_norm` replaces both for the sizes that it supports. The
+backward pass gets the norm's input and statistics, and recomputes the activation.
 """
 
 from __future__ import annotations
@@ -34,32 +36,38 @@ from reverie.kernels.sums import sum_partials
 from reverie.nets.residual import EPS, GROUPS
 
 TILE = 2048
-"""Elements per step of a program: eight per thread, so that loads are wide, and few
-enough registers for several programs per multiprocessor (SM)."""
+"""Elements per iteration of a program that handles some pixels: eight per thread.
+
+Loads are then 16 bytes wide in bfloat16, and a thread needs few enough registers for
+several programs per multiprocessor (SM).
+"""
 WARPS = 8
 MAX_CHANNELS = 1024
-"""Maximum number of channels, which one program holds."""
+"""Maximum number of channels: a program that handles a pixel has all of them."""
 MAX_PARTS = 16
 """Maximum number of programs per feature map."""
 PROGRAMS_PER_SM = 8
 GROUP_TILE = 4096
-"""Elements per step of a program that handles whole groups."""
+"""Elements per iteration of a program that handles some groups."""
 SECTOR_BYTES = 32
-"""Bytes of a sector, the unit of device memory accesses."""
+"""Bytes of a sector, the smallest unit of device memory accesses."""
 MAX_BATCH_BY_GROUPS = 256
 """Maximum batch size for which maps larger than `GROUP_TILE` are divided by groups."""
 
 
 class Tiling(NamedTuple):
-    """How the work on a feature map is divided among programs."""
+    """How the work on a feature map is divided among programs.
+
+    A program handles `steps` tiles of `block_pixels` times `block_channels` elements.
+    """
 
     batch: int
     parts: int  # programs per feature map
-    pixels: int
+    pixels: int  # of a feature map
     channels: int
     block_channels: int
     block_pixels: int
-    steps: int  # tiles of `block_pixels` that a program handles
+    steps: int
     warps: int
 
     @property
@@ -68,7 +76,7 @@ class Tiling(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Size arguments of the kernels."""
+        """Size arguments of the kernels, in their order."""
         return (
             *(self.pixels, self.steps, self.parts, self.channels),
             *(self.channels // GROUPS, self.block_channels, self.block_pixels),
@@ -79,6 +87,7 @@ def tile_by_groups(x: Tensor) -> Tiling | None:
     """Return the tiling by groups; None if tiling by pixels is faster."""
     batch, height, width, channels = x.shape
     pixels = height * width
+    # whole groups, and at least one sector of adjacent channels per pixel
     min_channels = max(SECTOR_BYTES // x.element_size(), channels // GROUPS)
     block_channels = min(channels, min_channels)
     block_pixels = triton.next_power_of_2(pixels)
@@ -86,6 +95,7 @@ def tile_by_groups(x: Tensor) -> Tiling | None:
         if batch > MAX_BATCH_BY_GROUPS:
             return None
         block_pixels = GROUP_TILE // block_channels
+    # more channels per program, as long as there are two programs per SM
     min_programs = num_programs(x.device, batch * channels, 2)
     while (
         2 * block_channels * block_pixels <= GROUP_TILE
@@ -119,13 +129,18 @@ def tile_by_pixels(
 
 
 def supports(x: Tensor, *channels: int) -> bool:
-    """True if the kernels support the dtype of `x` and these numbers of channels."""
-    powers = all(triton.next_power_of_2(c) == c and c <= MAX_CHANNELS for c in channels)
-    return powers and x.numel() > 0 and can_launch(x.device, x.dtype)
+    """True if the kernels support device and dtype of `x`, and these channel counts."""
+    fits = all(triton.next_power_of_2(c) == c and c <= MAX_CHANNELS for c in channels)
+    return fits and x.numel() > 0 and can_launch(x.device, x.dtype)
 
 
 def sum_pixels(x: Tensor, tiling: Tiling) -> tuple[Tensor, Tensor]:
-    """Return sums over parts of each map, and a tensor to write the statistics to."""
+    """Return partial sums of each map, and an empty tensor for the statistics.
+
+    A program sums, for each channel, the differences of its pixels from the map's first
+    pixel, and their squares: `(batch, parts, 2, channels)`. `norm_kernel` computes the
+    statistics from these sums.
+    """
     sums = x.new_empty(*tiling.grid, 2, tiling.channels, dtype=torch.float32)
     stats = x.new_empty(tiling.batch, 2, tiling.channels, dtype=torch.float32)
     sum_kernel[tiling.grid](x, sums, *tiling.sizes, num_warps=WARPS)
@@ -142,18 +157,19 @@ def group_norm_silu(
             return cluster_group_norm.forward(x, bias, scale, shift, plan)
         except nvrtc.Unavailable as error:
             cluster_group_norm.fallback.enable(error)
-    active, tiling = torch.empty_like(x), tile_by_groups(x)
+    activation, tiling = torch.empty_like(x), tile_by_groups(x)
     if tiling is None:
         tiling = tile_by_pixels(x)
         sums, stats = sum_pixels(x, tiling)
     else:
+        # no partial sums: a program has all pixels of its groups
         shape = (tiling.batch, 2, tiling.channels)
         sums, stats = None, x.new_empty(shape, dtype=torch.float32)
     norm_kernel[tiling.grid](
-        *(x, bias, scale, shift, sums, stats, active, EPS, *tiling.sizes),
+        *(x, bias, scale, shift, sums, stats, activation, EPS, *tiling.sizes),
         num_warps=tiling.warps,
     )
-    return active, stats
+    return activation, stats
 
 
 class NormConvGrads(NamedTuple):
@@ -163,8 +179,8 @@ class NormConvGrads(NamedTuple):
     scale: Tensor
     shift: Tensor
     weight: Tensor
-    bias: Tensor  # added before the norm
-    residual: Tensor  # `residual_grad` summed over all pixels
+    bias: Tensor  # the bias that is added before the norm
+    residual: Tensor  # `residual_grad`, summed over all maps and pixels
 
 
 def norm_conv_backward(
@@ -179,35 +195,38 @@ def norm_conv_backward(
 ) -> NormConvGrads:
     """Return the gradients of `conv(silu(group_norm(x + bias)))`.
 
-    `residual_grad`, the gradient of a parallel branch, is added to the gradient of `x`.
+    `grad` is the gradient of the convolution's output. If `x` is also the input of a
+    residual connection, `residual_grad`, the gradient through it, is added to that of
+    `x`.
     """
     dy = conv2d_input_grad(grad, x, weight).contiguous()
     saved = (x, bias, scale, shift, stats, dy)
     plan = cluster_group_norm.plan_for(x, bias, cluster_group_norm.BACKWARD)
     if plan is not None:
         try:
-            active, sums = cluster_group_norm.backward(*saved, residual_grad, plan)
+            activation, sums = cluster_group_norm.backward(*saved, residual_grad, plan)
         except nvrtc.Unavailable as error:
             cluster_group_norm.fallback.enable(error)
         else:
-            dweight = conv2d_weight_grad(grad, active, weight)
+            dweight = conv2d_weight_grad(grad, activation, weight)
             return _sum_grads(dy, dweight, sums)
-    by_groups, active = tile_by_groups(x), torch.empty_like(x)
+    by_groups, activation = tile_by_groups(x), torch.empty_like(x)
     if by_groups is not None and by_groups.steps == 1:
         dx = torch.empty_like(x)
         sums = x.new_empty(by_groups.batch, 4, by_groups.channels, dtype=torch.float32)
         groups_backward_kernel[by_groups.grid](
-            *(*saved, residual_grad, active, dx, sums, *by_groups.sizes),
+            *(*saved, residual_grad, activation, dx, sums, *by_groups.sizes),
             num_warps=by_groups.warps,
         )
-        return _sum_grads(dx, conv2d_weight_grad(grad, active, weight), sums)
+        return _sum_grads(dx, conv2d_weight_grad(grad, activation, weight), sums)
     tiling = tile_by_pixels(x)
     sums = x.new_empty(*tiling.grid, 4, tiling.channels, dtype=torch.float32)
     backward_kernel[tiling.grid](
-        *(*saved, sums, active, None, None, *tiling.sizes), num_warps=WARPS
+        *(*saved, sums, activation, None, None, *tiling.sizes), num_warps=WARPS
     )
-    dweight = conv2d_weight_grad(grad, active, weight)
-    dx = active  # reuses the memory of the activation
+    dweight = conv2d_weight_grad(grad, activation, weight)
+    # the activation is no longer needed, so its memory is used for `dx`
+    dx = activation
     backward_kernel[tiling.grid](
         *(*saved, sums, None, residual_grad, dx, *tiling.sizes), num_warps=WARPS
     )

@@ -19,18 +19,22 @@ from reverie.kernels import nvrtc
 from reverie.nets.residual import EPS, GROUPS
 
 SHARED_MEMORY = 227 * 1024
-"""Shared memory of an SM, which is also the maximum for one block, in bytes."""
+"""Maximum shared memory of one block on Hopper GPUs, in bytes.
+
+A multiprocessor (SM) has 228 KiB, of which every block on it uses `RESERVED` bytes in
+addition to its own. `blocks_per_sm` counts 227 KiB per SM, a conservative bound.
+"""
 RESERVED = 1024
-"""Shared memory that the system reserves for every block, in bytes."""
+"""Shared memory that CUDA reserves for each block, in bytes."""
 
 
 class Direction(NamedTuple):
     """Resources of the forward or the backward kernel."""
 
     name: str
-    maps: int  # feature maps kept in shared memory
-    kinds: int  # different sums per channel
-    max_threads: int  # per SM, limited by registers
+    maps: int  # feature maps kept in shared memory: x, and dy in the backward kernel
+    kinds: int  # number of different sums per channel, KINDS in `common.cu`
+    max_threads: int  # per SM, limited by the registers that a thread uses
 
 
 FORWARD = Direction("forward", 1, 2, 1024)
@@ -44,15 +48,22 @@ class ClusterPlan(NamedTuple):
     threads: int  # per block
 
     def map_bytes(self, pixels: int, channels: int, direction: Direction) -> int:
-        """Return the bytes of feature maps in a block's shared memory."""
+        """Return the bytes of bfloat16 feature maps in a block's shared memory."""
         return 2 * direction.maps * pixels // self.cluster_size * channels
 
     def sum_bytes(self, channels: int, direction: Direction) -> int:
-        """Return the bytes of sums and barriers in a block's shared memory."""
-        sums = (self.threads // 32 + self.cluster_size) * direction.kinds + 3
+        """Return the bytes of sums and barriers in a block's shared memory.
+
+        At least the size of `Scratch` in `common.cu`.
+        """
+        warps = self.threads // 32
+        sums = (warps + self.cluster_size) * direction.kinds
+        sums += 3  # the three arrays `Scratch.channels`
+        # 128 bytes for the barriers (at most 4 * 8 bytes) and for alignment
         return 4 * sums * channels + 128
 
     def blocks_per_sm(self, pixels: int, channels: int, direction: Direction) -> int:
+        """Return how many blocks fit on an SM at the same time."""
         used = self.sum_bytes(channels, direction)
         used += self.map_bytes(pixels, channels, direction)
         by_memory = SHARED_MEMORY // (used + RESERVED)
@@ -106,14 +117,14 @@ def forward(
     """Return `silu(group_norm(x + bias))` and the statistics (mean, rstd)."""
     assert scale.dtype == shift.dtype == torch.float32
     batch, height, width, channels = x.shape
-    active = torch.empty_like(x)
+    activation = torch.empty_like(x)
     stats = x.new_empty(batch, 2, channels, dtype=torch.float32)
     kernel = load(x.device, height * width, channels, FORWARD, plan)
     tensors = {"x": x, "bias": bias, "scale": scale, "shift": shift}
-    tensors |= {"stats": stats, "out": active}
+    tensors |= {"stats": stats, "out": activation}
     arguments = nvrtc.make_arguments(tensors, {"eps": EPS})
     kernel(arguments, batch * plan.cluster_size)
-    return active, stats
+    return activation, stats
 
 
 def backward(
@@ -133,14 +144,14 @@ def backward(
     """
     assert scale.dtype == shift.dtype == torch.float32
     batch, height, width, channels = x.shape
-    active = torch.empty_like(x)
+    activation = torch.empty_like(x)
     sums = x.new_empty(batch, 4, channels, dtype=torch.float32)
     kernel = load(x.device, height * width, channels, BACKWARD, plan)
     tensors = {"x": x, "bias": bias, "scale": scale, "shift": shift, "stats": stats}
-    tensors |= {"dy": dy, "residual_grad": residual_grad, "out": active, "dx": dy}
+    tensors |= {"dy": dy, "residual_grad": residual_grad, "out": activation, "dx": dy}
     arguments = nvrtc.make_arguments({**tensors, "sums": sums}, {})
     kernel(arguments, batch * plan.cluster_size)
-    return active, sums
+    return activation, sums
 
 
 @functools.cache
@@ -151,9 +162,10 @@ def load(
     direction: Direction,
     plan: ClusterPlan,
 ) -> nvrtc.Kernel:
-    """Compile and return the kernel for feature maps of one size."""
+    """Compile the kernel for feature maps of one size; return it."""
     text = source(pixels, channels, direction, plan)
     handle = nvrtc.load(text, [f"norm_{direction.name}"], device)[0]
+    # dynamic shared memory only; that of `sum_bytes` is static
     shared = plan.map_bytes(pixels, channels, direction)
     return nvrtc.Kernel(handle, 1, plan.threads, shared)
 
@@ -169,6 +181,7 @@ def source(pixels: int, channels: int, direction: Direction, plan: ClusterPlan) 
 
 
 def all_sources() -> Iterator[str]:
+    """Yield the CUDA sources of all plans."""
     for direction in (FORWARD, BACKWARD):
         for (pixels, channels), plan in PLANS[direction.name].items():
             yield source(pixels, channels, direction, plan)

@@ -2,6 +2,9 @@
 
 The backward kernels of a step write gradients of the norms' outputs. From these, this
 module computes the gradients of the norms' inputs and scales, and of the biases.
+
+Activations are time-major, (T, B, width): all steps together are a matrix with T * B
+rows, so that a kernel handles the rows of all steps without a loop over time.
 """
 
 from __future__ import annotations
@@ -51,19 +54,22 @@ def finish_gradients(scan: tensors.BackwardPass, grads: StepGrads) -> tensors.Sc
 
 
 def _norm_input_grad(
-    dnorm: Tensor, pre: Tensor, scale: Tensor, inv_rms: Tensor, column: int
+    dnorm: Tensor, pre: Tensor, scale: Tensor, inv_rms: Tensor, norm_index: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of a norm's input, its scale and the bias before it."""
-    width, count = pre.shape[-1], pre.shape[0] * pre.shape[1]
-    stride = dnorm.stride(1)
+    """Return the gradients of a norm's input, its scale and the bias before it.
+
+    `norm_index` is the column of this norm in `inv_rms`, which has those of all norms.
+    """
+    width, rows = pre.shape[-1], pre.shape[0] * pre.shape[1]
+    stride = dnorm.stride(1)  # larger than the width if `dnorm` is a slice of columns
     dpre, dscale, dbias = torch.empty_like(pre), *scale.new_empty(2, width)
-    _row_gradients[(count,)](
-        *(dnorm, pre, scale, inv_rms, dpre, column, width, stride),
+    _row_gradients[(rows,)](
+        *(dnorm, pre, scale, inv_rms, dpre, norm_index, width, stride),
         min(1024, triton.next_power_of_2(width)),
     )
     _column_sums[(triton.cdiv(width, 64),)](
         *(dnorm, pre, inv_rms, dpre, dscale, dbias),
-        *(column, count, width, stride, 32, 64),
+        *(norm_index, rows, width, stride, 32, 64),
     )
     return dpre, dscale, dbias
 
@@ -80,21 +86,24 @@ def _load_normed(pre, dnorm, pre_offs, dnorm_offs, mask, inv_rms):
 
 @jit
 def _row_gradients(
-    dnorm, pre, scale, inv_rms, dpre, column,
+    dnorm, pre, scale, inv_rms, dpre, norm_index,
     F: tl.constexpr, STRIDE: tl.constexpr, BK: tl.constexpr,
 ):
-    """Compute the gradient of a norm's input, one row per program."""
+    """Compute the gradient of a norm's input, one row per program.
+
+    F is the width of a row, BK the number of columns per iteration.
+    """
     row = tl.program_id(0).to(tl.int64)
-    inverse = tl.load(inv_rms + row * 4 + column)
-    total = tl.zeros((BK,), tl.float32)
+    inverse = tl.load(inv_rms + row * 4 + norm_index)
+    products = tl.zeros((BK,), tl.float32)  # of normalized input and its gradient
     for k in range(0, F, BK):
         col = k + tl.arange(0, BK)
         mask = col < F
         normed, dout = _load_normed(
             pre, dnorm, row * F + col, row * STRIDE + col, mask, inverse
         )
-        total += dout * tl.load(scale + col, mask=mask, other=0.0) * normed
-    mean = tl.sum(total, 0) / F
+        products += dout * tl.load(scale + col, mask=mask, other=0.0) * normed
+    mean = tl.sum(products, 0) / F
     for k in range(0, F, BK):
         col = k + tl.arange(0, BK)
         mask = col < F
@@ -108,7 +117,7 @@ def _row_gradients(
 
 @jit
 def _column_sums(
-    dnorm, pre, inv_rms, dpre, dscale, dbias, column,
+    dnorm, pre, inv_rms, dpre, dscale, dbias, norm_index,
     ROWS: tl.constexpr, F: tl.constexpr, STRIDE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):
@@ -119,7 +128,7 @@ def _column_sums(
     for start in range(0, ROWS, BM):
         row = start + tl.arange(0, BM)
         mask = (row < ROWS)[:, None] & (col < F)[None, :]
-        inverse = tl.load(inv_rms + row * 4 + column, mask=row < ROWS, other=0.0)
+        inverse = tl.load(inv_rms + row * 4 + norm_index, mask=row < ROWS, other=0.0)
         row = row[:, None].to(tl.int64)
         offs = row * F + col[None, :]
         normed, dout = _load_normed(
