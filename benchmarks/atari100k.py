@@ -40,7 +40,7 @@ from reverie.results.report import describe_command, format_number
 from reverie.results.runs import CONFIG, INDEX, SCORE, SCORES, Run, find_runs
 from reverie.results.scores import ScoreWindow
 from reverie.results.statistics import AGGREGATES, QUANTILES, RESAMPLES, Statistic
-from reverie.run.folder import read_last_end
+from reverie.run.folder import read_exit_record
 from reverie.storage.atomic import write_file, write_json
 
 FOLDER = Path(__file__).parent / "atari100k"
@@ -100,7 +100,7 @@ def find_finished(paths: Iterable[Path], frames: float = np.inf) -> list[Run]:
         runs = runs_of_campaign(Queue(path)) if is_campaign else find_runs([path])
         for run in runs:
             end = max(run.points(SCORE, "frames")[:, 0], default=0.0)
-            if not run.path.is_dir() or read_last_end(run.path).finished:
+            if not run.path.is_dir() or read_exit_record(run.path).finished:
                 found.append(run)
             elif end >= frames:
                 note = f"stopped after {end:,.0f} frames"

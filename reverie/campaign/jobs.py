@@ -65,7 +65,7 @@ def run_jobs(
         if monitor.stopper.is_set():
             stop(jobs)
         statuses = monitor.write_table()
-        monitor.stopper.check()
+        monitor.stopper.raise_if_stopped()
     return statuses
 
 

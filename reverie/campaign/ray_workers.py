@@ -2,9 +2,10 @@
 
     --ray address=auto,jobs=4,num_gpus=1,num_cpus=4
 
-Ray starts a task where the resources that it reserves are free. When the process that
-submits the tasks is stopped, it stops the workers, which save their runs. If it or a
-machine is killed, the runs resume as after `kill -9` of any worker (`queue.py`).
+Ray starts a task on a machine with enough free CPUs and GPUs. When the process that
+submits the tasks is stopped, it cancels them; the workers then save their runs and end.
+If this process is killed or a machine fails, other workers or a later command take over
+the runs (`queue.py`).
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from reverie.run.signals import Interrupted
 EXAMPLE = "address=auto,jobs=4,num_gpus=1,num_cpus=4"
 OPTIONS = ("address", "jobs", "num_gpus", "num_cpus")
 STOP_SECONDS = 120.0
-"""Time that workers have to save their runs when they are stopped."""
+"""Time to wait for workers that save their runs when they are stopped."""
 
 
 class RayJob:
-    """A task of Ray."""
+    """A submitted Ray task, with the interface of `jobs.Job`."""
 
     def __init__(self, ray: Any, future: Any):
         self.ray, self.future = ray, future
@@ -53,13 +54,14 @@ class RayJob:
 
 
 def work(spec: CampaignSpec, program: Sequence[str]) -> None:
-    """Run a worker of the campaign; the task that Ray executes."""
-    with contextlib.suppress(Interrupted):  # the runs are saved and wait in the queue
+    """Run a worker of the campaign. Executed by Ray, in a process of the cluster."""
+    # a cancelled worker has saved its runs, so the task is not marked as failed
+    with contextlib.suppress(Interrupted):
         worker.run_worker(spec, program, wait=False)
 
 
 def submit(spec: CampaignSpec, program: Sequence[str] = PROGRAM) -> list[RunStatus]:
-    """Submit tasks until all runs have ended; return their final state."""
+    """Submit tasks until all runs have ended; return the final state of all runs."""
     ray = import_optional("ray", "ray", "A campaign with --ray")
     options = parse_ray_options(spec.config.ray)
     number = int(options.get("jobs", 0)) or default_jobs(spec)
@@ -71,6 +73,7 @@ def submit(spec: CampaignSpec, program: Sequence[str] = PROGRAM) -> list[RunStat
         max_retries=0,
         scheduling_strategy="SPREAD",
     )
+    # without `ray`: a worker runs its runs as local processes
     job_spec = replace(spec, config=replace(spec.config, ray=""))
 
     def submit_task() -> RayJob:
@@ -80,7 +83,8 @@ def submit(spec: CampaignSpec, program: Sequence[str] = PROGRAM) -> list[RunStat
         print_message("stopping the workers")
         futures = [job.future for job in jobs if isinstance(job, RayJob)]
         for future in futures:
-            ray.cancel(future, force=False)  # as Ctrl-C in the process of the worker
+            # has the effect of SIGINT (Ctrl-C) in the process of the worker
+            ray.cancel(future, force=False)
         if futures:
             ray.wait(futures, num_returns=len(futures), timeout=STOP_SECONDS)
 

@@ -28,7 +28,7 @@ from reverie.campaign.progress import Progress, format_table
 from reverie.campaign.queue import Claim, Queue, RunStatus, write_shared
 from reverie.campaign.spec import SPEC_FILE, CampaignSpec, check_extends
 from reverie.log.messages import print_message
-from reverie.run.folder import LOCK, is_locked, read_last_end, resolve_logdir
+from reverie.run.folder import LOCK, is_locked, read_exit_record, resolve_logdir
 from reverie.run.processes import PROGRAM, ProcessSlots, RunProcess, stop_processes
 from reverie.run.resources import Resources
 from reverie.run.signals import Stopper
@@ -41,7 +41,7 @@ POLL_SECONDS = 0.2
 SCAN_SECONDS = 2.0
 """Time between two readings of the queue."""
 HEARTBEAT_SECONDS = 5.0
-"""Time between two heartbeats of a claim."""
+"""Time between two heartbeats: changes of the files of claimed runs (`queue.py`)."""
 STOPPED_CODES = (129, 130, 138, 143, 152)
 """Exit codes of a run that was stopped by a signal and saved a checkpoint."""
 
@@ -53,8 +53,9 @@ class ClaimedRun:
     claim: Claim
     folder: Path
     slot: int
+    """Index of the slot whose CPU cores and GPU the process uses."""
     process: RunProcess | None = None
-    """None while the process of an earlier worker still uses the run folder."""
+    """None while a process that a lost worker started still uses the run folder."""
 
 
 def create_campaign(spec: CampaignSpec) -> CampaignSpec:
@@ -69,6 +70,7 @@ def create_campaign(spec: CampaignSpec) -> CampaignSpec:
     check_extends(path, spec.runs, queue.statuses())
     make_folder(path, parents=True)
     settings = yaml.safe_load(spec.to_yaml())
+    # workers on this machine may then import the modules that the settings name
     register(path, {name for _, name in code_in_spec(settings)})
     write_shared(path / SPEC_FILE, spec.to_yaml())
     queue.add(list(spec.runs))
@@ -80,8 +82,9 @@ def run_worker(
 ) -> list[RunStatus]:
     """Claim and execute runs until all have ended; return the state of all runs.
 
-    With `wait`, also wait for the runs of other workers, and take over the runs of lost
-    workers. Otherwise, do not wait for runs whose worker sends heartbeats.
+    With `wait`, also wait for the runs of other workers, and take them over if their
+    worker is lost. Without it, return while other workers still execute runs; but wait
+    for a run until it is known whether its worker is lost.
     """
     with Worker(spec, program) as worker:
         while not worker.stopper.is_set():
@@ -91,12 +94,12 @@ def run_worker(
             time.sleep(POLL_SECONDS)
         worker.stop_runs()
         statuses = worker.write_table()
-        worker.stopper.check()
+        worker.stopper.raise_if_stopped()
     return statuses
 
 
 class Monitor(Resources):
-    """Reads the queue and shows the progress of a campaign."""
+    """Reads the queue of a campaign and shows its progress; does not run anything."""
 
     def __init__(self, spec: CampaignSpec):
         super().__init__()
@@ -123,10 +126,11 @@ class Monitor(Resources):
         )
 
     def all_ended(self) -> bool:
+        """True if all runs have ended; as of the last `scan`."""
         return all(self.has_ended(status) for status in self.statuses)
 
     def claimable(self) -> list[RunStatus]:
-        """Return the runs to start; runs that failed before come last."""
+        """Return the runs that can be started; those that failed before come last."""
         found = [
             status
             for status in self.statuses
@@ -163,8 +167,8 @@ class Worker(Monitor):
         self._cleanup.callback(self.stop_runs)
 
     def step(self) -> None:
-        """Send heartbeats, check the processes, and claim runs for free slots."""
-        self.send_heartbeats()
+        """Write heartbeats, check the processes, and start runs in free slots."""
+        self.write_heartbeats()
         ended = self.check_runs()
         now = time.monotonic()
         if ended or now - self._scan_time >= SCAN_SECONDS:
@@ -176,7 +180,11 @@ class Worker(Monitor):
             self.progress.show(self.statuses)
 
     def is_finished(self, wait: bool) -> bool:
-        """True if no run is left for this worker, now or (with `wait`) later."""
+        """True if this worker has nothing left to do.
+
+        With `wait`, it continues until all runs have ended, to take over runs whose
+        worker is lost. Without it, runs of workers that are alive do not matter.
+        """
         if self.runs or self.claimable():
             return False
         return all(
@@ -185,7 +193,7 @@ class Worker(Monitor):
         )
 
     def start_runs(self) -> None:
-        """Claim runs for the free slots."""
+        """Claim runs for the free slots, and start them."""
         claimable = self.claimable()
         while claimable and self.slots.free and not self.stopper.is_set():
             claim = self.queue.claim(claimable.pop(0))
@@ -196,8 +204,11 @@ class Worker(Monitor):
                 self._start(self.runs[-1])
             self.scan()
 
-    def send_heartbeats(self) -> None:
-        """Send heartbeats for all claims; stop runs that were taken over."""
+    def write_heartbeats(self) -> None:
+        """Write a heartbeat to each claim; kill runs that another worker took over.
+
+        Has an effect every `HEARTBEAT_SECONDS`.
+        """
         now = time.monotonic()
         if now - self._heartbeat_time < HEARTBEAT_SECONDS:
             return
@@ -206,7 +217,9 @@ class Worker(Monitor):
             try:
                 is_claimed = self.queue.heartbeat(run.claim)
             except (OSError, UserError) as error:  # a full or unreachable disk
-                print_message(f"{run.claim.run.name}: no heartbeat. {error}")
+                print_message(
+                    f"{run.claim.run.name}: the heartbeat was not written. {error}"
+                )
                 continue
             if not is_claimed:
                 print_message(f"{run.claim.run.name}: taken over by another worker")
@@ -215,7 +228,10 @@ class Worker(Monitor):
                 self._free_slot(run)
 
     def check_runs(self) -> bool:
-        """Record the runs that have ended; True if there are any."""
+        """Record the runs that have ended; return True if there are any.
+
+        Also start runs whose folder was in use by another process.
+        """
         ended = False
         for run in list(self.runs):
             try:
@@ -229,9 +245,9 @@ class Worker(Monitor):
         return ended
 
     def stop_runs(self) -> None:
-        """Let all processes save a checkpoint and exit, and record how they ended."""
+        """Ask all processes to save a checkpoint and exit; record how they ended."""
         processes = [run.process for run in self.runs if run.process is not None]
-        stop_processes(processes, POLL_SECONDS, while_waiting=self.send_heartbeats)
+        stop_processes(processes, POLL_SECONDS, while_waiting=self.write_heartbeats)
         for run in list(self.runs):
             if run.process is None:
                 self.queue.end_attempt(run.claim, "stopped")
@@ -241,7 +257,7 @@ class Worker(Monitor):
 
     def _start(self, run: ClaimedRun) -> None:
         """Start a run, unless it has finished or another process uses its folder."""
-        if read_last_end(run.folder).finished:
+        if read_exit_record(run.folder).finished:
             self.queue.end_attempt(run.claim, "finished")
             self._free_slot(run)
         elif not is_locked(run.folder / LOCK):
@@ -253,10 +269,10 @@ class Worker(Monitor):
             run.process = self.slots.start(argv, log, run.slot, variables)
 
     def _record(self, run: ClaimedRun, code: int) -> None:
-        """Record how the process of a run ended."""
+        """Write to the queue how the process of a run ended, and free its slot."""
         assert run.process is not None
-        seconds, was_stopped = run.process.seconds, run.process.deadline is not None
-        if code == 0 and (not was_stopped or read_last_end(run.folder).finished):
+        seconds, was_stopped = run.process.seconds, run.process.stop_requested
+        if code == 0 and (not was_stopped or read_exit_record(run.folder).finished):
             self.queue.end_attempt(run.claim, "finished", seconds=seconds)
         elif was_stopped or code in STOPPED_CODES:
             self.queue.end_attempt(run.claim, "stopped", seconds=seconds)

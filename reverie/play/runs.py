@@ -23,7 +23,13 @@ from reverie.envs import action_repeat
 from reverie.log.jsonl import METRICS, SCORES
 from reverie.play.recorded_episodes import RecordedEpisodes
 from reverie.run.config import Config
-from reverie.run.folder import LOCK, SUBFOLDERS, is_locked, read_config, read_last_end
+from reverie.run.folder import (
+    LOCK,
+    SUBFOLDERS,
+    is_locked,
+    read_config,
+    read_exit_record,
+)
 
 MAX_DEPTH = 4
 """Maximum depth of run folders below the folder."""
@@ -297,13 +303,13 @@ def _status(run: ListedRun) -> str:
         return "running"
     if _error_of(run):
         return "failed"
-    return "finished" if read_last_end(run.path).finished else "stopped"
+    return "finished" if read_exit_record(run.path).finished else "stopped"
 
 
 def _error_of(run: ListedRun) -> str:
     """Return why a run failed, or why its config cannot be read."""
     queued = run.queued.error if run.queued and run.queued.state == "failed" else ""
-    return queued or read_last_end(run.path).error or run.problem
+    return queued or read_exit_record(run.path).error or run.problem
 
 
 def _list_media(run: ListedRun) -> list[Path]:

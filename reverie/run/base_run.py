@@ -299,7 +299,7 @@ class BaseRun(Resources):
     def _check_stopped_early(self) -> None:
         """Raise `Interrupted` if a new run is stopped before its first step."""
         if not self.has_started and not self.checkpoints.paths():
-            self.stopper.check(is_saved=False)
+            self.stopper.raise_if_stopped(is_saved=False)
 
     @property
     def _should_save_at_end(self) -> bool:

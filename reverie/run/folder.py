@@ -109,7 +109,7 @@ def _read_starts(path: Path) -> list[Any]:
 
 
 def record_end(path: Path, error: Exception | None) -> None:
-    """Add how the run ended to its last start in `about.json`.
+    """Write how this process of the run ended to the last entry of `about.json`.
 
     Without an error, the run is recorded as finished. If a signal stopped the run, this
     function is not called.
@@ -126,20 +126,20 @@ def record_end(path: Path, error: Exception | None) -> None:
         write_json(path / ABOUT_FILE, starts)
 
 
-class RunEnd(NamedTuple):
-    """How the last start of a run ended."""
+class ExitRecord(NamedTuple):
+    """How the last process of a run ended; the defaults if a signal ended it."""
 
     finished: bool = False
     error: str = ""
 
 
-def read_last_end(path: Path) -> RunEnd:
-    """Return how the last start of a run ended, if it was recorded."""
+def read_exit_record(path: Path) -> ExitRecord:
+    """Read from `about.json` how the last process of a run ended."""
     starts = _read_starts(path)
     if not starts or not isinstance(starts[-1], dict):
-        return RunEnd()
+        return ExitRecord()
     last = starts[-1]
-    return RunEnd(bool(last.get("finished")), str(last.get("error", "")))
+    return ExitRecord(bool(last.get("finished")), str(last.get("error", "")))
 
 
 class NewFiles:

@@ -83,7 +83,7 @@ class OnlineRun(BaseRun):
         if config.actors.count:
             self.status.begin("starting the actors")
             self.envs = open_actors(
-                config, self.make_env, self.print_message, self.stopper.check
+                config, self.make_env, self.print_message, self.stopper.raise_if_stopped
             )
             self._cleanup.callback(self.envs.close)
         else:
@@ -306,7 +306,7 @@ class OnlineRun(BaseRun):
             raise
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """True if the replay has enough rows for every batch the agent trains on."""
         if self.other_shards and not self.other_shards.is_ready:
             return False
@@ -421,7 +421,7 @@ class OnlineRun(BaseRun):
             self._warn_if_untrained()
             self.report(self.feed)
         self._write_final_log()
-        self.stopper.check()
+        self.stopper.raise_if_stopped()
 
     def _position(self) -> str:
         """Return the progress of the run, for messages."""

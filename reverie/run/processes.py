@@ -39,7 +39,7 @@ ON_LINUX = sys.platform.startswith("linux")
 
 @dataclass
 class RunProcess:
-    """A process that writes its output to a log file."""
+    """A process of `reverie` that writes its output to a log file."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -47,27 +47,33 @@ class RunProcess:
     log_start: int
     """Size of the log file when the process was started, in bytes."""
     started: float = field(default_factory=time.monotonic)
-    deadline: float | None = None
-    """Time at which it is killed; set when it is asked to stop."""
+    kill_time: float | None = None
+    """Time at which it is killed if it still runs; set by `stop`."""
+
+    @property
+    def stop_requested(self) -> bool:
+        return self.kill_time is not None
 
     @property
     def seconds(self) -> float:
+        """Time since it was started."""
         return time.monotonic() - self.started
 
     def poll(self) -> int | None:
-        """Return the exit code, or None if running; kill it after its deadline."""
-        if self.deadline is not None and time.monotonic() > self.deadline:
+        """Return the exit code, or None if running; kill it after `kill_time`."""
+        if self.kill_time is not None and time.monotonic() > self.kill_time:
             self.kill()
         return self.process.poll()
 
     def stop(self) -> None:
-        """Ask it to save a checkpoint and exit."""
-        if self.deadline is None:
-            self.deadline = time.monotonic() + SAVE_TIMEOUT
+        """Ask it to save a checkpoint and exit (SIGTERM)."""
+        if not self.stop_requested:
+            self.kill_time = time.monotonic() + SAVE_TIMEOUT
             with contextlib.suppress(ProcessLookupError):
                 self.process.terminate()
 
     def kill(self) -> None:
+        """Kill it and the processes that it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -158,7 +164,7 @@ def visible_gpus() -> list[str]:
 
 
 def kill_with_parent() -> Callable[[], None] | None:
-    """Return a `preexec_fn` that lets the system kill the process with its parent."""
+    """Return a `preexec_fn`: Linux kills the new process when this process ends."""
     if not ON_LINUX:
         return None
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()

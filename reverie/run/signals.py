@@ -91,7 +91,7 @@ class Stopper:
         """True if a signal was received."""
         return self.signal is not None
 
-    def check(self, is_saved: bool = True) -> None:
+    def raise_if_stopped(self, is_saved: bool = True) -> None:
         """Raise `Interrupted` if a signal was received; called after saving."""
         if self.signal is not None:
             raise Interrupted(self.signal, is_saved)

@@ -45,11 +45,11 @@ def train_online(run: OnlineRun) -> Path:
         run.start()
         run.print_summary()
         while clock.running and not run.stopper.is_set():
-            if clock.should_collect or not run.ready:
+            if clock.should_collect or not run.is_ready:
                 run.collect()  # act in the environments, store the rows
                 logger.progress(clock.frames)
 
-            for _ in range(clock.updates_due(run.ready)):
+            for _ in range(clock.updates_due(run.is_ready)):
                 if (metrics := run.update()) is None:
                     break
                 logger.add(metrics, prefix="train")

@@ -217,7 +217,7 @@ class Sweep(Resources):
         plot = plot_trials(self.spec, trials, self.goal)
         write_image(self.path / "plot.png", plot)
         self._log({"plot": plot})
-        self.stopper.check()
+        self.stopper.raise_if_stopped()
         failed = [trial for trial in trials if trial.state == "failed"]
         best = best_trial(trials, self.goal)
         if best is None and failed:
@@ -267,7 +267,7 @@ class Sweep(Resources):
         """Record the result of a run that has ended, or start its evaluation."""
         self.slots.free.append(run.process.slot)
         trial, folder, metric = run.trial, run.folder, self.config.metric
-        if run.process.deadline is not None:  # it was asked to stop
+        if run.process.stop_requested:
             return
         self.study.add_seconds(trial, run.process.seconds)
         if code:
@@ -306,7 +306,7 @@ class Sweep(Resources):
     def _prune_if_worse(self, run: TrialRun) -> None:
         """Stop a trial that is worse than the median of the finished trials."""
         now, process = time.monotonic(), run.process
-        if now - run.last_prune_check < PRUNE_SECONDS or process.deadline is not None:
+        if now - run.last_prune_check < PRUNE_SECONDS or process.stop_requested:
             return
         run.last_prune_check = now
         series = read_metric(run.folder, self.config.metric)

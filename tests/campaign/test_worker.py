@@ -114,7 +114,7 @@ def test_stopped_worker_saves_and_releases_its_runs(tmp_path, program):
         worker.stop_runs()
         states = [status.state for status in worker.write_table()]
         with pytest.raises(Interrupted):
-            worker.stopper.check()
+            worker.stopper.raise_if_stopped()
     assert states == ["stopped", "waiting"]
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -138,7 +138,7 @@ def test_worker_whose_run_was_taken_over_stops_it(tmp_path, program, capsys):
         (status,) = other.statuses()
         status.state = "lost"  # as if the heartbeats had not been seen
         assert other.claim(status) is not None
-        wait_until(lambda: first.send_heartbeats() or not first.runs)
+        wait_until(lambda: first.write_heartbeats() or not first.runs)
     assert "a: taken over by another worker" in capsys.readouterr().err
     (status,) = other.statuses()
     assert [attempt.result for attempt in status.attempts] == [None, None]

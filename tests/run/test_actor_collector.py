@@ -164,7 +164,7 @@ def test_an_agent_with_its_own_schedule_collects_what_it_asks_for(tmp_path, fake
         assert run.collector._queued_rows <= len(run.envs)
         assert all(w.agent.schedule.epoch == 1 for w in fake.workers.values())
         while not run.clock.should_collect:
-            for _ in range(run.clock.updates_due(run.ready)):
+            for _ in range(run.clock.updates_due(run.is_ready)):
                 run.update()
         while run.clock.should_collect:
             run.collect()

@@ -113,7 +113,7 @@ def until(run: OnlineRun, part: str, done: int):
         if run.clock.should_collect:
             run.collect()
             run.logger.progress(run.clock.frames)
-        for _ in range(run.clock.updates_due(run.ready)):
+        for _ in range(run.clock.updates_due(run.is_ready)):
             if (schedule.epoch, schedule.component, schedule.updates) == (
                 2,
                 part,

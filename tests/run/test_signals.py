@@ -47,7 +47,7 @@ def test_signals_set_the_flag_and_the_exit_code(name):
         signal.raise_signal(number)
         assert stopper.is_set()
         with pytest.raises(Interrupted, match=name) as error:
-            stopper.check()
+            stopper.raise_if_stopped()
     assert error.value.exit_code == 128 + number == SIGNALS[name]
     assert signal.getsignal(number) == before
 

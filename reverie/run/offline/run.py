@@ -144,7 +144,7 @@ class OfflineRun(BaseRun):
         if not self.stopper.is_set() and self._evaluated_step != self.clock.step:
             self.evaluate()
         self._write_final_log()
-        self.stopper.check()
+        self.stopper.raise_if_stopped()
 
     def _restore(self, path: Path) -> None:
         self.agent.load_state_dict(checkpoint.read_part(path, "agent"))
