@@ -219,7 +219,8 @@ class WorldModelEnv(Protocol):
     def begin(self, context: Batch) -> Any:
         """Return the state after observing real rows `(N, T, ...)` of N episodes.
 
-        The action of the last row is ignored: it is an argument of `step`.
+        The model starts from its initial state. The action of the last row is ignored:
+        it is an argument of `step`.
         """
 
     def step(self, state: Any, action: Action) -> tuple[Any, Obs]:
@@ -238,7 +239,11 @@ class PolicyWorldModelEnv(WorldModelEnv, Protocol):
     """
 
     def resume(self, carry: Carry, context: Batch) -> Any:
-        """Return the state after real rows, given the policy's carry after them."""
+        """Return the state after real rows, given the policy's carry after them.
+
+        Unlike the state of `begin`, it may depend on rows before `context`, through the
+        carry, and `act` accepts it.
+        """
 
     def act(self, state: Any, greedy: bool = False) -> Action:
         """Choose actions `(N, ...)` with the agent's policy."""

@@ -1,4 +1,9 @@
-"""Recorded episodes of a run: its replay buffer, evaluations, recordings and data."""
+"""Lists and reads the recorded episodes of a run.
+
+They come from several sources: the replay buffer, evaluations (`eval/episodes` and
+`eval/failures`), episodes that were saved in `reverie play`, and the datasets of an
+offline run.
+"""
 
 from __future__ import annotations
 
@@ -15,39 +20,44 @@ from reverie.run.config import Config
 from reverie.run.offline.datasets import as_paths
 
 RECORDINGS = "recordings"
-"""Folder of a run with the episodes that were kept in save mode."""
+"""Folder of a run with the episodes that were saved in `reverie play`."""
 REAL, IMAGINED = "env", "model"
-"""Subfolders of `RECORDINGS`: episodes of the environment and of the world model."""
+"""Subfolders of `RECORDINGS`: episodes in the environment and in the world model."""
 
 MAX_LISTED = 200
-"""Maximum number of episodes that are listed per source."""
+"""Maximum number of listed episodes per source: the last ones."""
 
 
 class EpisodeSource(NamedTuple):
-    """A place where the episodes of a run are stored."""
+    """A folder or file with episodes of a run."""
 
-    name: str
+    name: str  # shown on the page
     path: str
     reader: ReaderConfig | None = None
+    """How to read a dataset; None for the formats that runs write."""
 
 
 class RecordedEpisodes:
-    """Lists and reads episodes by source and number; files are opened on demand."""
+    """The recorded episodes of a run, by source and number.
+
+    Files are opened when they are needed.
+    """
 
     def __init__(self, folder: Path, config: Config):
         """`folder` and `config` are those of the run."""
-        replay = [("replay", folder)] if (folder / "replay").is_dir() else []
-        folders = {
+        self._sources: list[EpisodeSource] = []
+        if (folder / "replay").is_dir():
+            self._sources.append(EpisodeSource("replay", str(folder)))
+        for path in as_paths(config.offline.data):
+            name = f"data {Path(path).name}"
+            self._sources.append(EpisodeSource(name, path, config.offline.read))
+        # folders that may be created later
+        self._folders = {
             "evaluation": folder / "eval" / "episodes",
             "failures": folder / "eval" / "failures",
             "recordings": folder / RECORDINGS / REAL,
             "imagined": folder / RECORDINGS / IMAGINED,
         }
-        self._sources = [EpisodeSource(name, str(path)) for name, path in replay]
-        for path in as_paths(config.offline.data):
-            name = f"data {Path(path).name}"
-            self._sources.append(EpisodeSource(name, path, config.offline.read))
-        self._folders = folders
         self._readers: dict[str, Reader] = {}
 
     def sources(self) -> list[EpisodeSource]:
@@ -60,7 +70,10 @@ class RecordedEpisodes:
         return [*self._sources, *present]
 
     def table(self) -> list[dict[str, Any]]:
-        """Return source, number, name and length of the episodes, last ones first."""
+        """Return source, number, name and number of rows of each episode.
+
+        The last episodes of a source come first. Unreadable episodes are left out.
+        """
         self._readers.clear()  # files may have been added
         table = []
         for source in self.sources():
@@ -76,10 +89,14 @@ class RecordedEpisodes:
         return table
 
     def is_empty(self) -> bool:
+        """True if no source has an episode."""
         return not any(self._names(source.name) for source in self.sources())
 
     def read(self, source: str, number: int) -> Episode:
-        """Return one episode; its bounded actions are scaled to [-1, 1]."""
+        """Return the episode with this number in `table`.
+
+        Actions with bounds are scaled to [-1, 1].
+        """
         names = self._names(source)
         if not 0 <= number < len(names):
             raise UserError(
@@ -94,7 +111,8 @@ class RecordedEpisodes:
             ) from None
 
     def sample(self, rng: np.random.Generator) -> Episode:
-        """Return a random episode with at least two rows."""
+        """Return a random episode with at least two rows, from the first source that
+        has one."""
         for source in self.sources():
             names = self._names(source.name)
             for name in rng.permutation(evenly_spaced(names, 50)).tolist():
@@ -111,12 +129,14 @@ class RecordedEpisodes:
         )
 
     def _names(self, source: str) -> list[str]:
+        """Return the names of the episodes of a source; none if it is unreadable."""
         try:
             return self._open(source).names()
         except UserError:  # for example, the replay buffer is still empty
             return []
 
     def _open(self, name: str) -> Reader:
+        """Return the reader of the source with this name."""
         if name not in self._readers:
             for source in self.sources():
                 if source.name == name:
