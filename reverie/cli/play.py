@@ -66,7 +66,7 @@ Modes (they can be changed in the page)
   -a              the agent acts in its world model
   -w              you act in the world model
   -e              recorded episodes: replay buffer, evaluations, recordings
-  -s              save mode: asks at the end of each episode whether to keep it
+  -s              the page asks at the end of each episode whether to save it
 """
 
 
@@ -78,7 +78,7 @@ def play(words: list[str]) -> int:
     from reverie.play.session import Session
     from reverie.run.package import run_path
 
-    mode, save, words = take_short_flags(words)
+    mode, ask_to_save, words = take_short_flags(words)
     arguments = parse_arguments(words, max_positional=1)
     if not arguments.positional:
         raise UserError(
@@ -89,7 +89,7 @@ def play(words: list[str]) -> int:
     if not logdir.expanduser().is_file():
         arguments.refuse_presets("A session uses the settings saved with the run.")
     loaded = load_run(logdir, arguments.flags, arguments.presets, arguments.files)
-    reasons = loaded.mode_problems()
+    reasons = loaded.unavailable_reasons()
     if mode and reasons[mode]:
         raise UserError(
             f"This mode is not available: {reasons[mode]}.\n"
@@ -102,7 +102,7 @@ def play(words: list[str]) -> int:
             f"{logdir} cannot be played: {problems}.\n"
             "  Fix: install the simulator of the task, or continue the training."
         )
-    session = Session(loaded, mode, options.seed, save, options.header)
+    session = Session(loaded, mode, options.seed, ask_to_save, options.header)
 
     def make_sessions() -> Sessions:  # in the event loop of the server
         sessions = Sessions()
@@ -138,7 +138,7 @@ def view(words: list[str]) -> int:
 
     def open_run(name: str) -> Session:
         loaded = load_run(runs.folder_of(name))
-        reasons = loaded.mode_problems()
+        reasons = loaded.unavailable_reasons()
         mode = next((key for key, reason in reasons.items() if not reason), "recorded")
         return Session(loaded, mode)
 
@@ -161,12 +161,12 @@ def _serve(
 
 
 def take_short_flags(words: list[str]) -> tuple[str, bool, list[str]]:
-    """Return the mode, whether save mode is on, and the other words."""
-    modes, save, others = [], False, []
+    """Return the mode, whether to ask to save episodes (`-s`), and the other words."""
+    modes, ask_to_save, others = [], False, []
     for word in words:
         letters = set(word[1:])
         if word[:1] == "-" and word[1:2] != "-" and letters <= {*MODE_FLAGS, "s"}:
-            save = save or "s" in letters
+            ask_to_save = ask_to_save or "s" in letters
             modes += [MODE_FLAGS[letter] for letter in word[1:] if letter != "s"]
         elif word[:1] == "-" and word[1:2].isalpha():
             raise UserError(
@@ -179,7 +179,7 @@ def take_short_flags(words: list[str]) -> tuple[str, bool, list[str]]:
         raise UserError(
             "A session starts in one mode.\n  Fix: give one of -u, -a, -w and -e."
         )
-    return modes[0] if modes else "", save, others
+    return modes[0] if modes else "", ask_to_save, others
 
 
 def _check_installed() -> None:

@@ -101,7 +101,7 @@ def _record_sessions(folder: Path) -> list[dict[str, Any]]:
     except UserError as error:
         print_message(f"{folder.name} is exported without sessions: {error}")
         return []
-    reasons = loaded.mode_problems()
+    reasons = loaded.unavailable_reasons()
     try:
         return [
             record_session(loaded, mode)
@@ -144,7 +144,7 @@ def record_session(
     panes, sprite_sheets = [], []
     for kind, label in (
         ("real", "real"),
-        ("model", "dream"),
+        ("model", "imagined"),
         ("difference", "difference"),
     ):
         images = [frame[kind] for frame in frames if kind in frame]

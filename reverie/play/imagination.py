@@ -22,9 +22,10 @@ from reverie.spaces import Spaces
 
 
 class Imagination:
-    """Steps the world model as an environment; all rollouts start from the same rows.
+    """N imagined rollouts with the same first rows and the same actions.
 
-    Actions are in the units of the environment.
+    They differ because the world model samples its states. Actions are in the units of
+    the environment.
     """
 
     def __init__(
@@ -40,24 +41,26 @@ class Imagination:
         self.stop()
 
     def stop(self) -> None:
+        """End the rollouts."""
         self._state: Any = None
-        self.count = 0  # rollouts
-        self.age = 0  # steps since the last real row
-        self.context_resets = 0  # how often the context was full and cleared
-        self.can_act = False  # whether the policy can choose the actions
+        self.count = 0  # number of rollouts
+        self.imagined_steps = 0  # since the last real row
+        self.context_resets = 0  # how often the model's context was full and cleared
+        self.can_act = False  # True if `act` is possible
         self.inspection = StateInspection()
 
     @property
     def is_running(self) -> bool:
         return self.count > 0
 
-    def start(
+    def start_rollouts(
         self, rows: Sequence[Obs], carry: Carry | None, count: int, seed: int
     ) -> None:
         """Start `count` rollouts that continue these rows of one episode.
 
-        `carry` is the policy's carry after the last row; without it, `act` is not
-        possible.
+        `carry` is the policy's carry after the last row. The rollouts continue from it
+        if the world model can (`PolicyWorldModelEnv`). Otherwise, the model observes
+        the rows again, and `act` is not possible.
         """
         self.stop()
         self.model.seed(seed)
@@ -79,14 +82,14 @@ class Imagination:
         self.inspection = self._inspect()
 
     def step(self, action: Action) -> Obs:
-        """Step all N rollouts with one action; return the next rows `(N, ...)`."""
+        """Step all N rollouts with this action; return their next rows `(N, ...)`."""
         batch = {
             key: np.repeat(np.asarray(action[key])[None], self.count, 0)
             for key in self.act_space
         }
         before = self.inspection.context
         self._state, rows = self.model.step(self._state, self._to_model(batch))
-        self.age += 1
+        self.imagined_steps += 1
         self.inspection = self._inspect()
         after = self.inspection.context
         if before and after and after[0] < before[0]:
@@ -105,6 +108,7 @@ class Imagination:
         return StateInspection()
 
     def _context_keys(self) -> set[str]:
+        """Return the keys of a row that the world model reads."""
         return {
             *self.model.obs_space,
             *self.model.act_space,
@@ -116,7 +120,7 @@ class Imagination:
 
 
 def _repeat(value: Any, count: int) -> Any:
-    """Repeat the only entry of a batch."""
+    """Repeat a tensor with batch size 1 `count` times; return other values as is."""
     if not isinstance(value, torch.Tensor):
         return value
     return value.repeat_interleave(count, 0)

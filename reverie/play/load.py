@@ -56,8 +56,8 @@ class LoadedRun:
     missing: dict[str, str]
     """Why `env`, `policy` or `model` (the world model) is missing, by name."""
 
-    def mode_problems(self) -> dict[str, str]:
-        """Return why each mode is not available; an empty string if it is."""
+    def unavailable_reasons(self) -> dict[str, str]:
+        """Return, by mode, why it is not available; an empty string if it is."""
         env = self.missing.get("env", "")
         policy = self.missing.get("policy", "")
         model = self.missing.get("model", "")

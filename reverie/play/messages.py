@@ -1,8 +1,9 @@
 """Messages between server and page.
 
 A view is one binary message: the length of its header (4 bytes, little-endian), the
-header as JSON, and the images in the order in which the header lists them. Images of at
-most 64 x 64 pixels are PNG, which is lossless; larger ones are WebP, which is smaller.
+header as JSON (`View.data` and a list of the images), and the encoded images. Images of
+at most 64 x 64 pixels are PNG, which is lossless; larger ones are WebP, which needs
+fewer bytes.
 
 Commands of the page are JSON objects with a `type`.
 """
@@ -41,16 +42,18 @@ COMMANDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "fork_every": {"steps": int},
     "seek": {"step": int},
     "human": {"on": bool},
-    "save": {"on": bool},
-    "keep": {"on": bool},
+    "ask_to_save": {"on": bool},
+    "save_episode": {"on": bool},
     "open": {"source": str, "number": int},
 }
 """Fields of the commands to a session, with their types.
 
 `fork` starts imagined rollouts at a step, `fork_every` sets after how many steps they
 start again, and `rollouts` sets their number. `seek` shows an earlier step, `open` a
-recorded episode. `human` gives control to the human or back to the policy. With `save`,
-the page asks at the end of each episode whether to save it; `keep` is the answer.
+recorded episode. `human` gives control to the human or back to the policy. With
+`ask_to_save`, the page asks at the end of each episode whether to save it;
+`save_episode` is the answer.
+
 Views contain the `timestamp` of the newest input, so that a client can measure its
 latency.
 """
@@ -63,8 +66,8 @@ REQUIRED = {
     "fork_every": ("steps",),
     "seek": ("step",),
     "human": ("on",),
-    "save": ("on",),
-    "keep": ("on",),
+    "ask_to_save": ("on",),
+    "save_episode": ("on",),
     "open": ("source", "number"),
 }
 """Fields that must be present."""
@@ -72,15 +75,15 @@ REQUIRED = {
 
 def encode_view(view: View) -> bytes:
     """Return the message of a view."""
-    images, data = [], []
+    images, contents = [], []
     for pane, image in view.images:
         kind, content = encode_image(image)
         height, width = image.shape[:2]
         size = {"width": width, "height": height, "bytes": len(content)}
         images.append({"pane": pane, "type": kind, **size})
-        data.append(content)
-    header = json.dumps({**view.header, "images": images}, allow_nan=False).encode()
-    return b"".join([struct.pack("<I", len(header)), header, *data])
+        contents.append(content)
+    header = json.dumps({**view.data, "images": images}, allow_nan=False).encode()
+    return b"".join([struct.pack("<I", len(header)), header, *contents])
 
 
 def encode_image(image: np.ndarray) -> tuple[str, bytes]:

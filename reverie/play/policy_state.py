@@ -1,6 +1,7 @@
-"""Run the policy on the rows of an episode whose actions it may not have chosen.
+"""The carry of the policy in an episode whose actions it may not have chosen.
 
-The actions may be those of a human or of a recording.
+The actions of a human or of a recording may differ from those of the policy. The carry
+contains the previous action, which is replaced by the action that was really taken.
 """
 
 from __future__ import annotations
@@ -16,20 +17,29 @@ from reverie.play.load import LoadedRun
 
 
 class PolicyState:
-    """Carry of the policy after a row, and the action that the policy chooses there."""
+    """Carry of the policy after a row, and the action that the policy chooses there.
+
+    A row has the observation and reward of a step, and the action taken there, if it is
+    known. All of this stays empty if the run has no policy.
+    """
 
     def __init__(self, loaded: LoadedRun):
         self.loaded = loaded
         self.reset()
 
     def reset(self) -> None:
+        """Forget the episode."""
         self.carry: Any = None
-        self.choice: Action | None = None  # of the policy
+        self.policy_action: Action | None = None  # chosen in the last row
         self.kl: float | None = None  # KL(posterior || prior) in the last row
-        self._step = -1
+        self._step = -1  # step of the last row; -1 if there is none
 
     def run(self, rows: Sequence[Obs], step: int) -> None:
-        """Run the policy on all rows up to a step, from its initial carry."""
+        """Compute the state after these rows, starting from the initial carry.
+
+        The last row is that of `step`. The first row may be in the middle of an episode
+        if earlier ones are not stored; the policy sees it as the first step.
+        """
         self.reset()
         if self.loaded.policy is None:
             return
@@ -40,9 +50,10 @@ class PolicyState:
         self._step = step
 
     def advance(self, previous: Obs, row: Obs, step: int) -> bool:
-        """Run the policy on a row; False if it did not run on the step before.
+        """Continue from the state of the previous step, with the row of `step`.
 
-        `previous` is the row of the step before, with the actions that were taken.
+        `previous` is the row of the step before, with the action that was taken. Return
+        False if the state is not that of the previous step; the caller then uses `run`.
         """
         if self.loaded.policy is None or step == self._step:
             return True
@@ -54,7 +65,7 @@ class PolicyState:
         return True
 
     def _observe(self, row: Obs, first: bool) -> None:
-        """Run the policy on one row."""
+        """Run the policy on one row, and compute the KL of its observation."""
         policy, model = self.loaded.policy, self.loaded.world_model_env
         assert policy is not None
         batch = {k: np.asarray(v)[None] for k, v in row.items() if k[:4] != "log/"}
@@ -67,12 +78,12 @@ class PolicyState:
             cropped = batch if crop is None else crop.center_crop(batch)
             self.kl = model.observation_kl(self.carry, cropped)
         self.carry, action, _ = policy.policy(self.carry, batch, "eval")
-        self.choice = {
+        self.policy_action = {
             key: np.array(np.asarray(action[key])[0]) for key in self.loaded.act_space
         }
 
     def _replace_action(self, row: Obs) -> None:
-        """Replace the previous actions in the carry by those that were taken."""
+        """Replace the action in the carry by the action of this row."""
         if not isinstance(self.loaded.agent, CanReplaceAction):
             return
         batch = {key: np.asarray(row[key])[None] for key in self.loaded.act_space}

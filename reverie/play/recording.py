@@ -1,4 +1,4 @@
-"""Writes the episodes that are kept in save mode, as datasets and videos."""
+"""Writes the episodes that the user of the page saves, as datasets and videos."""
 
 from __future__ import annotations
 

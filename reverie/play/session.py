@@ -46,10 +46,11 @@ MAX_HELD = 32
 
 
 class View(NamedTuple):
-    """Scalars (`header`) and images of one step, which pages show."""
+    """What pages show of one step."""
 
     number: int
-    header: dict[str, Any]
+    data: dict[str, Any]
+    """Everything but the images: mode, step, scalars, state of the controls."""
     images: list[PaneImage]
 
 
@@ -60,11 +61,11 @@ class Session:
     """Runs a simulation until `close` is called.
 
     `mode` is one of `MODES`: the agent or a human acts in the environment or in the
-    world model, or recorded episodes are shown. With `save`, the page asks at the end
-    of each episode whether to save it. The view of the last step then has `ask` set,
-    and the page answers with the command `keep`; the command `save` turns this on or
-    off. With `show_header`, the page shows step, action, reward and other values above
-    the images.
+    world model, or recorded episodes are shown. With `ask_to_save`, the page asks at
+    the end of each episode whether to save it: the view of the last step has
+    `awaits_save_answer` set, and the session waits for the command `save_episode`. The
+    command `ask_to_save` turns this on or off. With `show_header`, the page shows step,
+    action, reward and other values above the images.
     """
 
     def __init__(
@@ -72,12 +73,13 @@ class Session:
         loaded: LoadedRun,
         mode: str = AGENT_ENV,
         seed: int = 0,
-        save: bool = False,
+        ask_to_save: bool = False,
         show_header: bool = False,
     ):
-        self.loaded, self.save, self.show_header = loaded, save, show_header
+        self.loaded, self.show_header = loaded, show_header
+        self.ask_to_save = ask_to_save
         self.simulation = Simulation(loaded, seed)
-        self.simulation.keep_all = save  # an episode is saved with all of its steps
+        self.simulation.keep_all = ask_to_save  # all steps of an episode are saved
         predicted = (
             list(loaded.world_model_env.predicted_keys)
             if loaded.world_model_env
@@ -87,16 +89,16 @@ class Session:
         self.fps = loaded.fps or DEFAULT_FPS
         self.speed, self.paused = 1.0, False
         self._is_idle = False  # no page is connected
-        self.awaits_keep_answer = False  # the page asks whether to save the episode
-        self.message, self._message_end = "", 0.0
+        self.awaits_save_answer = False  # the page asks whether to save this episode
+        self.message, self._message_end = "", 0.0  # text, and when it is removed
         self.listeners: list[Listener] = []
         self.view: View | None = None
         self._return = self._imagined_return = 0.0
-        self._held: list[str] = []
+        self._held: list[str] = []  # codes of the keys that are held
         self._tapped: list[str] = []  # pressed and released since the last step
-        self._sliders: dict[int, float] = {}
+        self._sliders: dict[int, float] = {}  # values by number of the control
         self._input_timestamp: float | None = None  # of the newest input, for latency
-        self._times: deque[float] = deque(maxlen=60)
+        self._step_times: deque[float] = deque(maxlen=60)  # to measure the rate
         self._num_views = 0
         self._commands: queue.Queue[dict[str, Any] | None] = queue.Queue(256)
         # The modules that may be imported (`reverie/run/trust.py`) are a context
@@ -127,11 +129,11 @@ class Session:
         self.loaded.close()
 
     def describe(self) -> dict[str, Any]:
-        """Return the constant data of a session, which a new page gets."""
+        """Return the message to a new page: what stays the same during a session."""
         config = self.loaded.run.config
         modes = [
             {"name": name, "label": MODES[name], "reason": reason}
-            for name, reason in self.loaded.mode_problems().items()
+            for name, reason in self.loaded.unavailable_reasons().items()
         ]
         return {
             "type": "hello",
@@ -143,8 +145,7 @@ class Session:
             "controls": [asdict(control) for control in self.loaded.controls],
             "speeds": SPEEDS,
             "max_rollouts": MAX_ROLLOUTS if self.simulation.imagination else 0,
-            "save": self.save,
-            "header": self.show_header,
+            "show_header": self.show_header,
         }
 
     # The thread
@@ -186,7 +187,7 @@ class Session:
 
     @property
     def _can_step(self) -> bool:
-        return not (self.paused or self.awaits_keep_answer or self._is_idle)
+        return not (self.paused or self.awaits_save_answer or self._is_idle)
 
     def _guard(self, function: Callable[[], None]) -> None:
         """Call a function; pause and show the error if it fails."""
@@ -199,7 +200,8 @@ class Session:
             self._fail(f"{type(error).__name__}: {error}")
 
     def _fail(self, message: str) -> None:
-        self.paused, self.message = True, message  # until the next step
+        """Pause, and show an error until the next step."""
+        self.paused, self.message = True, message
         self._message_end = 0.0
         self._publish()
 
@@ -236,6 +238,7 @@ class Session:
         )
 
     def _on_idle(self, command: dict[str, Any]) -> None:
+        """Take no steps while no page is connected. Sent by the server."""
         self._is_idle = bool(command["on"])
 
     def _on_mode(self, command: dict[str, Any]) -> None:
@@ -251,7 +254,7 @@ class Session:
 
     def _on_step(self, command: dict[str, Any]) -> None:
         self.paused = True
-        if self.awaits_keep_answer:
+        if self.awaits_save_answer:
             return
         if self.simulation.end_reason:
             self._next_episode(paused=True)
@@ -263,7 +266,7 @@ class Session:
         self._publish()
 
     def _on_fork(self, command: dict[str, Any]) -> None:
-        """Start imagined rollouts at a step."""
+        """Start imagined rollouts at a step; by default, the one that is shown."""
         self._seek(command)
         self.simulation.fork()
         self._publish()
@@ -287,16 +290,16 @@ class Session:
         self.simulation.set_human(bool(command["on"]))
         self._publish()
 
-    def _on_save(self, command: dict[str, Any]) -> None:
-        """Set whether the page asks to save each episode."""
-        self.save = self.simulation.keep_all = bool(command["on"])
+    def _on_ask_to_save(self, command: dict[str, Any]) -> None:
+        """Set whether the page asks at the end of each episode whether to save it."""
+        self.ask_to_save = self.simulation.keep_all = bool(command["on"])
         self._publish()
 
-    def _on_keep(self, command: dict[str, Any]) -> None:
-        """Save the episode or discard it, as answered by the user."""
-        if not self.awaits_keep_answer:
+    def _on_save_episode(self, command: dict[str, Any]) -> None:
+        """Save the episode or discard it, as the user answered; start the next one."""
+        if not self.awaits_save_answer:
             return
-        self.awaits_keep_answer = False
+        self.awaits_save_answer = False
         if bool(command["on"]):
             paths = self._save_episode()
             names = ", ".join(path.name for path in paths)
@@ -311,14 +314,15 @@ class Session:
     # Steps
 
     def _start(self, mode: str, seed: int | None = None, paused: bool = False) -> None:
+        """Start an episode and publish its first step; ignore unknown modes."""
         if mode not in MODES:
             return
         self.simulation.start(mode, seed)
         self._show_first_step(paused)
 
     def _show_first_step(self, paused: bool = False) -> None:
-        """Reset the state of the previous episode and publish the first view."""
-        self.awaits_keep_answer = False
+        """Reset what belongs to the previous episode, and publish the first step."""
+        self.awaits_save_answer = False
         self.paused = paused
         if not self.message.startswith("Saved"):
             self.message = ""
@@ -326,6 +330,7 @@ class Session:
         self._publish()
 
     def _next_episode(self, paused: bool = False) -> None:
+        """Start the next episode in the same mode; pause at the end of a recording."""
         if self.simulation.mode == RECORDED:
             self.paused = True
             self._publish()
@@ -349,15 +354,17 @@ class Session:
             self.message = ""
         if imagination and imagination.context_resets > resets:
             self._show_message(
-                "The context of the world model was full, so the dream continues from "
-                "its newest frame without the earlier ones."
+                "The context of the world model was full and was cleared: the rollouts "
+                "continue from their newest frame, without the earlier ones."
             )
-        self._times.append(time.perf_counter())
-        if simulation.end_reason and self.save and simulation.mode != RECORDED:
-            self.awaits_keep_answer = was_live
+        self._step_times.append(time.perf_counter())
+        if simulation.end_reason and self.ask_to_save and simulation.mode != RECORDED:
+            self.awaits_save_answer = was_live
         self._publish()
 
     def _human_action(self) -> Action:
+        """Return the action of the held keys, those tapped since the last step, and the
+        sliders."""
         held = self._held + [key for key in self._tapped if key not in self._held]
         self._tapped.clear()
         return human_action(
@@ -365,6 +372,7 @@ class Session:
         )
 
     def _seek(self, command: dict[str, Any]) -> None:
+        """Show the step of a command, if it has one."""
         if isinstance(command.get("step"), int):
             self.simulation.seek(command["step"])
 
@@ -373,6 +381,7 @@ class Session:
         return min(max(int(seed), 0), 2**31 - 1) if seed is not None else None
 
     def _save_episode(self) -> list[Path]:
+        """Write the episode, or its first rollout, as data and video."""
         simulation, loaded = self.simulation, self.loaded
         imagined = simulation.mode in IN_MODEL
         history = simulation.imagined if imagined else simulation.rows
@@ -401,7 +410,7 @@ class Session:
     # Views
 
     def _publish(self) -> None:
-        """Send the current step to all listeners."""
+        """Make a view of the current step and send it to all listeners."""
         simulation = self.simulation
         if simulation.episode < 0:  # no episode could be started
             self._send_view({"type": "view", "error": self.message}, [])
@@ -412,7 +421,7 @@ class Session:
             simulation.imagined if simulation.mode in IN_MODEL else simulation.rows
         )
         imagination = simulation.imagination
-        header: dict[str, Any] = {
+        data: dict[str, Any] = {
             "type": "view",
             "mode": simulation.mode,
             "human": simulation.human,
@@ -420,19 +429,20 @@ class Session:
             "step": snapshot.step,
             "first": history.start,  # first and last step that can be shown
             "last": history.stop - 1,
+            # step at which the rollouts were started
             "fork": simulation.imagined.start
             if snapshot.imagined is not None
             else None,
             # number of imagined steps since the last real step
-            "age": imagination.age if imagination else None,
+            "imagined_steps": imagination.imagined_steps if imagination else None,
             "context_resets": imagination.context_resets if imagination else 0,
             "context": inspection.context,
             "rollouts": simulation.rollouts,
             "fork_every": simulation.fork_every,
             "seed": simulation.seed,
             "end_reason": simulation.end_reason,
-            "ask": self.awaits_keep_answer,
-            "save": self.save,
+            "awaits_save_answer": self.awaits_save_answer,
+            "ask_to_save": self.ask_to_save,
             "paused": self.paused,
             "speed": self.speed,
             "fps": round(self._measured_fps(), 1),
@@ -446,22 +456,25 @@ class Session:
         }
         controls = self.loaded.controls
         if snapshot.action is not None:
-            header["action"] = describe_action(controls, snapshot.action)
-            header["chosen"] = chosen_values(controls, snapshot.action)
-        header["probs"] = probabilities(controls, inspection.probs)
+            data["action"] = describe_action(controls, snapshot.action)
+            data["chosen"] = chosen_values(controls, snapshot.action)
+        data["probs"] = probabilities(controls, inspection.probs)
         if inspection.latents is not None:
-            header["latents"] = inspection.latents.tolist()
-            header["classes"] = inspection.classes
-        self._send_view(header, self.renderer.render(snapshot))
+            data["latents"] = inspection.latents.tolist()
+            data["classes"] = inspection.classes
+        self._send_view(data, self.renderer.render(snapshot))
 
-    def _send_view(self, header: dict[str, Any], images: list[PaneImage]) -> None:
+    def _send_view(self, data: dict[str, Any], images: list[PaneImage]) -> None:
         self._num_views += 1
-        header["number"] = self._num_views
-        self.view = View(self._num_views, header, images)
+        data["number"] = self._num_views
+        self.view = View(self._num_views, data, images)
         for listener in list(self.listeners):
             listener(self.view)
 
     def _measured_fps(self) -> float:
-        if len(self._times) < 2 or self.paused:
+        """Return the rate of the last steps; 0 while paused."""
+        if len(self._step_times) < 2 or self.paused:
             return 0.0
-        return (len(self._times) - 1) / max(self._times[-1] - self._times[0], 1e-6)
+        return (len(self._step_times) - 1) / max(
+            self._step_times[-1] - self._step_times[0], 1e-6
+        )

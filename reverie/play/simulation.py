@@ -37,8 +37,8 @@ from reverie.play.load import (
 from reverie.play.policy_state import PolicyState
 from reverie.run.player import MAX_CONTEXT
 
-IN_ENV, IN_MODEL = (AGENT_ENV, HUMAN_ENV), (AGENT_MODEL, HUMAN_MODEL)
-"""Modes in which the environment is stepped, and those with the world model instead."""
+IN_MODEL = (AGENT_MODEL, HUMAN_MODEL)
+"""Modes in which actions are chosen from imagined rows."""
 AGENT_MODES = (AGENT_ENV, AGENT_MODEL)
 MAX_HISTORY = 3000
 """Maximum number of steps in memory, unless `Simulation.keep_all` is set."""
@@ -46,6 +46,7 @@ MAX_BYTES, MAX_SAVED_BYTES = 64 * 2**20, 2**30
 """Maximum bytes of the rows in memory, without and with `Simulation.keep_all`.
 Recorded episodes are not limited: their files are read completely."""
 MAX_ROLLOUTS = 8
+"""Maximum number of imagined rollouts at the same time."""
 
 
 class StepSnapshot(NamedTuple):
@@ -70,7 +71,7 @@ class Simulation:
         self.loaded, self.seed = loaded, seed
         self.mode = RECORDED
         self.human = False  # True if a human chooses the actions
-        self.rollouts = 1
+        self.rollouts = 1  # number of imagined rollouts
         self.fork_every = 50  # steps after which the rollouts start again; 0: never
         self.keep_all = False  # keep all rows, so that the episode can be saved
         self.episode = -1  # number of the episode since the seed was set
@@ -92,6 +93,7 @@ class Simulation:
         self._clear()
 
     def _clear(self) -> None:
+        """Delete the steps of the previous episode."""
         self.rows = History()  # real rows
         self.imagined = History()  # rows (N, ...) of the rollouts
         self.step_data = History()  # (action, scalars, inspection) of each step
@@ -99,7 +101,7 @@ class Simulation:
         # context before `rows[0]`, if that is not the first row of a recording
         self._earlier_rows: list[Obs] = []
         self._env_ended = True
-        self.policy = PolicyState(self.loaded)
+        self.policy_state = PolicyState(self.loaded)
         if self.imagination is not None:
             self.imagination.stop()
 
@@ -107,7 +109,7 @@ class Simulation:
 
     def start(self, mode: str, seed: int | None = None) -> None:
         """Start an episode in a mode; `seed` makes it and later ones reproducible."""
-        _check_possible(mode, self.loaded.mode_problems()[mode])
+        _check_possible(mode, self.loaded.unavailable_reasons()[mode])
         if seed is not None:
             self.seed, self.episode = seed, -1
         if mode == RECORDED:
@@ -163,10 +165,12 @@ class Simulation:
                 )
 
     def _needed_spaces(self) -> dict[str, Any]:
+        """Return the spaces of the keys that a row must have."""
         spaces = {**self.loaded.run.spaces().obs_space, **self.loaded.act_space}
         return {key: s for key, s in spaces.items() if not key.startswith("log/")}
 
     def _episode_seed(self) -> int:
+        """Return another seed for each episode, which depends only on `seed`."""
         return (self.seed * 100_003 + max(self.episode, 0)) % 2**31
 
     # Steps
@@ -250,7 +254,9 @@ class Simulation:
         if self.is_live:
             assert env is not None
             self._advance_policy(self.cursor)
-            action = get_human_action() if self.human else self.policy.choice
+            action = (
+                get_human_action() if self.human else self.policy_state.policy_action
+            )
             assert action is not None
             row.update(action)
             self._append(env.step(action))
@@ -258,20 +264,22 @@ class Simulation:
         action = {key: row[key] for key in self.loaded.act_space}
         self.cursor += 1
         imagination = self.imagination
-        age = 0
+        imagined_steps = 0
         if imagination is not None and imagination.is_running:
             if self.cursor == self.imagined.stop:
                 self.imagined.append(imagination.step(action))
-            age = imagination.age
+            imagined_steps = imagination.imagined_steps
         self._advance_policy(self.cursor)
         self._store_step(action)
-        if 0 < self.fork_every <= age and not self.end_reason:
+        if 0 < self.fork_every <= imagined_steps and not self.end_reason:
             self.fork()
 
     def _append(self, obs: Obs) -> None:
+        """Add a row of the environment, as a copy: its action is added later."""
         self.rows.append(dict(obs))
 
     def _set_action(self, rows: Obs, action: Action) -> None:
+        """Add the same action to the rows of all rollouts."""
         for key, value in action.items():
             rows[key] = np.repeat(np.asarray(value)[None], len(rows["reward"]), 0)
 
@@ -280,8 +288,7 @@ class Simulation:
     def seek(self, step: int) -> None:
         """Move to a step that was already shown, or to any step of a recording."""
         history = self.imagined if self.mode in IN_MODEL else self.rows
-        step = min(max(step, history.start), history.stop - 1)
-        self.cursor = step
+        self.cursor = min(max(step, history.start), history.stop - 1)
 
     def fork(self) -> None:
         """Start imagined rollouts at the current step."""
@@ -289,10 +296,10 @@ class Simulation:
             return
         context = self._context(self.cursor)
         self._advance_policy(self.cursor)
-        carry = self.policy.carry
+        carry = self.policy_state.carry
         # another seed at every step, which does not depend on earlier forks
         seed = (self._episode_seed() + 7919 * self.cursor) % 2**31
-        self.imagination.start(context, carry, self.rollouts, seed)
+        self.imagination.start_rollouts(context, carry, self.rollouts, seed)
         start = {
             key: np.repeat(np.asarray(value)[None], self.rollouts, 0)
             for key, value in context[-1].items()
@@ -320,7 +327,7 @@ class Simulation:
             (False, True): HUMAN_ENV,
             (False, False): AGENT_ENV,
         }[self.mode in IN_MODEL, human]
-        reason = self.loaded.mode_problems()[mode]
+        reason = self.loaded.unavailable_reasons()[mode]
         imagination = self.imagination
         if not human and self.mode in IN_MODEL and not reason:
             assert imagination is not None
@@ -355,12 +362,12 @@ class Simulation:
     def _advance_policy(self, step: int) -> None:
         """Run the policy up to a step, to get its carry and its action there."""
         if self.mode in IN_MODEL and step:
-            self.policy.run(self._context(step), step)
+            self.policy_state.run(self._context(step), step)
             return
         row = self.rows[step]
         before = self.rows.get(step - 1)
-        if before is None or not self.policy.advance(before, row, step):
-            self.policy.run(self._context(step), step)
+        if before is None or not self.policy_state.advance(before, row, step):
+            self.policy_state.run(self._context(step), step)
 
     # Data that pages show
 
@@ -394,19 +401,24 @@ class Simulation:
             self.step_data.append(entry)
 
     def _inspect(self) -> StateInspection:
+        """Return the inspection of the state from which actions are chosen.
+
+        That is the carry of the policy, or the first rollout in the world model.
+        """
         model, imagination = self.loaded.world_model_env, self.imagination
         model_inspection = StateInspection()
         if imagination is not None and imagination.is_running:
             model_inspection = imagination.inspection
-        if self.mode in IN_MODEL or self.policy.carry is None:
+        if self.mode in IN_MODEL or self.policy_state.carry is None:
             return model_inspection
         if isinstance(model, InspectableWorldModelEnv):
-            return model.inspect_policy(self.policy.carry)._replace(
+            return model.inspect_policy(self.policy_state.carry)._replace(
                 context=model_inspection.context
             )
         return model_inspection
 
     def _scalars(self, inspection: StateInspection) -> dict[str, float]:
+        """Return the values of the current step that the page plots."""
         scalars: dict[str, float | None] = {}
         real, imagined = self.rows.get(self.cursor), self.imagined.get(self.cursor)
         if real is not None:
@@ -415,12 +427,11 @@ class Simulation:
             scalars["predicted reward"] = float(imagined["reward"][0])
             scalars["continue"] = float(imagined["cont"][0])
         if self.mode not in IN_MODEL:
-            scalars["KL"] = self.policy.kl
+            scalars["KL"] = self.policy_state.kl
         scalars["value"] = inspection.value
         scalars["entropy"] = inspection.entropy
         scalars["boundary"] = inspection.boundary
-        finite = {k: v for k, v in scalars.items() if v is not None and np.isfinite(v)}
-        return finite
+        return {k: v for k, v in scalars.items() if v is not None and np.isfinite(v)}
 
 
 def _check_possible(mode: str, reason: str) -> None:

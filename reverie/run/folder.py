@@ -13,7 +13,7 @@ logdir/
   best/              checkpoint with the lowest evaluation loss (offline training)
   replay/            replay buffer
   eval_replay/       replay buffer of the evaluation episodes of `train_eval`
-  recordings/        episodes that were kept in `reverie play`
+  recordings/        episodes that were saved in `reverie play`
   eval.json, eval/   result, videos and figures of `reverie eval`
 """
 

@@ -44,7 +44,9 @@ def test_commands_of_the_page_about_sharing(tmp_path, monkeypatch, capsys):
         monkeypatch.setenv("HF_ENDPOINT", hub.address)
         for words in commands:
             if words[0] == "play":  # without its server
-                assert not load_run(run_path(words[1])).mode_problems()["agent-env"]
+                assert not load_run(run_path(words[1])).unavailable_reasons()[
+                    "agent-env"
+                ]
             else:
                 more = ["--episodes", "2"] if words[0] == "eval" else []
                 assert main([*words, *more]) == 0

@@ -115,11 +115,13 @@ def new_page(browser, request):
     assert not errors
 
 
-def header(page, expression="true"):
-    """Wait until the newest header meets a condition on `h`; return the header."""
-    condition = f"() => {{ const h = window.page?.header; return h && ({expression}) }}"
+def wait_for_data(page, expression="true"):
+    """Wait until the data of a view meets a condition on `data`; return the data."""
+    condition = (
+        f"() => {{ const data = window.page?.data; return data && ({expression}) }}"
+    )
     page.wait_for_function(condition)
-    return page.evaluate("window.page.header")
+    return page.evaluate("window.page.data")
 
 
 def pixels(page, pane):
@@ -137,7 +139,7 @@ def pixels(page, pane):
 @pytest.mark.parametrize("loaded", ["dreamer", "iris"], indirect=True)
 def test_every_mode_is_shown(loaded, mode, serve, new_page):
     page = new_page(serve(Session(loaded, mode)).address)
-    shown = header(page, "h.step >= 2")
+    shown = wait_for_data(page, "data.step >= 2")
     assert shown["mode"] == mode
     assert page.locator("#modes [aria-checked=true]").inner_text() == MODES[mode]
     size = loaded.obs_space["image"].shape[0]
@@ -147,60 +149,60 @@ def test_every_mode_is_shown(loaded, mode, serve, new_page):
     assert len(pixels(page, "model")) == size * size * 4
     if mode == "recorded":
         page.locator("#episodes button").first.click()
-        header(page, "h.step >= 1")
+        wait_for_data(page, "data.step >= 1")
         page.locator("#scrub").fill("1")
-        assert header(page, "h.paused && h.step === 1")["step"] == 1
+        assert wait_for_data(page, "data.paused && data.step === 1")["step"] == 1
 
 
 def test_modes_are_changed_in_the_page(loaded, serve, new_page):
     page = new_page(serve(Session(loaded)).address)
     for mode, label in reversed(MODES.items()):
         page.get_by_role("radio", name=label).click()
-        header(page, f"h.mode === '{mode}'")
+        wait_for_data(page, f"data.mode === '{mode}'")
 
 
-def test_keys_change_the_dream(loaded, serve, new_page):
+def test_keys_change_the_imagined_frames(loaded, serve, new_page):
     page = new_page(serve(Session(loaded, "human-model")).address)
-    header(page)
+    wait_for_data(page)
     frames = {}
     for key, name in (("ArrowLeft", "left"), ("ArrowRight", "right")):
         page.locator("#content").focus()
-        if not page.evaluate("window.page.header.paused"):
+        if not page.evaluate("window.page.data.paused"):
             page.keyboard.press("p")
-        header(page, "h.paused")
+        wait_for_data(page, "data.paused")
         page.locator("#seed").fill("7")
         page.locator("#seed").blur()
-        header(page, "h.step === 0 && h.seed === 7 && h.paused")
+        wait_for_data(page, "data.step === 0 && data.seed === 7 && data.paused")
         page.keyboard.down(key)
         page.keyboard.press(".")
-        header(page, f"h.step === 1 && h.action === '{name}'")
+        wait_for_data(page, f"data.step === 1 && data.action === '{name}'")
         page.keyboard.up(key)
         frames[name] = pixels(page, "model")
         page.locator("#seed").fill("8")
         page.locator("#seed").blur()
-        header(page, "h.seed === 8")
+        wait_for_data(page, "data.seed === 8")
     assert frames["left"] != frames["right"]
 
 
 def test_held_keys_are_released_on_blur(loaded, serve, new_page):
     page = new_page(serve(Session(loaded, "human-model")).address)
-    header(page)
+    wait_for_data(page)
     page.keyboard.down("ArrowLeft")
-    header(page, "h.action === 'left'")
+    wait_for_data(page, "data.action === 'left'")
     page.evaluate("window.dispatchEvent(new Event('blur'))")
-    header(page, "h.action === 'stay'")
+    wait_for_data(page, "data.action === 'stay'")
 
 
 def test_keys_can_be_mapped_to_others(loaded, serve, new_page):
     page = new_page(serve(Session(loaded, "human-model")).address)
-    header(page)
+    wait_for_data(page)
     page.locator("#keysbutton").click()
     page.locator("#remap-list button", has_text="left").click()
     page.keyboard.press("p")  # a shortcut of the page, which has no effect then
     page.locator("#remap-close").click()
     assert page.locator(".action kbd").first.inner_text() == "P"
     page.keyboard.down("p")
-    header(page, "h.action === 'left' && !h.paused")
+    wait_for_data(page, "data.action === 'left' && !data.paused")
     page.keyboard.up("p")
 
 
@@ -210,13 +212,13 @@ def test_buttons_on_the_screen_act(loaded, serve, new_page):
         viewport={"width": 390, "height": 844},
         has_touch=True,
     )
-    header(page)
+    wait_for_data(page)
     button = page.locator(".action", has_text="right")
     button.scroll_into_view_if_needed()
     box = button.bounding_box()
     page.mouse.move(box["x"] + 20, box["y"] + 8)
     page.mouse.down()
-    header(page, "h.action === 'right'")
+    wait_for_data(page, "data.action === 'right'")
     page.mouse.up()
     width = page.evaluate("document.documentElement.scrollWidth")
     assert width <= 390
@@ -231,77 +233,75 @@ navigator.getGamepads = () => [window.pad];
 
 def test_a_gamepad_acts(loaded, serve, new_page):
     page = new_page(serve(Session(loaded, "human-env")).address, script=GAMEPAD)
-    header(page)
+    wait_for_data(page)
     page.evaluate("window.dispatchEvent(new Event('gamepadconnected'))")
     page.evaluate("window.pad.axes[0] = -1")
-    header(page, "h.action === 'left'")
+    wait_for_data(page, "data.action === 'left'")
     page.evaluate("window.pad.axes[0] = 0; window.pad.buttons[15].pressed = true")
-    header(page, "h.action === 'right'")
+    wait_for_data(page, "data.action === 'right'")
     page.evaluate("window.pad = null")  # disconnected
-    header(page, "h.action === 'stay'")
+    wait_for_data(page, "data.action === 'stay'")
 
 
 @pytest.mark.parametrize("loaded", ["sliders"], indirect=True)
 def test_sliders_and_axes_set_continuous_actions(loaded, serve, new_page):
     page = new_page(serve(Session(loaded, "human-env")).address, script=GAMEPAD)
-    header(page)
+    wait_for_data(page)
     assert page.locator(".slider input").count() == 2
     page.locator(".slider input").first.fill("0.5")
-    header(page, "h.action === '0.50 0.00'")
+    wait_for_data(page, "data.action === '0.50 0.00'")
     page.evaluate("window.dispatchEvent(new Event('gamepadconnected'))")
     page.evaluate("window.pad.axes[1] = -1")
-    header(page, "h.action && h.action.endsWith(' -1.00')")
+    wait_for_data(page, "data.action && data.action.endsWith(' -1.00')")
 
 
 @pytest.mark.parametrize("loaded", ["two groups"], indirect=True)
 def test_groups_of_keys_act_together(loaded, serve, new_page):
     page = new_page(serve(Session(loaded, "human-env")).address)
-    header(page)
+    wait_for_data(page)
     page.keyboard.down("2")
     page.keyboard.down("w")
-    header(page, "h.action === '1 1'")
+    wait_for_data(page, "data.action === '1 1'")
     page.wait_for_function("() => document.querySelectorAll('.chosen').length === 2")
     page.keyboard.up("2")
-    header(page, "h.action === '0 1'")
+    wait_for_data(page, "data.action === '0 1'")
     page.keyboard.up("w")
 
 
 def test_fork_rollouts_take_over_and_speed(loaded, serve, new_page):
     page = new_page(serve(Session(loaded)).address)
-    header(page, "h.step >= 2")
+    wait_for_data(page, "data.step >= 2")
     page.keyboard.press("p")
-    header(page, "h.paused")
+    wait_for_data(page, "data.paused")
     page.locator("#scrub").fill("1")
-    header(page, "h.step === 1")
-    page.get_by_role("button", name="Dream from here").click()
-    header(page, "h.fork === 1")
+    wait_for_data(page, "data.step === 1")
+    page.get_by_role("button", name="Imagine from here").click()
+    wait_for_data(page, "data.fork === 1")
     page.locator("#rollouts").select_option("4")
-    header(page, "h.rollouts === 4")
+    wait_for_data(page, "data.rollouts === 4")
     page.wait_for_function(
         "() => document.querySelectorAll('.pane.model').length === 4"
     )
     page.locator("#speed").select_option("4")
-    header(page, "h.speed === 4")
+    wait_for_data(page, "data.speed === 4")
     page.locator("#content").focus()
     page.keyboard.press("t")
-    assert header(page, "h.human")["mode"] == "human-env"
+    assert wait_for_data(page, "data.human")["mode"] == "human-env"
     page.keyboard.press("t")
-    header(page, "!h.human")
+    wait_for_data(page, "!data.human")
 
 
-def test_save_mode_writes_an_episode_that_bc_learns_from(
-    run_folder, tmp_path, serve, new_page
-):
+def test_bc_learns_from_saved_episodes(run_folder, tmp_path, serve, new_page):
     copy = shutil.copytree(run_folder("dreamer"), tmp_path / "run")
-    session = Session(load_run(copy), "human-env", save=True)
+    session = Session(load_run(copy), "human-env", ask_to_save=True)
     page = new_page(serve(session).address)
-    page.locator("#ask[open]").wait_for()
+    page.locator("#save-dialog[open]").wait_for()
     page.keyboard.press("n")
     for episode in range(1, 4):
-        header(page, f"h.episode === {episode} && h.ask")
-        page.locator("#ask[open]").wait_for()
+        wait_for_data(page, f"data.episode === {episode} && data.awaits_save_answer")
+        page.locator("#save-dialog[open]").wait_for()
         page.keyboard.press("y")
-    header(page, "h.episode >= 4")
+    wait_for_data(page, "data.episode >= 4")
     data = copy / "recordings" / "env"
     assert len(open_episodes(data).names()) == 3
     flags = "--run.steps 2 --bc.batch_size 2 --device cpu --logger.outputs jsonl"
@@ -313,13 +313,13 @@ def test_save_mode_writes_an_episode_that_bc_learns_from(
 
 def test_the_page_reconnects(loaded, serve, new_page):
     page = new_page(serve(Session(loaded)).address)
-    header(page, "h.step >= 1")
+    wait_for_data(page, "data.step >= 1")
     page.evaluate("window.page.connection.socket.close()")
     status = "document.querySelector('#connection-status').textContent"
     page.wait_for_function(f"() => {{ return {status} !== 'connected' }}")
     page.wait_for_function(f"() => {{ return {status} === 'connected' }}")
-    number = header(page)["number"]
-    header(page, f"h.number > {number} + 2")
+    number = wait_for_data(page)["number"]
+    wait_for_data(page, f"data.number > {number} + 2")
 
 
 def test_a_wrong_token_is_refused(loaded, serve, new_page):
@@ -330,20 +330,20 @@ def test_a_wrong_token_is_refused(loaded, serve, new_page):
 def test_one_of_two_pages_has_the_controls(loaded, serve, new_page):
     address = serve(Session(loaded)).address
     first, second = new_page(address), new_page(address)
-    header(second, "h.step >= 0")
+    wait_for_data(second, "data.step >= 0")
     button = second.get_by_role("button", name="take the controls")
     button.wait_for()
     assert second.locator("#pause").is_disabled()
     button.click()
     second.locator("#pause:not([disabled])").click()
-    header(first, "h.paused")
+    wait_for_data(first, "data.paused")
     assert first.locator("#pause").is_disabled()
 
 
 def test_unavailable_modes_show_the_reason(loaded, serve, new_page):
     loaded.missing["env"] = "the simulator is not installed"
     page = new_page(serve(Session(loaded, "human-model")).address)
-    header(page)
+    wait_for_data(page)
     tab = page.get_by_role("radio", name=MODES["agent-env"])
     assert tab.get_attribute("aria-disabled") == "true"
     tab.click(force=True)
@@ -352,7 +352,7 @@ def test_unavailable_modes_show_the_reason(loaded, serve, new_page):
 
 def test_colors_can_be_changed_and_everything_has_a_label(loaded, serve, new_page):
     page = new_page(serve(Session(loaded)).address, color_scheme="dark")
-    header(page, "h.step >= 1")
+    wait_for_data(page, "data.step >= 1")
     color = "getComputedStyle(document.body).backgroundColor"
     dark = page.evaluate(color)
     page.locator("#theme").click()
@@ -389,10 +389,10 @@ def test_runs_are_viewed_while_one_is_written(run_folder, tmp_path, serve, new_p
     page.locator("#failure", has_text="it ended early").wait_for()
     assert page.locator("#compare option:checked").inner_text() == "iris"
     page.locator("#open-play").click()
-    header(page, "h.step >= 1")
+    wait_for_data(page, "data.step >= 1")
     page.go_back()
     page.locator("#run-episodes button").last.click()
-    header(page, "h.mode === 'recorded' && h.step >= 1")
+    wait_for_data(page, "data.mode === 'recorded' && data.step >= 1")
 
 
 def test_a_run_that_cannot_be_played_shows_the_reason(tmp_path, serve, new_page):
@@ -405,13 +405,13 @@ def test_a_run_that_cannot_be_played_shows_the_reason(tmp_path, serve, new_page)
     assert "no checkpoint" in page.locator("#message").inner_text()
 
 
-def test_several_dreams_fit_into_the_row_of_the_real_frame(loaded, serve, new_page):
+def test_several_rollouts_fit_into_the_row_of_the_real_frame(loaded, serve, new_page):
     page = new_page(serve(Session(loaded)).address)
-    header(page)
+    wait_for_data(page)
     panes = "[...document.querySelectorAll('.pane:not([hidden])')]"
     for count in ("2", "3", "4", "6", "8"):
         page.locator("#rollouts").select_option(count)
-        header(page, f"h.rollouts === {count}")
+        wait_for_data(page, f"data.rollouts === {count}")
         page.wait_for_function(f"() => {panes}.length === {count} + 2")
         names = page.evaluate(f"{panes}.map((pane) => pane.classList[1])")
         assert names == ["real", *["model"] * int(count), "difference"]
@@ -437,6 +437,6 @@ def test_the_page_fits_a_large_screen(loaded, serve, new_page):
         serve(Session(loaded, "agent-model")).address,
         viewport={"width": 3840, "height": 2160},
     )
-    header(page, "h.step >= 1")
+    wait_for_data(page, "data.step >= 1")
     size = page.evaluate("getComputedStyle(document.documentElement).fontSize")
     assert float(size.removesuffix("px")) > 18

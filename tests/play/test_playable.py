@@ -31,7 +31,7 @@ SMALL = {
 
 
 def available(loaded) -> set[str]:
-    return {mode for mode, reason in loaded.mode_problems().items() if not reason}
+    return {mode for mode, reason in loaded.unavailable_reasons().items() if not reason}
 
 
 def play(loaded, mode: str, steps: int = 2) -> Simulation:
@@ -74,7 +74,10 @@ def test_the_probability_of_a_segment_boundary_is_shown(loaded, mode):
 def test_an_agent_without_a_world_model_acts_in_the_environment(loaded):
     assert available(loaded) == {load.AGENT_ENV, load.HUMAN_ENV, load.RECORDED}
     for mode in (load.AGENT_MODEL, load.HUMAN_MODEL):
-        assert loaded.mode_problems()[mode] == "the agent 'random' has no world model"
+        assert (
+            loaded.unavailable_reasons()[mode]
+            == "the agent 'random' has no world model"
+        )
     for mode in (load.AGENT_ENV, load.HUMAN_ENV, load.RECORDED):
         snapshot = play(loaded, mode).snapshot()
         assert snapshot.imagined is None
@@ -91,10 +94,10 @@ def test_a_clone_is_played_in_the_environment(run_folder, tmp_path):
     clone = train_offline(run_folder, tmp_path / "clone", "bc", **base)
     without = load.load_run(clone)
     assert available(without) == {load.RECORDED}
-    assert "without a simulator" in without.mode_problems()[load.AGENT_ENV]
+    assert "without a simulator" in without.unavailable_reasons()[load.AGENT_ENV]
     loaded = load.load_run(clone, [("task", "catch")])
     assert available(loaded) == {load.AGENT_ENV, load.HUMAN_ENV, load.RECORDED}
-    problems = loaded.mode_problems()
+    problems = loaded.unavailable_reasons()
     assert problems[load.AGENT_MODEL] == "the agent 'bc' has no world model"
     snapshot = play(loaded, load.AGENT_ENV).snapshot()
     assert snapshot.action["action"] in (0, 1, 2)
@@ -108,8 +111,8 @@ def test_dreams_of_an_offline_world_start_from_recordings(run_folder, tmp_path):
     assert loaded.env is None
     assert load.HUMAN_MODEL in available(loaded)
     for mode in (load.AGENT_ENV, load.HUMAN_ENV):
-        assert "without a simulator" in loaded.mode_problems()[mode]
-    assert "no trained policy" in loaded.mode_problems()[load.AGENT_MODEL]
+        assert "without a simulator" in loaded.unavailable_reasons()[mode]
+    assert "no trained policy" in loaded.unavailable_reasons()[load.AGENT_MODEL]
     simulation = play(loaded, load.HUMAN_MODEL)
     snapshot = simulation.snapshot()
     assert snapshot.imagined["image"].shape == (1, *loaded.obs_space["image"].shape)
@@ -152,7 +155,10 @@ def test_checkpoints_of_other_implementations_are_played(write, task, flags, tmp
         load.AGENT_MODEL,
         load.HUMAN_MODEL,
     }
-    assert loaded.mode_problems()[load.RECORDED] == "the run has no recorded episodes"
+    assert (
+        loaded.unavailable_reasons()[load.RECORDED]
+        == "the run has no recorded episodes"
+    )
     for mode in (load.AGENT_ENV, load.HUMAN_MODEL, load.AGENT_MODEL):
         snapshot = play(loaded, mode).snapshot()
         assert snapshot.imagined["image"].shape[1:] == loaded.obs_space["image"].shape
@@ -207,10 +213,10 @@ def test_every_entry_of_a_multi_discrete_action_has_its_own_keys(loaded):
     held = [controls[0].key_combinations[2][0], controls[1].key_combinations[3][0]]
     session._apply({"type": "keys", "held": held})
     session._apply({"type": "step"})
-    header = session.view.header
-    assert (header["action"], header["chosen"]) == ("2 3", [2, 3])
-    assert header["vectors"]["real"] == [2.0, 3.0]
-    assert [len(probs) for probs in header["probs"]] == [3, 4]
+    data = session.view.data
+    assert (data["action"], data["chosen"]) == ("2 3", [2, 3])
+    assert data["vectors"]["real"] == [2.0, 3.0]
+    assert [len(probs) for probs in data["probs"]] == [3, 4]
 
 
 @pytest.mark.parametrize("loaded", ["sliders"], indirect=True)
@@ -220,13 +226,13 @@ def test_sliders_set_continuous_actions_of_a_session(loaded):
     session._apply({"type": "mode", "mode": load.HUMAN_ENV})
     session._apply({"type": "slider", "number": 1, "value": 0.5, "timestamp": 2.0})
     session._apply({"type": "step"})
-    header = session.view.header
-    assert header["action"] == "0.00 0.50"
-    assert header["vectors"]["real"] == [0.0, 1.0]
-    assert header["timestamp"] == 2.0
+    data = session.view.data
+    assert data["action"] == "0.00 0.50"
+    assert data["vectors"]["real"] == [0.0, 1.0]
+    assert data["timestamp"] == 2.0
     session._apply({"type": "slider", "number": 7, "value": 0.5})
     session._apply({"type": "step"})
-    assert session.view.header["action"] == "0.00 0.50"
+    assert session.view.data["action"] == "0.00 0.50"
 
 
 def test_a_policy_in_units_of_the_environment_declares_its_world_model(

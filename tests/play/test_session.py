@@ -30,11 +30,11 @@ class Views:
         session.fps = 200.0
         session.start()
 
-    def wait(self, condition=lambda header: True, timeout: float = 120):
-        """Return the first view whose header meets a condition."""
+    def wait(self, condition=lambda data: True, timeout: float = 120):
+        """Return the first view whose data meets a condition."""
         while True:
             view = self._queue.get(timeout=timeout)
-            if condition(view.header):
+            if condition(view.data):
                 return view
 
     def send(self, kind: str, **fields) -> None:
@@ -55,75 +55,75 @@ def start(loaded):
 
 
 def test_a_view_has_the_three_panes_and_the_traces(start):
-    view = start().wait(lambda header: header["step"] == 2)
+    view = start().wait(lambda data: data["step"] == 2)
     assert [picture.pane for picture in view.images] == [
         "real",
         "model",
         "difference",
     ]
-    header = view.header
-    assert header["mode"] == AGENT_ENV
-    assert header["action"] in ("left", "stay", "right")
+    data = view.data
+    assert data["mode"] == AGENT_ENV
+    assert data["action"] in ("left", "stay", "right")
     assert {"reward", "predicted reward", "continue", "value", "KL"} <= set(
-        header["scalars"]
+        data["scalars"]
     )
-    assert len(header["probs"][0]) == 3
-    assert max(header["latents"]) < header["classes"]
+    assert len(data["probs"][0]) == 3
+    assert max(data["latents"]) < data["classes"]
 
 
 def test_episodes_follow_each_other(start, monkeypatch):
     monkeypatch.setattr("reverie.play.session.END_SECONDS", 0.0)
     views = start()
-    views.wait(lambda header: header["end_reason"] == "terminal state")
-    views.wait(lambda header: header["episode"] == 1 and header["step"] == 0)
+    views.wait(lambda data: data["end_reason"] == "terminal state")
+    views.wait(lambda data: data["episode"] == 1 and data["step"] == 0)
 
 
 def test_pause_step_speed_and_seek(start):
     views = start()
-    views.wait(lambda header: header["step"] == 1)
+    views.wait(lambda data: data["step"] == 1)
     views.send("pause", on=True)
-    paused = views.wait(lambda header: header["paused"])
+    paused = views.wait(lambda data: data["paused"])
     views.send("step")
-    step = views.wait().header["step"]
-    assert step == paused.header["step"] + 1
+    step = views.wait().data["step"]
+    assert step == paused.data["step"] + 1
     views.send("seek", step=0)
-    assert views.wait().header["step"] == 0
+    assert views.wait().data["step"] == 0
     views.send("speed", speed=100)
-    assert views.wait().header["speed"] == 8.0
+    assert views.wait().data["speed"] == 8.0
     views.send("fork", step=1)
-    assert views.wait().header["fork"] == 1
+    assert views.wait().data["fork"] == 1
 
 
 def test_held_and_tapped_keys_become_actions(start):
     views = start(HUMAN_MODEL)
     views.send("pause", on=True)
-    views.wait(lambda header: header["paused"])
+    views.wait(lambda data: data["paused"])
     views.send("keys", held=["ArrowLeft"], timestamp=1.5)
     views.send("step")
-    view = views.wait(lambda header: header["step"] == 1)
-    assert (view.header["action"], view.header["timestamp"]) == ("left", 1.5)
+    view = views.wait(lambda data: data["step"] == 1)
+    assert (view.data["action"], view.data["timestamp"]) == ("left", 1.5)
     views.send("restart", seed=4)
     views.send("pause", on=True)
-    views.wait(lambda header: header["paused"] and header["seed"] == 4)
+    views.wait(lambda data: data["paused"] and data["seed"] == 4)
     views.send("keys", held=["ArrowRight"])
     views.send("keys", held=[])  # released before the step
     views.send("step")
-    assert views.wait(lambda header: header["step"] == 1).header["action"] == "right"
+    assert views.wait(lambda data: data["step"] == 1).data["action"] == "right"
 
 
 def test_single_steps_continue_with_the_next_episode(start):
     views = start(HUMAN_ENV)
     views.send("pause", on=True)
-    views.wait(lambda header: header["paused"])
-    while not views.session.view.header["end_reason"]:
-        step = views.session.view.header["step"]
+    views.wait(lambda data: data["paused"])
+    while not views.session.view.data["end_reason"]:
+        step = views.session.view.data["step"]
         views.send("step")
-        views.wait(lambda header, step=step: header["step"] > step)
-    episode = views.session.view.header["episode"]
+        views.wait(lambda data, step=step: data["step"] > step)
+    episode = views.session.view.data["episode"]
     views.send("step")
-    view = views.wait(lambda header: header["episode"] > episode)
-    assert view.header["step"] == 0
-    assert view.header["paused"]
+    view = views.wait(lambda data: data["episode"] > episode)
+    assert view.data["step"] == 0
+    assert view.data["paused"]
 
 
 def test_a_mode_that_fails_is_reported_and_pauses(start, loaded):
@@ -131,24 +131,24 @@ def test_a_mode_that_fails_is_reported_and_pauses(start, loaded):
     views = start(HUMAN_MODEL)
     views.wait()
     views.send("mode", mode=HUMAN_ENV)
-    view = views.wait(lambda header: header["message"])
-    assert "there is no simulator" in view.header["message"]
-    assert view.header["paused"]
-    assert view.header["mode"] == HUMAN_MODEL
+    view = views.wait(lambda data: data["message"])
+    assert "there is no simulator" in view.data["message"]
+    assert view.data["paused"]
+    assert view.data["mode"] == HUMAN_MODEL
 
 
 def test_an_error_of_the_environment_does_not_end_the_session(start, loaded, capsys):
     views = start()
-    views.wait(lambda header: header["step"] == 1)
+    views.wait(lambda data: data["step"] == 1)
 
     def fail(action):
         raise ValueError("the simulator broke")
 
     loaded.env.step = fail
-    view = views.wait(lambda header: header["message"])
-    assert "the simulator broke" in view.header["message"]
+    view = views.wait(lambda data: data["message"])
+    assert "the simulator broke" in view.data["message"]
     views.send("mode", mode=RECORDED)
-    views.wait(lambda header: header["mode"] == RECORDED)
+    views.wait(lambda data: data["mode"] == RECORDED)
     assert "the simulator broke" in capsys.readouterr().err
 
 
@@ -156,7 +156,7 @@ def test_several_rollouts_have_a_pane_each(start):
     views = start(HUMAN_MODEL)
     views.wait()
     views.send("rollouts", count=3)
-    view = views.wait(lambda header: header["rollouts"] == 3)
+    view = views.wait(lambda data: data["rollouts"] == 3)
     assert [picture.pane for picture in view.images].count("model") == 3
 
 
@@ -165,28 +165,28 @@ def test_no_step_is_taken_without_a_page(start):
     views.wait()
     views.send("idle", on=True)
     views.send("speed", speed=2)
-    last = views.wait(lambda header: header["speed"] == 2)
+    last = views.wait(lambda data: data["speed"] == 2)
     time.sleep(0.1)
     assert views.session.view.number == last.number
     views.send("idle", on=False)
-    views.wait(lambda header: header["step"] != last.header["step"])
+    views.wait(lambda data: data["step"] != last.data["step"])
 
 
 @pytest.mark.parametrize(
     ("mode", "folder"), [(HUMAN_ENV, "env"), (HUMAN_MODEL, "model")]
 )
-def test_save_mode_writes_kept_episodes(run_folder, tmp_path, mode, folder):
+def test_episodes_are_saved_if_the_user_answers_so(run_folder, tmp_path, mode, folder):
     copy = Path(shutil.copytree(run_folder("dreamer"), tmp_path / "run"))
-    session = Session(load_run(copy), mode, save=True)
+    session = Session(load_run(copy), mode, ask_to_save=True)
     views = Views(session)
-    asked = views.wait(lambda header: header["ask"], timeout=60)
-    views.send("keep", on=False)
-    views.wait(lambda header: header["episode"] == 1)
-    views.wait(lambda header: header["ask"], timeout=60)
-    views.send("keep", on=True)
-    saved = views.wait(lambda header: header["message"].startswith("Saved"))
-    later = views.wait(lambda header: header["step"] > saved.header["step"])
-    assert later.header["message"] == saved.header["message"]  # long enough to read
+    asked = views.wait(lambda data: data["awaits_save_answer"], timeout=60)
+    views.send("save_episode", on=False)
+    views.wait(lambda data: data["episode"] == 1)
+    views.wait(lambda data: data["awaits_save_answer"], timeout=60)
+    views.send("save_episode", on=True)
+    saved = views.wait(lambda data: data["message"].startswith("Saved"))
+    later = views.wait(lambda data: data["step"] > saved.data["step"])
+    assert later.data["message"] == saved.data["message"]  # long enough to read
     session.close()
     reader = open_episodes(copy / "recordings" / folder)
     (name,) = reader.names()
@@ -195,7 +195,7 @@ def test_save_mode_writes_kept_episodes(run_folder, tmp_path, mode, folder):
     assert episode["is_last"].tolist()[-1]
     assert not episode["action"][-1].any()
     if mode == HUMAN_ENV:
-        assert len(episode["reward"]) == asked.header["step"] + 1
+        assert len(episode["reward"]) == asked.data["step"] + 1
         assert np.abs(episode["reward"]).sum() == 1
     (video,) = (copy / "media" / "recordings").iterdir()
     assert video.suffix in (".mp4", ".gif")

@@ -28,7 +28,7 @@ def play(simulation: Simulation, steps: int, action=STAY) -> list[np.ndarray]:
 @pytest.mark.parametrize("loaded", ["dreamer", "vta", "iris"], indirect=True)
 @pytest.mark.parametrize("mode", loading.MODES)
 def test_every_mode_steps_real_and_imagined_rows(loaded, mode):
-    assert loaded.mode_problems()[mode] == ""
+    assert loaded.unavailable_reasons()[mode] == ""
     simulation = Simulation(loaded, seed=1)
     simulation.start(mode)
     assert simulation.human == (mode in (loading.HUMAN_ENV, loading.HUMAN_MODEL))
@@ -82,11 +82,11 @@ def test_a_fork_starts_from_the_real_frame(loaded):
     simulation.start(loading.AGENT_ENV)
     play(simulation, 3)
     assert simulation.imagined.start == 0
-    assert simulation.imagination.age == 3
+    assert simulation.imagination.imagined_steps == 3
     simulation.fork()
     snapshot = simulation.snapshot()
     assert simulation.imagined.start == 3
-    assert simulation.imagination.age == 0
+    assert simulation.imagination.imagined_steps == 0
     np.testing.assert_array_equal(snapshot.real["image"], snapshot.imagined["image"][0])
 
 
@@ -95,7 +95,7 @@ def test_rollouts_fork_again_after_some_steps(loaded):
     simulation.fork_every = 2
     simulation.start(loading.AGENT_ENV)
     play(simulation, 4)
-    assert simulation.imagination.age == 0
+    assert simulation.imagination.imagined_steps == 0
     assert simulation.imagined.start == 4
 
 
@@ -161,9 +161,9 @@ def test_the_carry_contains_the_actions_of_the_person(loaded):
     simulation = Simulation(loaded, seed=2)
     simulation.start(loading.HUMAN_ENV)
     simulation.step(lambda: LEFT)
-    before = simulation.policy.carry
-    simulation.policy._replace_action(simulation.rows[0])
-    assert simulation.policy.carry.prevact["action"].tolist() == [0]
+    before = simulation.policy_state.carry
+    simulation.policy_state._replace_action(simulation.rows[0])
+    assert simulation.policy_state.carry.prevact["action"].tolist() == [0]
     assert before.prevact["action"].shape == (1,)
 
 
@@ -255,7 +255,7 @@ def test_all_rows_of_a_long_recording_are_kept(loaded, monkeypatch):
 def test_a_world_starts_from_recordings_without_a_simulator(loaded):
     loaded.env.close()
     loaded.env, loaded.missing["env"] = None, "there is no simulator"
-    modes = loaded.mode_problems()
+    modes = loaded.unavailable_reasons()
     assert (
         modes[loading.AGENT_ENV] == modes[loading.HUMAN_ENV] == "there is no simulator"
     )
@@ -281,7 +281,7 @@ def test_agents_without_a_world_model_play_in_the_environment(tmp_path):
     flags = {"task": "catch", "agent": "random", "run.steps": 80, "device": "cpu"}
     logdir = train(resolve([], flags={**flags, "logdir": str(tmp_path / "run")}))
     loaded = loading.load_run(logdir)
-    modes = loaded.mode_problems()
+    modes = loaded.unavailable_reasons()
     assert "no world model" in modes[loading.HUMAN_MODEL]
     assert "no world model" in modes[loading.AGENT_MODEL]
     simulation = Simulation(loaded, seed=2)

@@ -1,14 +1,14 @@
-// The panes: real, dream (one or several) and difference.
+// The panes: real frame, imagined frames (one per rollout) and difference.
 import { element, setText, color, countSteps, fitCanvas, format } from "./dom.js";
 
-// Layout by number of dreams: columns of the grid, and its width relative to the real frame.
-const DREAM_LAYOUTS = { 1: [1, 1], 2: [2, 2], 3: [3, 2], 4: [2, 1], 6: [3, 1.5], 8: [4, 2] };
+// Layout by number of rollouts: columns of the grid, and its width relative to the real frame.
+const ROLLOUT_LAYOUTS = { 1: [1, 1], 2: [2, 2], 3: [3, 2], 4: [2, 1], 6: [3, 1.5], 8: [4, 2] };
 
 export class Panes {
   constructor(root) {
     this.root = root;
-    this.dreams = element("div", { className: "dreams" }); // panes of the dreams, next to each other
-    this.root.append(this.dreams);
+    this.rollouts = element("div", { className: "rollouts" }); // panes of the rollouts, next to each other
+    this.root.append(this.rollouts);
     this.panes = new Map();
   }
 
@@ -22,22 +22,22 @@ export class Panes {
       const pane = { canvas, info, figure };
       this.panes.set(name, pane);
       if (kind === "real") this.root.prepend(figure);
-      else (kind === "model" ? this.dreams : this.root).append(figure);
+      else (kind === "model" ? this.rollouts : this.root).append(figure);
     }
     return this.panes.get(name);
   }
 
-  show(header, bitmaps) {
+  show(data, bitmaps) {
     const counts = { real: 0, model: 0, difference: 0 };
     const seen = new Set();
-    const [columns, width] = DREAM_LAYOUTS[header.rollouts] || DREAM_LAYOUTS[1];
-    this.dreams.style.setProperty("--columns", columns);
-    this.dreams.style.setProperty("--width", width);
-    header.images.forEach((image, index) => {
+    const [columns, width] = ROLLOUT_LAYOUTS[data.rollouts] || ROLLOUT_LAYOUTS[1];
+    this.rollouts.style.setProperty("--columns", columns);
+    this.rollouts.style.setProperty("--width", width);
+    data.images.forEach((image, index) => {
       const name = `${image.pane}-${counts[image.pane]++}`;
       seen.add(name);
-      const several = header.rollouts > 1 && image.pane === "model";
-      const labels = { real: "real", model: several ? `dream ${counts.model}` : "dream", difference: "difference" };
+      const several = data.rollouts > 1 && image.pane === "model";
+      const labels = { real: "real", model: several ? `imagined ${counts.model}` : "imagined", difference: "difference" };
       const pane = this.get(name, image.pane, labels[image.pane]);
       setText(pane.figure.querySelector("strong"), labels[image.pane]);
       pane.figure.classList.remove("empty");
@@ -50,42 +50,42 @@ export class Panes {
       }
       canvas.getContext("2d").drawImage(bitmaps[index], 0, 0);
       bitmaps[index].close();
-      canvas.setAttribute("aria-label", `${labels[image.pane]}, step ${header.step}`);
+      canvas.setAttribute("aria-label", `${labels[image.pane]}, step ${data.step}`);
     });
     for (const kind of ["real", "model"]) {
-      const values = (header.vectors || {})[kind];
+      const values = (data.vectors || {})[kind];
       if (values && !counts[kind]) {
         seen.add(`${kind}-0`);
-        // the real values are drawn next to the dream
-        const real = kind === "model" ? header.vectors.real : undefined;
-        this.drawVector(this.get(`${kind}-0`, kind, kind === "real" ? "real" : "dream"), values, kind, real);
+        // the real values are drawn next to the imagined ones
+        const real = kind === "model" ? data.vectors.real : undefined;
+        this.drawVector(this.get(`${kind}-0`, kind, kind === "real" ? "real" : "imagined"), values, kind, real);
       }
     }
     for (const [name, pane] of this.panes) {
       if (seen.has(name)) continue;
-      const extra = Number(name.split("-")[1]) >= Math.max(1, header.rollouts);
+      const extra = Number(name.split("-")[1]) >= Math.max(1, data.rollouts);
       pane.figure.hidden = extra;
       pane.figure.classList.add("empty");
     }
     for (const name of seen) this.panes.get(name).figure.hidden = false;
-    this.describe(header);
+    this.describe(data);
   }
 
-  describe(header) {
+  describe(data) {
     const real = this.panes.get("real-0");
     if (real) {
       const isEmpty = real.figure.classList.contains("empty");
       const reason = this.startsFromRecordings ? "recorded first frame" : "episode ended before this step";
-      setText(real.info, isEmpty ? reason : header.mode.endsWith("model") ? "" : header.end_reason);
+      setText(real.info, isEmpty ? reason : data.mode.endsWith("model") ? "" : data.end_reason);
     }
     const model = this.panes.get("model-0");
     if (model) {
-      const context = header.context ? `, context ${header.context[0]} of ${header.context[1]}` : "";
-      setText(model.info, header.age === null ? "" : countSteps(header.step - (header.fork ?? header.step)) + context);
+      const context = data.context ? `, context ${data.context[0]} of ${data.context[1]}` : "";
+      setText(model.info, data.imagined_steps === null ? "" : countSteps(data.step - (data.fork ?? data.step)) + context);
     }
   }
 
-  // Draws one bar per number; `real` are the real numbers, drawn to the left of those of a dream.
+  // Draws one bar per number; `real` are the real numbers, drawn to the left of the imagined ones.
   drawVector(pane, values, kind, real) {
     const [context, width, height, ratio] = fitCanvas(pane.canvas);
     const scale = ratio * parseFloat(getComputedStyle(document.documentElement).fontSize) / 15;

@@ -7,7 +7,7 @@ import { KeyInput, keyName } from "./keys.js";
 
 export class PlayPage {
   constructor(session, token, episode = null) {
-    this.header = null;
+    this.data = null;
     this.episode = episode; // a recorded episode to open first: its source and number
     this.hello = null;
     this.hasControls = true;
@@ -21,7 +21,7 @@ export class PlayPage {
     this.connection = new SessionConnection(session, token, {
       status: (text) => this.showStatus(text),
       text: (message) => this.receive(message),
-      view: (header, bitmaps) => this.show(header, bitmaps),
+      view: (data, bitmaps) => this.show(data, bitmaps),
     });
   }
 
@@ -57,8 +57,8 @@ export class PlayPage {
     this.hello = hello;
     setText(byId("title"), `${hello.logdir} · ${hello.task} · ${hello.agent}`);
     document.title = `${hello.task} · Reverie`;
-    byId("header").checked = hello.header;
-    byId("hud").hidden = !hello.header;
+    byId("header").checked = hello.show_header;
+    byId("hud").hidden = !hello.show_header;
     byId("modes").replaceChildren(...hello.modes.map((mode) => {
       const button = element("button", { type: "button", role: "radio", textContent: mode.label, "aria-checked": "false" });
       button.dataset.mode = mode.name;
@@ -88,7 +88,7 @@ export class PlayPage {
   updateDisabled() {
     for (const node of byId("play").querySelectorAll("button, select, input")) {
       if (node.id === "header" || node.id === "keysbutton") continue;
-      const isRecorded = node.id === "takeover" && this.header?.mode === "recorded";
+      const isRecorded = node.id === "takeover" && this.data?.mode === "recorded";
       node.disabled = !this.hasControls || isRecorded;
     }
   }
@@ -165,11 +165,11 @@ export class PlayPage {
     const click = (id, action) => { byId(id).onclick = action; };
     click("control", () => this.send({ type: "control" }));
     click("restart", () => this.send({ type: "restart" }));
-    click("pause", () => this.send({ type: "pause", on: !this.header?.paused }));
+    click("pause", () => this.send({ type: "pause", on: !this.data?.paused }));
     click("step", () => this.send({ type: "step" }));
-    click("fork", () => this.send({ type: "fork", step: this.header?.step ?? 0 }));
-    click("takeover", () => this.send({ type: "human", on: !this.header?.human }));
-    click("keep", () => this.answer(true));
+    click("fork", () => this.send({ type: "fork", step: this.data?.step ?? 0 }));
+    click("takeover", () => this.send({ type: "human", on: !this.data?.human }));
+    click("save-episode", () => this.answer(true));
     click("discard", () => this.answer(false));
     click("keysbutton", () => this.openRemap());
     click("remap-close", () => byId("remap").close());
@@ -179,9 +179,9 @@ export class PlayPage {
     byId("rollouts").onchange = (event) => this.send({ type: "rollouts", count: Number(event.target.value) });
     byId("forkevery").onchange = (event) => this.send({ type: "fork_every", steps: Number(event.target.value) });
     byId("seed").onchange = (event) => { if (event.target.validity.valid && event.target.value !== "") this.send({ type: "restart", seed: Number(event.target.value) }); };
-    byId("save").onchange = (event) => this.send({ type: "save", on: event.target.checked });
+    byId("ask-to-save").onchange = (event) => this.send({ type: "ask_to_save", on: event.target.checked });
     byId("header").onchange = (event) => { byId("hud").hidden = !event.target.checked; };
-    byId("ask").addEventListener("cancel", (event) => event.preventDefault());
+    byId("save-dialog").addEventListener("cancel", (event) => event.preventDefault());
     byId("modes").addEventListener("keydown", (event) => {
       if (!["ArrowLeft", "ArrowRight"].includes(event.key) || this.keys.isActionKey(event.code)) return;
       const buttons = [...byId("modes").children];
@@ -195,7 +195,7 @@ export class PlayPage {
     };
     window.addEventListener("keydown", (event) => {
       if (event.ctrlKey || event.altKey || event.metaKey || event.repeat) return;
-      if (byId("ask").open) {
+      if (byId("save-dialog").open) {
         if (event.code === "KeyY") this.answer(true);
         if (event.code === "KeyN") this.answer(false);
         return;
@@ -215,9 +215,9 @@ export class PlayPage {
     if (index !== select.selectedIndex) { select.selectedIndex = index; select.onchange({ target: select }); }
   }
 
-  answer(keep) {
-    byId("ask").close();
-    this.send({ type: "keep", on: keep });
+  answer(isSaved) {
+    byId("save-dialog").close();
+    this.send({ type: "save_episode", on: isSaved });
   }
 
   openRemap() {
@@ -253,44 +253,44 @@ export class PlayPage {
     this.updateDisabled();
   }
 
-  show(header, bitmaps) {
-    if (header.error !== undefined) { this.showMessage(header.error, true); return; }
-    const before = this.header;
-    this.header = header;
-    this.panes.show(header, bitmaps);
-    this.traces.add(header);
-    this.showMessage(header.message, /Fix:|Error/.test(header.message));
-    if (!before || before.mode !== header.mode) {
+  show(data, bitmaps) {
+    if (data.error !== undefined) { this.showMessage(data.error, true); return; }
+    const before = this.data;
+    this.data = data;
+    this.panes.show(data, bitmaps);
+    this.traces.add(data);
+    this.showMessage(data.message, /Fix:|Error/.test(data.message));
+    if (!before || before.mode !== data.mode) {
       for (const button of byId("modes").children) {
-        button.setAttribute("aria-checked", String(button.dataset.mode === header.mode));
-        if (button.dataset.mode === header.mode) button.scrollIntoView({ block: "nearest", inline: "nearest" });
+        button.setAttribute("aria-checked", String(button.dataset.mode === data.mode));
+        if (button.dataset.mode === data.mode) button.scrollIntoView({ block: "nearest", inline: "nearest" });
       }
-      byId("episodes-card").hidden = header.mode !== "recorded";
+      byId("episodes-card").hidden = data.mode !== "recorded";
       this.updateDisabled();
-      if (header.mode === "recorded") this.send({ type: "episodes" });
+      if (data.mode === "recorded") this.send({ type: "episodes" });
     }
-    byId("pause").setAttribute("aria-pressed", String(header.paused));
-    setText(byId("pause"), header.paused ? "Continue" : "Pause");
-    byId("takeover").setAttribute("aria-pressed", String(header.human));
-    setText(byId("takeover"), header.human ? "Let the agent act" : "Take over");
+    byId("pause").setAttribute("aria-pressed", String(data.paused));
+    setText(byId("pause"), data.paused ? "Continue" : "Pause");
+    byId("takeover").setAttribute("aria-pressed", String(data.human));
+    setText(byId("takeover"), data.human ? "Let the agent act" : "Take over");
     const scrub = byId("scrub");
-    scrub.min = header.first;
-    scrub.max = header.last;
-    if (document.activeElement !== scrub || !header.paused) scrub.value = header.step;
-    setText(byId("position"), `${header.step} / ${header.last}`);
-    this.sync("speed", String(header.speed));
-    this.sync("rollouts", String(header.rollouts));
-    this.sync("forkevery", String(header.fork_every));
-    if (document.activeElement !== byId("seed")) byId("seed").value = header.seed;
-    byId("save").checked = header.save;
-    this.showActions(header);
-    this.showHud(header);
-    byId("latents-card").hidden = !header.latents;
-    if (header.latents) drawLatents(byId("latents"), header);
-    if (header.ask && this.hasControls && !byId("ask").open) {
-      setText(byId("ask-text"), `${countSteps(header.step)}, return ${format(header.mode.endsWith("model") ? header.imagined_return : header.return)}. Kept episodes are written to the folder of the run.`);
-      byId("ask").showModal();
-    } else if (!header.ask && byId("ask").open) byId("ask").close();
+    scrub.min = data.first;
+    scrub.max = data.last;
+    if (document.activeElement !== scrub || !data.paused) scrub.value = data.step;
+    setText(byId("position"), `${data.step} / ${data.last}`);
+    this.sync("speed", String(data.speed));
+    this.sync("rollouts", String(data.rollouts));
+    this.sync("forkevery", String(data.fork_every));
+    if (document.activeElement !== byId("seed")) byId("seed").value = data.seed;
+    byId("ask-to-save").checked = data.ask_to_save;
+    this.showActions(data);
+    this.showHud(data);
+    byId("latents-card").hidden = !data.latents;
+    if (data.latents) drawLatents(byId("latents"), data);
+    if (data.awaits_save_answer && this.hasControls && !byId("save-dialog").open) {
+      setText(byId("save-text"), `${countSteps(data.step)}, return ${format(data.mode.endsWith("model") ? data.imagined_return : data.return)}. It is written to the folder of the run.`);
+      byId("save-dialog").showModal();
+    } else if (!data.awaits_save_answer && byId("save-dialog").open) byId("save-dialog").close();
   }
 
   sync(id, value) {
@@ -298,26 +298,26 @@ export class PlayPage {
     if (document.activeElement !== node && node.value !== value) node.value = value;
   }
 
-  showActions(header) {
+  showActions(data) {
     this.actionRows.forEach((rows, group) => {
-      const probs = (header.probs || [])[group] || [];
+      const probs = (data.probs || [])[group] || [];
       rows.forEach((entry, value) => {
         const probability = probs[value];
         entry.fill.style.width = probability === undefined ? "0" : `${(100 * probability).toFixed(1)}%`;
         setText(entry.percent, probability === undefined ? "" : `${Math.round(100 * probability)} %`);
-        entry.row.classList.toggle("chosen", (header.chosen || [])[group] === value);
+        entry.row.classList.toggle("chosen", (data.chosen || [])[group] === value);
       });
     });
   }
 
-  showHud(header) {
-    const inModel = header.mode.endsWith("model");
-    const reward = inModel ? header.scalars["predicted reward"] : header.scalars.reward;
-    const context = header.context ? `, context ${header.context[0]}/${header.context[1]}` : "";
+  showHud(data) {
+    const inModel = data.mode.endsWith("model");
+    const reward = inModel ? data.scalars["predicted reward"] : data.scalars.reward;
+    const context = data.context ? `, context ${data.context[0]}/${data.context[1]}` : "";
     const values = {
-      episode: header.episode, step: header.step, action: header.action || "–", reward: format(reward),
-      return: format(inModel ? header.imagined_return : header.return), fps: header.fps.toFixed(1),
-      dream: header.fork === null ? "–" : countSteps(header.step - header.fork) + context,
+      episode: data.episode, step: data.step, action: data.action || "–", reward: format(reward),
+      return: format(inModel ? data.imagined_return : data.return), fps: data.fps.toFixed(1),
+      imagined: data.fork === null ? "–" : countSteps(data.step - data.fork) + context,
     };
     const hud = byId("hud");
     if (!hud.children.length) hud.append(...Object.keys(values).map((name) => element("span", {}, `${name} `, element("b"))));

@@ -35,17 +35,17 @@ export class SessionConnection {
 
   async receiveView(buffer) {
     const length = new DataView(buffer).getUint32(0, true);
-    const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
+    const data = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
     let start = 4 + length;
     const images = [];
-    for (const image of header.images) {
+    for (const image of data.images) {
       const bytes = new Uint8Array(buffer, start, image.bytes);
       start += image.bytes;
       images.push(createImageBitmap(new Blob([bytes], { type: image.type })));
     }
     const bitmaps = await Promise.all(images);
-    this.handlers.view(header, bitmaps);
-    this.send({ type: "ack", number: header.number });
+    this.handlers.view(data, bitmaps);
+    this.send({ type: "ack", number: data.number });
   }
 
   send(message) {

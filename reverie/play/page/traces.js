@@ -19,25 +19,25 @@ export class Traces {
     this.episode = null;
   }
 
-  add(header) { // the JSON header of a message with the data of one step, see messages.py
-    const key = `${header.episode}/${header.mode}`;
+  add(data) { // the data of a view, see messages.py
+    const key = `${data.episode}/${data.mode}`;
     if (key !== this.episode) {
       this.points.clear();
       this.episode = key;
     }
-    this.points.set(header.step, header.scalars);
-    for (const step of this.points.keys()) if (step < header.step - MAX_STEPS) this.points.delete(step);
-    this.draw(header);
+    this.points.set(data.step, data.scalars);
+    for (const step of this.points.keys()) if (step < data.step - MAX_STEPS) this.points.delete(step);
+    this.draw(data);
   }
 
-  draw(header) {
+  draw(data) {
     for (const [name, keys] of ROWS) {
-      const present = keys.some((key) => key in header.scalars) || this.rows.has(name);
-      if (present) this.drawRow(name, keys, header);
+      const present = keys.some((key) => key in data.scalars) || this.rows.has(name);
+      if (present) this.drawRow(name, keys, data);
     }
   }
 
-  drawRow(name, keys, header) {
+  drawRow(name, keys, data) {
     if (!this.rows.has(name)) {
       const canvas = element("canvas", { role: "img" });
       const values = keys.map((key) => element("span", { className: `value ${key === "reward" ? "real" : key.startsWith("predicted") ? "model" : ""}` }));
@@ -48,7 +48,7 @@ export class Traces {
       this.root.append(...sorted.map((entry) => entry[1].row));
     }
     const { canvas, values } = this.rows.get(name);
-    keys.forEach((key, index) => setText(values[index], key in header.scalars ? `${format(header.scalars[key])} ` : index ? "" : "– "));
+    keys.forEach((key, index) => setText(values[index], key in data.scalars ? `${format(data.scalars[key])} ` : index ? "" : "– "));
     const steps = [...this.points.keys()].sort((a, b) => a - b);
     const [context, width, height, scale] = fitCanvas(canvas);
     const all = steps.flatMap((step) => keys.map((key) => this.points.get(step)[key]).filter((value) => value !== undefined));
@@ -80,19 +80,19 @@ export class Traces {
         drawing = true;
       }
       context.stroke();
-      const value = header.scalars[key];
+      const value = data.scalars[key];
       if (value !== undefined) {
         context.beginPath();
-        context.arc(x(header.step), y(value), 2.5 * scale, 0, 7);
+        context.arc(x(data.step), y(value), 2.5 * scale, 0, 7);
         context.fill();
       }
     });
-    canvas.setAttribute("aria-label", `${name}: ${format(header.scalars[keys[0]])}`);
+    canvas.setAttribute("aria-label", `${name}: ${format(data.scalars[keys[0]])}`);
   }
 }
 
-export function drawLatents(canvas, header) {
-  const { latents, classes } = header;
+export function drawLatents(canvas, data) {
+  const { latents, classes } = data;
   canvas.width = latents.length;
   canvas.height = classes;
   const context = canvas.getContext("2d");
