@@ -1,4 +1,4 @@
-"""Functions on trees of tensors: nested tuples, NamedTuples and dicts."""
+"""Functions on trees of tensors (nested tuples, NamedTuples and dicts) and rows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from jaxtyping import Bool
 from torch import Tensor
+
+LARGE_ROW = 1024
+"""Bytes of a row from which `rows_from` makes a copy."""
 
 
 def tree_map(fn: Any, tree: Any, *others: Any) -> Any:
@@ -39,3 +42,19 @@ def tree_leaves(tree: Any) -> list[Tensor]:
     tensors: list[Tensor] = []
     tree_map(lambda x: tensors.append(x) if isinstance(x, Tensor) else None, tree)
     return tensors
+
+
+def rows_from(x: Tensor, start: int) -> Tensor:
+    """Return `x[:, start:]`, of large rows such as images as a contiguous copy.
+
+    Several networks read images, and each would copy them. Bytes are copied as 8-byte
+    integers, which is several times faster on a GPU.
+    """
+    rows = x[:, start:]
+    if x.ndim < 3 or rows.is_contiguous() or rows[0, 0].nbytes < LARGE_ROW:
+        return rows
+    is_aligned = x.storage_offset() % 8 == 0 and rows[0, 0].numel() % 8 == 0
+    if x.dtype != torch.uint8 or not (is_aligned and x.is_contiguous()):
+        return rows.contiguous()
+    words = x.flatten(2).view(torch.int64)[:, start:].contiguous()
+    return words.view(torch.uint8).view(rows.shape)

@@ -19,7 +19,7 @@ from reverie.replay.buffer import Replay
 from reverie.replay.config import Storage
 from reverie.replay.feed import ReplayFeed
 from reverie.rows import Rows
-from reverie.run import checkpoint, device, parts, precompile
+from reverie.run import checkpoint, device, parts
 from reverie.run.actors.collector import RemoteCollector, check_agent
 from reverie.run.actors.factory import open_actors
 from reverie.run.actors.pool import ActorPool
@@ -74,8 +74,7 @@ class OnlineRun(BaseRun):
         self.overlap = device.pick_overlap(
             config.run.overlap, self.device, config.deterministic
         )
-        if precompile.ENABLED:
-            device.initialize_in_background(self.device)
+        device.initialize_in_background(self.device)
         # the shard of environments and replay that belongs to this rank
         self.shard = parts.find_shard(config)
         self.status.begin("building the environments")

@@ -1,12 +1,12 @@
 """Compile the kernels of an agent in parallel, while the run starts.
 
 On a GPU, an agent needs dozens of kernels before its first update is done. If they are
-not in the caches on disk, they would be compiled one after the other. Instead, another
-process builds the same agent, and runs a policy step and an update that record
-the kernels instead of launching them. Its worker processes compile each kernel to the
-caches, where the run finds it.
+not in the caches on disk, they would be compiled one after the other. Instead, a second
+process, the compiler process, builds the same agent, and runs a policy step and an
+update that record the kernels instead of launching them. Its worker processes compile
+each kernel to the caches, from which the run loads it.
 
-The other process gets a copy of the config and shares nothing with the run. If it
+The compiler process gets a copy of the config and shares no memory with the run. If it
 fails, the run continues and compiles the kernels that are missing.
 """
 
@@ -34,21 +34,18 @@ if TYPE_CHECKING:
 
     from reverie.run.config import Config
 
-ENABLED = False
-"""Whether runs use this. It was tested with Triton's compiler, but without a GPU, and
-its effect on the start of a run was not measured."""
 MAX_SECONDS = 60.0
 """The run continues if the kernels are not compiled after this time."""
 MIN_FREE_BYTES = 24 << 30
-"""With less free GPU memory, kernels are not precompiled: the other process needs
-memory for an update, and the run stores its replay buffer where memory is free."""
+"""With less free GPU memory, kernels are not precompiled: the compiler process needs
+memory for an update, which would otherwise be free for the replay buffer of the run."""
 MEMORY_FRACTION = 0.2
-"""Part of the GPU memory that the other process may use."""
+"""Part of the GPU memory that the compiler process may use."""
 MAX_WORKERS = 32
 RECORDED_FOLDERS = ("agents", "kernels", "nets", "worlds")
 """Subpackages whose code determines which kernels an agent needs."""
 
-# Code of the other process. `python -P` keeps the current folder out of `sys.path`
+# Code of the compiler process. `python -P` keeps the current folder out of `sys.path`
 # until this code sets it.
 START_CODE = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -57,7 +54,7 @@ START_CODE = (
 
 
 class Request(NamedTuple):
-    """What the other process needs to build the agent."""
+    """What the compiler process needs to build the agent."""
 
     config: Config
     obs_space: Any
@@ -93,7 +90,8 @@ class KernelCompiler:
     def wait(self, should_stop: Callable[[], object]) -> str:
         """Wait for the kernels; return why they were not compiled, or an empty string.
 
-        If `should_stop` returns a true value, stop waiting and return an empty string.
+        The reason is a clause for a message, such as "the process ended". If
+        `should_stop` returns a true value, stop waiting and return an empty string.
         """
         assert self.process.stdout
         deadline = time.monotonic() + MAX_SECONDS
@@ -135,7 +133,7 @@ def start_compiler_early() -> None:
     cache = os.environ.get("TRITON_CACHE_DIR") or Path(home, ".triton", "cache")
     has_gpu = os.path.exists("/dev/nvidiactl")
     is_first = has_gpu and not Path(cache, "reverie").exists()
-    if ENABLED and is_first and _early_compiler is None:
+    if is_first and _early_compiler is None:
         with contextlib.suppress(OSError):
             _early_compiler = KernelCompiler()
 
@@ -183,13 +181,13 @@ def _find_marker(
 
     if acceleration == "none" or not kernels_available(device) or os.name != "posix":
         return None
-    if not ENABLED:
-        return None
     import triton
 
     from reverie.kernels.recording import marker_folder
 
-    torch.empty(1, device=device)  # the run must be the first process to use the GPU
+    # Create the CUDA context of the run before the compiler process creates its own:
+    # contexts are created one after the other, and the run needs its context first.
+    torch.empty(1, device=device)
     if torch.cuda.mem_get_info(device)[0] < MIN_FREE_BYTES:
         return None
     package = Path(__file__).parent.parent
@@ -209,7 +207,7 @@ def _find_marker(
     return None if marker.exists() else marker
 
 
-# The other process.
+# Functions of the compiler process
 
 
 def main() -> None:
@@ -218,14 +216,15 @@ def main() -> None:
     Results: `{"error": ""}`, or the reason why not all kernels were compiled.
     """
     output = os.dup(1)
-    os.dup2(2, 1)  # agents may print
+    os.dup2(2, 1)  # stdout carries the result only, and agents may print
     try:
         error = _compile_requested()
     except Exception as failure:
         error = f"{type(failure).__name__}: {failure}"
     os.write(output, json.dumps({"error": error.partition("\n")[0][:300]}).encode())
     os.close(output)
-    os.killpg(0, signal.SIGKILL)  # with the workers, and without cleaning up the GPU
+    # ends the workers as well, and skips the slow release of the CUDA context
+    os.killpg(0, signal.SIGKILL)
 
 
 def _compile_requested() -> str:
@@ -238,7 +237,7 @@ def _compile_requested() -> str:
     # Workers are forked before CUDA is used, and after all modules are imported.
     count = min(len(os.sched_getaffinity(0)), MAX_WORKERS)
     pool = multiprocessing.get_context("fork").Pool(count)
-    utilities = recording.LauncherUtilities()
+    utilities = recording.LauncherUtilities()  # needed by the first launch
     results = [pool.apply_async(recording.compile_kernel, [utilities])]
     request: Request = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_exit_with_run, daemon=True).start()
@@ -328,7 +327,7 @@ def record_update(agent: Any, spaces: Any, config: Config, device: Any) -> None:
         seed=0,
     )
     replay.add_episode({key: x.zeros(steps) for key, x in replay.spaces.items()})
-    feed = parts.open_feed(replay, device, deterministic=True)  # does not prefetch
+    feed = parts.open_feed(replay, device, deterministic=True)  # no prefetch thread
     if agent.schedule is None:
         agent.train(feed)
         return

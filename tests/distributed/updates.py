@@ -129,7 +129,12 @@ class RowsFeed:
         self.calls = 0
         self.written: list[Tensor] = []
 
-    def __call__(self, name: str) -> dict[str, Tensor]:
+    def ready(self, name: str) -> bool:
+        return True
+
+    def __call__(
+        self, name: str, out: dict[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
         self.calls += 1
         rng = np.random.default_rng(self.calls)
         window = self.agent.windows[name]
@@ -146,7 +151,10 @@ class RowsFeed:
                 k: x.double() if x.is_floating_point() else x for k, x in batch.items()
             }
         rows = collective.set_batch(window.batch)
-        return {key: x[rows.start : rows.stop] for key, x in batch.items()}
+        batch = {key: x[rows.start : rows.stop] for key, x in batch.items()}
+        if out is None:
+            return batch
+        return {key: out[key].copy_(x) for key, x in batch.items()}
 
     def write_back(self, stepid: Tensor, extras: dict[str, Tensor]) -> None:
         self.written += [collective.all_gather(x) for x in extras.values()]

@@ -21,7 +21,6 @@ pytest.importorskip("triton")
 from reverie.kernels.accelerate import use_fast_versions
 from reverie.kernels.heads.categorical import FastCategorical, LayeredCategorical
 from reverie.kernels.heads.sample_layer import sample_layer
-from reverie.kernels.norm import norm_linear
 from reverie.kernels.norm.norm_linear import norm_silu_linear
 from reverie.kernels.scan.imagination import embed_deter_stoch, norm_silu_actions
 
@@ -29,11 +28,6 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 SMALL = {"deter": 24, "hidden": 20, "stoch": 5, "classes": 3, "blocks": 4}
 SIZE12M = {"deter": 2048, "hidden": 256, "classes": 16}
-
-
-@pytest.fixture(autouse=True)
-def fused_layers(monkeypatch):
-    monkeypatch.setattr(norm_linear, "ENABLED", True)
 
 
 class ExponentialRng(Rng):
@@ -203,11 +197,6 @@ def test_fast_imagination_equals_the_plain_one(name):
         torch.testing.assert_close(fast.actions[key], plain.actions[key], **TOLERANCE)
     assert torch.equal(fast.states.stoch, plain.states.stoch)
     torch.testing.assert_close(fast.states.deter, plain.states.deter, **TOLERANCE)
-
-
-def test_imagination_without_fused_layers_equals_the_plain_one(monkeypatch):
-    monkeypatch.setattr(norm_linear, "ENABLED", False)
-    test_fast_imagination_equals_the_plain_one("small")
 
 
 def test_imagination_from_an_initial_state_with_a_zero_sample():

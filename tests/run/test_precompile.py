@@ -87,9 +87,6 @@ def test_the_process_starts_before_pytorch_is_imported_if_no_kernels_are_cached(
     monkeypatch.setattr(precompile.os.path, "exists", lambda path: True)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     precompile.start_compiler_early()
-    assert precompile._early_compiler is None  # it is off
-    monkeypatch.setattr(precompile, "ENABLED", True)
-    precompile.start_compiler_early()
     compiler = precompile._early_compiler
     assert compiler.is_open
     precompile.stop_early_compiler()
@@ -113,8 +110,6 @@ def test_kernels_are_compiled_once_for_the_same_settings(monkeypatch, tmp_path):
         cpu = torch.device("cpu")
         return precompile._find_marker(Config(), spaces, num_envs, cpu, "step")
 
-    assert find_marker() is None  # it is off
-    monkeypatch.setattr(precompile, "ENABLED", True)
     marker = find_marker()
     assert marker.parent == tmp_path
     assert find_marker(2) != marker == find_marker()

@@ -26,13 +26,24 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from reverie.agents.actions import previous_actions, to_tensors, zero_actions
-from reverie.agents.dreamer.carry import DreamerCarry, gather_carry, local_carry
+from reverie.agents.dreamer.carry import (
+    LATENTS,
+    DreamerCarry,
+    gather_carry,
+    latents_to_store,
+    local_carry,
+    update_carry,
+)
 from reverie.agents.dreamer.config import REPRESENTATION_LOSSES, DreamerConfig
 from reverie.agents.dreamer.explorer import Explorer, ExplorerUpdate, join_metrics
 from reverie.agents.dreamer.factory import ACTOR_CRITICS, UPDATES, make_world
 from reverie.agents.dreamer.harmony import Harmony
-from reverie.agents.dreamer.loss_scales import scaled_means, step_priorities
-from reverie.agents.dreamer.updates import DreamerLoss, join_losses
+from reverie.agents.dreamer.loss_scales import (
+    gradient_norms,
+    scaled_means,
+    step_priorities,
+)
+from reverie.agents.dreamer.updates import SLOW_WEIGHTS, DreamerLoss, join_losses
 from reverie.agents.explore import ENSEMBLE, EXPLORE_PREFIX, check_mode
 from reverie.agents.export_steps import IS_FIRST, StepModule, latent_world_steps
 from reverie.agents.open_loop import open_loop_videos
@@ -62,7 +73,8 @@ from reverie.nets.blocks import initialize
 from reverie.nets.heads import PolicyHead, check_actions
 from reverie.nets.optim.optimizer import Optimizer
 from reverie.nets.rng import Rng
-from reverie.nets.tree import tree_map, tree_where
+from reverie.nets.streams import wait_for
+from reverie.nets.tree import rows_from, tree_map, tree_where
 from reverie.rows import Window
 from reverie.spaces import STEP_KEYS, Spaces, agent_obs_space
 
@@ -279,26 +291,21 @@ class Dreamer(TrainedAgent):
         loss, stepped, metrics = self.update_step(self, state, batch, rng)
         metrics = {**loss.metrics, **metrics}
         if self.explorer_update:
+            wait_for(stepped, SLOW_WEIGHTS)
             args = (loss.states, batch, rng, stepped, embed)
             metrics = join_metrics(metrics, self.explorer_update(self, *args))
 
         # a skipped update (`stepped` is False) keeps the running statistics, the carry
         # and the stored latents; priorities are losses of rows and are set nevertheless
-        self.updates_taken.add_(stepped)
+        extras = {}
+        if self.extras:
+            extras = latents_to_store(self.world, loss.states, data, stepped)
         for buffer, old in zip(running_stats, old_stats, strict=True):
             buffer.copy_(torch.where(stepped, buffer, old))
-        new_carry = DreamerCarry(
-            tree_map(lambda x: x[:, -1].detach(), loss.states),
-            {key: data[key][:, -1] for key in self.act_space},
-        )
-        tree_map(
-            lambda old, new: old.copy_(torch.where(stepped, new, old)), carry, new_carry
-        )
-        extras, context = {}, self.config.replay_context
-        if self.extras:
-            new = self.world.to_replay(loss.states)
-            stored = {key: data[key][:, context:] for key in new}
-            extras = {key: torch.where(stepped, new[key], stored[key]) for key in new}
+        update_carry(carry, loss.states, {k: data[k] for k in self.act_space}, stepped)
+        for stream in (SLOW_WEIGHTS, LATENTS):
+            wait_for(stepped, stream)
+        self.updates_taken.add_(stepped)
         detached = self.detached_decoder_losses
         priority = step_priorities(loss.losses, self.config, detached)
         return UpdateOutput(metrics, extras, priority)
@@ -360,7 +367,8 @@ class Dreamer(TrainedAgent):
         `replay_context`, all start from the carry.
         """
         context, carry = self.config.replay_context, self.carry[name]
-        batch = {key: data[key][:, context:] for key in (*self.obs_space, *STEP_KEYS)}
+        keys = (*self.obs_space, *STEP_KEYS)
+        batch: Batch = {key: rows_from(data[key], context) for key in keys}
         if not context:
             batch["prevact"] = {
                 key: torch.cat([carry.prevact[key][:, None], data[key][:, :-1]], 1)
@@ -384,7 +392,7 @@ class Dreamer(TrainedAgent):
             loss = self.loss(state, batch, rng, training=False)
             metrics = loss.metrics
             if self.config.report_gradnorms:
-                metrics.update(self._gradnorms(loss.losses))
+                metrics.update(gradient_norms(loss.losses, self.opt.leaves))
         if self.explorer:
             metrics |= self.explorer.report(self.world, loss.states, batch, rng)
         metrics.update(open_loop_videos(self.world, state, batch, rng))
@@ -392,16 +400,6 @@ class Dreamer(TrainedAgent):
             tree_map(lambda x: x[:, -1].detach().clone(), loss.states),
             {key: data[key][:, -1].clone() for key in self.act_space},
         )
-        return metrics
-
-    def _gradnorms(self, losses: dict[str, Tensor]) -> Metrics:
-        metrics, norm = {}, torch.linalg.vector_norm
-        for name, loss in losses.items():
-            grads = torch.autograd.grad(
-                loss.mean(), self.opt.leaves, retain_graph=True, allow_unused=True
-            )
-            norms = [norm(grad.float()) for grad in grads if grad is not None]
-            metrics[f"gradnorm/{name}"] = norm(torch.stack(norms))
         return metrics
 
     @property

@@ -1,15 +1,15 @@
-"""Scales of losses, and replay priorities from scaled losses."""
+"""Scales of losses, replay priorities from scaled losses, and norms of gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from reverie.agents.dreamer.config import DreamerConfig, LossScales
-from reverie.api import UserError
+from reverie.api import Metrics, UserError
 from reverie.distributed.collective import mean_contribution
 
 ACTOR_CRITIC_LOSSES = ("policy", "value", "repval")
@@ -61,3 +61,15 @@ def step_priorities(
         )
     # the policy loss may be negative, so use absolute values
     return torch.nan_to_num(priority.detach().abs(), posinf=0.0)
+
+
+def gradient_norms(losses: dict[str, Tensor], parameters: Sequence[Tensor]) -> Metrics:
+    """Return the norm of the gradient of each loss, as metrics `gradnorm/LOSS`."""
+    metrics, norm = {}, torch.linalg.vector_norm
+    for name, loss in losses.items():
+        grads = torch.autograd.grad(
+            loss.mean(), parameters, retain_graph=True, allow_unused=True
+        )
+        norms = [norm(grad.float()) for grad in grads if grad is not None]
+        metrics[f"gradnorm/{name}"] = norm(torch.stack(norms))
+    return metrics

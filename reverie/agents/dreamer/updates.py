@@ -21,10 +21,15 @@ from reverie.api import Batch, Metrics, Rollout, State, WorldLoss
 from reverie.nets.optim.group import OptimizerGroup
 from reverie.nets.optim.optimizer import Optimizer
 from reverie.nets.rng import Rng
+from reverie.nets.streams import SideStream, on_stream
 from reverie.nets.tree import tree_map
 
 if TYPE_CHECKING:
     from reverie.agents.dreamer.agent import Dreamer
+
+SLOW_WEIGHTS = SideStream("slow weights")
+"""Stream on which moving averages of weights are updated, while other work that does
+not use them continues."""
 
 MakeOptimizer = Callable[..., Optimizer]
 """Builds an optimizer from named parameters and an optimizer config."""
@@ -40,7 +45,10 @@ class DreamerLoss(NamedTuple):
 
 
 class JointUpdate:
-    """One optimizer for the sum of all losses."""
+    """One optimizer for the sum of all losses.
+
+    Its moving averages of weights can be used after `wait_for(..., SLOW_WEIGHTS)`.
+    """
 
     frozen_params: Sequence[Tensor] = ()
     """Weights of the world model that must not get gradients of the actor-critic. None
@@ -55,10 +63,11 @@ class JointUpdate:
         loss = agent.loss(state, batch, rng, training=True)
         stepped, metrics = self.opt.update(agent.total_loss(loss.losses))
         metrics |= agent.update_harmony(loss.losses, stepped)
-        agent.actor_critic.update_slow(agent.updates_taken, stepped)
-        if agent.config.representation != "decoder":
-            agent.world.update_slow(stepped)
-        agent.accelerator.refresh_slow_copies()
+        with on_stream(stepped, SLOW_WEIGHTS):
+            agent.actor_critic.update_slow(agent.updates_taken, stepped)
+            if agent.config.representation != "decoder":
+                agent.world.update_slow(stepped)
+            agent.accelerator.refresh_slow_copies()
         return loss, stepped, metrics
 
 

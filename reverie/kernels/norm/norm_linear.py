@@ -1,9 +1,10 @@
-"""RMS norm, SiLU and the next linear layer in one kernel without gradients.
+"""RMS norm, SiLU and the next linear layer in one forward-only kernel.
 
-The kernel of a layer applies bias, norm and activation of the previous layer to its
-inputs, then multiplies. Each tile of outputs normalizes its input rows again, which
-costs less than a separate kernel. Used for layers of up to `MAX_WIDTH` inputs, whose
-time is mostly launch overhead; larger products are faster in cuBLAS.
+The kernel adds the previous layer's bias to `x`, applies its norm and SiLU, and
+multiplies by the weights of the next layer. Every program that computes a tile of
+outputs recomputes the norm of its rows; this costs less than a separate kernel. Used
+for layers of up to `MAX_WIDTH` inputs, whose time is mostly launch overhead; larger
+products are faster in cuBLAS.
 """
 
 from __future__ import annotations
@@ -18,13 +19,10 @@ from reverie.kernels.launch import jit, supports_large_tiles
 from reverie.kernels.norm.rms_norm import is_fusable
 from reverie.nets.blocks import Linear, Norm
 
-ENABLED = False
-"""Use the fused layers of imagination and policy: this kernel, `heads/sample_layer.py`
-and `scan/imagination.py`. Their tests pass in Triton's interpreter, but they have not
-been tested or measured on a GPU."""
-
-MAX_WIDTH = 512
-"""Maximum number of inputs of a layer that is fused with the norm before it."""
+MAX_WIDTH = 256
+"""Maximum number of inputs of a layer that is fused with the norm before it. On an
+H200, imagination of size25m (384 inputs) takes 2.0 ms without and 3.1 ms with fused
+layers, and imagination of size12m (256 inputs) 1.9 and 1.5 ms."""
 
 COLUMNS = 64
 """Outputs that one program computes."""
@@ -32,7 +30,7 @@ COLUMNS = 64
 
 def is_linear_fusable(norm: Norm, act: object, dtype: torch.dtype) -> bool:
     """True if `norm_silu_linear` supports the norm and activation before a layer."""
-    return ENABLED and norm.width <= MAX_WIDTH and is_fusable(norm, act, dtype)
+    return norm.width <= MAX_WIDTH and is_fusable(norm, act, dtype)
 
 
 def norm_silu_linear(

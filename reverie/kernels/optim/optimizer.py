@@ -22,7 +22,9 @@ from torch import Tensor
 from reverie.distributed.collective import all_reduce_, is_synchronized
 from reverie.kernels.launch import jit
 from reverie.kernels.optim.low_precision_weights import LowPrecisionWeights
-from reverie.nets.optim.optimizer import Optimizer, Scalar
+from reverie.kernels.optim.step import prepare_step, total_norms
+from reverie.nets.optim.laprop import LaProp
+from reverie.nets.optim.optimizer import Optimizer, Scalar, Step
 
 CHUNK = 4096
 """Elements per program."""
@@ -374,19 +376,22 @@ class FusedOptimizer(Optimizer):
     def _norms(self, grads: list[Tensor]) -> tuple[Tensor, Tensor]:
         return self._tables.norms(grads)
 
-    def _update(
-        self, grads: list[Tensor], clip: Tensor, lr: Scalar | float, ok: Tensor
-    ) -> tuple[Scalar, Scalar] | None:
-        config, tables, gate = self.config, self._tables, ok.float()
-        scalars = self.rule.scalars(lr, gate, self.step)
+    def _prepare(self, loss: Scalar, norms: Tensor, weight_norms: Tensor) -> Step:
+        self._packed: Tensor | None = None
+        if self.scaling or not isinstance(self.rule, LaProp):
+            return super()._prepare(loss, norms, weight_norms)
+        step, self._packed = prepare_step(self, loss, norms, weight_norms)
+        return step
+
+    def _update(self, grads: list[Tensor], step: Step) -> tuple[Scalar, Scalar] | None:
+        config, tables, scalars = self.config, self._tables, self._packed
+        if scalars is None:
+            scalars = torch.stack([step.gate, *step.scalars])
         nesterov = getattr(config, "nesterov", False)
         _update[tables.grid](
             *(tables.chunks, tables.addresses, *tables.grad_tables(grads)),
-            *(tables.sizes, clip, self._decays, torch.stack([gate, *scalars])),
+            *(tables.sizes, step.clip, self._decays, scalars),
             *(tables.sums, config.beta1, config.beta2, config.eps),
             *(self.rule.NAME, nesterov, COLUMNS, CHUNK),
         )
-        if self.rule.NAME != "laprop":
-            return None
-        change, weights = tables.norms_from_sums()
-        return torch.linalg.vector_norm(change), torch.linalg.vector_norm(weights)
+        return total_norms(tables.sums) if self.rule.NAME == "laprop" else None

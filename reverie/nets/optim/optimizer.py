@@ -51,6 +51,17 @@ class StepScalars(NamedTuple):
     nu_correction: Scalar
 
 
+class Step(NamedTuple):
+    """What an update computes from the norms of gradients and parameters."""
+
+    ok: Bool[Tensor, ""]  # loss and gradients are finite
+    gate: Scalar  # `ok` as a float
+    norm: Scalar  # of all gradients
+    lr: Scalar | float
+    clip: PerTensor  # factor of each gradient
+    scalars: StepScalars
+
+
 class UpdateRule:
     """Clipping and formula of one optimizer; stateless, see `Optimizer`."""
 
@@ -187,35 +198,26 @@ class Optimizer:
         """Clip the gradients and update the parameters; returns as `update` does."""
         close_abort_window()  # the update must be completed from here on
         loss, grads = self._add_up(loss, grads)
-        norms, weight_norms = self._norms(grads)
-        self.norms.copy_(norms)
-        norm = torch.linalg.vector_norm(norms)
-        ok = torch.isfinite(loss) & torch.isfinite(norm)
-        lr = self.rule.learning_rate(self.step)
-        self.step.add_(ok)
-        self._update_counters(loss, ok)
-        clip = self.rule.clip_factors(
-            torch.where(ok, norms, 0), weight_norms, torch.where(ok, norm, 0)
-        )
-        update_norms = self._update(grads, clip, lr, ok)
+        step = self._prepare(loss, *self._norms(grads))
+        update_norms = self._update(grads, step)
         metrics: Metrics = {
             "opt/loss": loss,
             "opt/updates": self.step.clone(),
-            "opt/grad_norm": norm,
-            "opt/lr": lr,
+            "opt/grad_norm": step.norm,
+            "opt/lr": step.lr,
             "opt/skipped": self.skipped.clone(),
             "opt/consecutive_skips": self.consecutive_skips.clone(),
         }
         if update_norms is not None:
             root = math.sqrt(self.size)
-            metrics["opt/grad_rms"] = norm / root
+            metrics["opt/grad_rms"] = step.norm / root
             metrics["opt/update_rms"], metrics["opt/param_rms"] = (
                 x / root for x in update_norms
             )
             metrics["opt/param_count"] = float(self.size)
         if self.scaling:
             metrics["opt/grad_scale"] = self.loss_scale.clone()
-        return ok, metrics
+        return step.ok, metrics
 
     def nonfinite(self) -> list[str]:
         """Return names of parameters with nonfinite gradients in the last update."""
@@ -251,19 +253,25 @@ class Optimizer:
             return norms, norms
         return norms, torch.stack(torch._foreach_norm(self.tensors))
 
-    def _update(
-        self,
-        grads: list[Tensor],
-        clip: PerTensor,
-        lr: Scalar | float,
-        ok: Bool[Tensor, ""],
-    ) -> tuple[Scalar, Scalar] | None:
-        gate = ok.float()
-        # `where`, because 0 * inf is not 0
-        grads = [torch.where(ok, grad.float(), 0) for grad in grads]
-        torch._foreach_mul_(grads, list(clip.unbind()))
+    def _prepare(self, loss: Scalar, norms: PerTensor, weight_norms: PerTensor) -> Step:
+        """Count the update, and compute its clipping factors and scalars."""
+        self.norms.copy_(norms)
+        norm = torch.linalg.vector_norm(norms)
+        ok = torch.isfinite(loss) & torch.isfinite(norm)
+        gate, lr = ok.float(), self.rule.learning_rate(self.step)
+        self.step.add_(ok)
+        self._update_counters(loss, ok)
+        clip = self.rule.clip_factors(
+            torch.where(ok, norms, 0), weight_norms, torch.where(ok, norm, 0)
+        )
         scalars = self.rule.scalars(lr, gate, self.step)
-        return self.rule.update(self, grads, gate, scalars)
+        return Step(ok, gate, norm, lr, clip, scalars)
+
+    def _update(self, grads: list[Tensor], step: Step) -> tuple[Scalar, Scalar] | None:
+        # `where`, because 0 * inf is not 0
+        grads = [torch.where(step.ok, grad.float(), 0) for grad in grads]
+        torch._foreach_mul_(grads, list(step.clip.unbind()))
+        return self.rule.update(self, grads, step.gate, step.scalars)
 
     def _update_counters(self, loss: Scalar, ok: Bool[Tensor, ""]) -> None:
         """Count skipped updates, and adjust the loss scale.

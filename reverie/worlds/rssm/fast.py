@@ -1,13 +1,15 @@
 """GPU version of the RSSM dynamics, built from fused kernels.
 
-`observe` runs the posterior scan of `kernels/scan/posterior.py`. Imagination loops over
-steps as in `dynamics.py`, with one fused kernel after each matrix product.
+`observe` runs the posterior scan of `kernels/scan/posterior.py`.
 
-`_imagine_fused` is another version of imagination, which is off by default
-(`norm_linear.ENABLED`). Imagination launches many small kernels, each of which waits
-for the previous one. This version has fewer of them: norm, matrix product and sampling
-are fused, and inputs of the recurrent layer that do not depend on the action are
-computed on a side stream (`RECURRENT`) in parallel with prior and policy.
+Imagination loops over steps as in `dynamics.py`. It consists of many small kernels,
+each of which waits for the previous one. To have fewer of them, norm, matrix product
+and sampling are fused, and inputs of the hidden layer `dynhid0` that do not depend on
+the action are computed on a side stream (`HIDDEN_INPUTS`), in parallel with prior and
+policy.
+
+Shapes: N states, deterministic size D = G * W (G blocks of W values, I inputs each),
+S stochastic variables with K classes, hidden size H, A discrete actions.
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ from reverie.api import Policy, Rollout
 from reverie.kernels.heads import sample_layer as fused
 from reverie.kernels.heads.onehot import onehot_kl, sample_onehot
 from reverie.kernels.launch import cached_padded_weights, can_launch
-from reverie.kernels.norm import norm_linear
 from reverie.kernels.norm.norm_linear import is_linear_fusable, norm_silu_linear
 from reverie.kernels.norm.rms_norm import (
     is_fusable,
@@ -47,16 +48,16 @@ from reverie.nets.streams import NOISE, SideStream, on_stream, wait_for
 from reverie.worlds.rollout import stack_actions
 from reverie.worlds.rssm.dynamics import KLTerms, RSSMDynamics, RSSMState
 
-RECURRENT = SideStream("recurrent")
-"""Stream for the products of the recurrent layer `dynhid0` with inputs that do not
+HIDDEN_INPUTS = SideStream("hidden inputs")
+"""Stream for the products of the hidden layer `dynhid0` with inputs that do not
 depend on the action: `deter`, and the outputs of `dynin0` and `dynin1`."""
 
 MAX_TABLE = 256
 """Maximum number of discrete actions whose embeddings are precomputed in a table."""
 
 
-class _RecurrentWeights(NamedTuple):
-    """Weights of the recurrent layer `dynhid0` and its inputs, for all steps."""
+class _HiddenWeights(NamedTuple):
+    """Weights of the hidden layer `dynhid0` and its inputs, for all steps."""
 
     deter: Float[Tensor, "G I W"]
     """For the inputs of each block from `deter`."""
@@ -71,7 +72,7 @@ class _RecurrentWeights(NamedTuple):
     the prior is not fused (`_has_fused_prior`): only a fused prior returns indices."""
 
 
-class _RecurrentInputs(NamedTuple):
+class _PartialHidden(NamedTuple):
     """Tensors of the side stream, referenced so that their memory is not reused."""
 
     hidden: Float[Tensor, "G N W"]
@@ -114,13 +115,7 @@ class FastRSSMDynamics(RSSMDynamics):
         # An output layer of the policy whose weights are padded to a multiple of eight
         # outputs (`padded_linear`) is padded once per rollout instead of at each step.
         with cached_padded_weights():
-            if norm_linear.ENABLED:
-                actions = self._imagine_fused(steps, policy, rng)
-            else:
-                actions = [policy(steps[0])]
-                for previous, following in pairwise(steps):
-                    self._imagine_step(previous, actions[-1], rng, out=following)
-                    actions.append(policy(following))
+            actions = self._imagine_steps(steps, policy, rng)
         return Rollout(self._split(feat), stack_actions(actions))
 
     def features(self, states: RSSMState) -> Float[Tensor, "*b F"]:
@@ -187,46 +182,19 @@ class FastRSSMDynamics(RSSMDynamics):
         deter, stoch, logits = posterior_scan(implementation, forward)
         return RSSMState(deter, stoch), logits
 
-    def _imagine_step(
-        self, state: RSSMState, action: dict[str, Tensor], rng: Rng, out: RSSMState
-    ) -> None:
-        """Write the next state into the tensors of `out`."""
-        config, deter = self.config, state.deter
-        blocks, dtype = config.blocks, deter.dtype
-        with on_stream(deter, NOISE):  # in parallel with the layers below
-            noise = rng.exponential(out.stoch)
-        shared = torch.cat(
-            [
-                self._layer("dynin0", deter),
-                self._layer("dynin1", state.stoch.flatten(-2)),
-                self._embed_policy_action(action, deter),
-            ],
-            -1,
-        )
-        weight, bias = self.dynhid0.cast(dtype)
-        deter_weight, shared_weight = weight.tensor_split([config.deter // blocks], 1)
-        x = torch.bmm(shared.expand(blocks, -1, -1), shared_weight)
-        x.baddbmm_(deter.view(len(deter), blocks, -1).transpose(0, 1), deter_weight)
-        norm = self.dynhid0norm
-        x = rms_norm_silu_blocks(x, norm.scale, norm.eps, bias)
-        self._write_deter(x, deter, out=out.deter)
-        logits = self.prior_logits(out.deter)
-        wait_for(deter, NOISE)
-        sample_onehot(logits, noise, config.unimix, out=out.stoch)
-
-    def _imagine_fused(
+    def _imagine_steps(
         self, steps: list[RSSMState], policy: Policy, rng: Rng
     ) -> list[dict[str, Tensor]]:
         """Write all states after the first one, and return the actions."""
         deter = steps[0].deter
-        weights = self._recurrent_weights(deter.dtype)
+        weights = self._hidden_weights(deter.dtype)
         inputs = self._project_deter(deter, weights)
         inputs = self._add_shared_inputs(steps[0], inputs, weights)
         actions = [policy(steps[0])]
         for previous, following in pairwise(steps):
             with on_stream(deter, NOISE):  # in parallel with the layers below
                 noise = rng.exponential(following.stoch)
-            wait_for(deter, RECURRENT)
+            wait_for(deter, HIDDEN_INPUTS)
             hidden = self._add_action(inputs, actions[-1], weights)
             self._write_deter(hidden, previous.deter, out=following.deter)
             has_next = following is not steps[-1]
@@ -239,10 +207,10 @@ class FastRSSMDynamics(RSSMDynamics):
             actions.append(policy(following))
         # With a horizon of zero, the loop has not waited for the work that was started
         # on the side stream before it.
-        wait_for(deter, RECURRENT)
+        wait_for(deter, HIDDEN_INPUTS)
         return actions
 
-    def _recurrent_weights(self, dtype: torch.dtype) -> _RecurrentWeights:
+    def _hidden_weights(self, dtype: torch.dtype) -> _HiddenWeights:
         config = self.config
         width, hidden = config.deter // config.blocks, config.hidden
         weight, _ = self.dynhid0.cast(dtype)
@@ -257,21 +225,21 @@ class FastRSSMDynamics(RSSMDynamics):
             table = torch.bmm(embeds.expand(config.blocks, -1, -1), action)
         if self._has_fused_prior(dtype):
             stoch = self.dynin1.cast(dtype)[0].T.contiguous()
-        return _RecurrentWeights(deter, shared, action, table, stoch)
+        return _HiddenWeights(deter, shared, action, table, stoch)
 
     def _project_deter(
-        self, deter: Float[Tensor, "N D"], weights: _RecurrentWeights
-    ) -> _RecurrentInputs:
-        """Multiply `deter` with the recurrent weights, on the side stream."""
-        with on_stream(deter, RECURRENT):
+        self, deter: Float[Tensor, "N D"], weights: _HiddenWeights
+    ) -> _PartialHidden:
+        """Multiply `deter` with the weights of `dynhid0`, on the side stream."""
+        with on_stream(deter, HIDDEN_INPUTS):
             slices = deter.view(len(deter), self.config.blocks, -1).transpose(0, 1)
             hidden = torch.bmm(slices, weights.deter)
             in0 = F.linear(deter, self.dynin0.cast(deter.dtype)[0])
-        return _RecurrentInputs(hidden, in0, None)
+        return _PartialHidden(hidden, in0, None)
 
     def _add_shared_inputs(
-        self, state: RSSMState, inputs: _RecurrentInputs, weights: _RecurrentWeights
-    ) -> _RecurrentInputs:
+        self, state: RSSMState, inputs: _PartialHidden, weights: _HiddenWeights
+    ) -> _PartialHidden:
         """Add the products of `dynhid0` with the outputs of `dynin0` and `dynin1`.
 
         `dynin0` is the layer of `deter`, `dynin1` that of `stoch`. The products are
@@ -279,7 +247,7 @@ class FastRSSMDynamics(RSSMDynamics):
         """
         hidden, in0, classes = inputs
         bias, norm = self.dynin0.cast(in0.dtype)[1], self.dynin0norm
-        with on_stream(in0, RECURRENT):
+        with on_stream(in0, HIDDEN_INPUTS):
             if classes is None or weights.stoch is None:
                 layer0 = rms_norm_silu(in0, norm.scale, norm.eps, bias)
                 layer1 = self._layer("dynin1", state.stoch.flatten(-2))
@@ -294,11 +262,11 @@ class FastRSSMDynamics(RSSMDynamics):
 
     def _add_action(
         self,
-        inputs: _RecurrentInputs,
+        inputs: _PartialHidden,
         action: dict[str, Tensor],
-        weights: _RecurrentWeights,
+        weights: _HiddenWeights,
     ) -> Float[Tensor, "N D"]:
-        """Add the action; return the output of the recurrent layer."""
+        """Add the product of the action; return silu(norm(hidden + bias))."""
         hidden, norm = inputs.hidden, self.dynhid0norm
         _, bias = self.dynhid0.cast(hidden.dtype)
         if weights.table is not None:
