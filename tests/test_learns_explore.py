@@ -114,15 +114,24 @@ def test_plan2explore_finds_a_reward_that_the_default_does_not(tmp_path, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_plan2explore_finds_the_goal_of_a_sparse_minigrid_task(tmp_path, seed):
+def test_plan2explore_finds_the_goal_of_a_sparse_minigrid_task(tmp_path):
+    """Rewards of seeds 0, 1 and 2 are added, because single runs may have none.
+
+    Random actions would have 0.09 episodes with reward in the three runs, so that two
+    or more have a probability of 0.4 %.
+    """
     pytest.importorskip("minigrid")
     default, explore = (
-        rewarded_episodes(tmp_path / policy, policy, seed, "tiny", **GRID)
+        sum(
+            rewarded_episodes(
+                tmp_path / f"{policy}{seed}", policy, seed, "tiny", **GRID
+            )
+            for seed in (0, 1, 2)
+        )
         for policy in ("none", "plan2explore")
     )
     assert default == 0
-    assert explore >= 1
+    assert explore >= 2
 
 
 @pytest.mark.extended

@@ -22,7 +22,7 @@ from reverie.nets.rng import Rng
 from reverie.replay.buffer import Replay
 from reverie.replay.feed import ReplayFeed
 from reverie.run.config import resolve
-from reverie.worlds.prototypes import PROTOTYPES, TEMPERATURE, WIDTH
+from reverie.worlds.prototypes import PROTOTYPE_DIM, PROTOTYPES, TEMPERATURE
 
 EPISODES, HELD_OUT, UPDATES = 1000, 100, 300
 CONFIG = {
@@ -113,7 +113,7 @@ def log_partition() -> float:
     """
     mean = term = 1.0
     for i in range(60):
-        term *= (1 / TEMPERATURE) ** 2 / 4 / ((WIDTH / 2 + i) * (i + 1))
+        term *= (1 / TEMPERATURE) ** 2 / 4 / ((PROTOTYPE_DIM / 2 + i) * (i + 1))
         mean += term
     return float(np.log(PROTOTYPES * mean))
 
