@@ -83,6 +83,15 @@ def test_a_broken_pipe_that_is_not_the_output_is_an_internal_error(run, monkeypa
         run("train", os.open(os.devnull, os.O_WRONLY))
 
 
+def log_steps(logger: Logger, steps: int) -> None:
+    for step in range(steps):
+        logger.add({"score": 1.0})
+        logger.progress(step)
+        logger.write(step)
+        logger.clear_line()
+    logger.close()
+
+
 @pytest.mark.parametrize("descriptor", [broken_pipe, full_device])
 def test_a_terminal_that_fails_does_not_stop_a_run(capsys, descriptor):
     if descriptor is full_device and not os.path.exists("/dev/full"):
@@ -90,12 +99,7 @@ def test_a_terminal_that_fails_does_not_stop_a_run(capsys, descriptor):
     stream = open(descriptor(), "w")  # noqa: SIM115
     stream.isatty = lambda: True
     logger = Logger([TerminalSink("score", stream=stream)])
-    for step in range(5):
-        logger.add({"score": 1.0})
-        logger.progress(step)
-        logger.write(step)
-        logger.clear_line()
-    logger.close()
+    log_steps(logger, 5)
     error = capsys.readouterr().err
     assert error.count("warning: Writing the terminal log failed") == 1
     with suppress(OSError):
@@ -123,12 +127,7 @@ def test_a_replaced_output_does_not_stop_a_run(monkeypatch, stream):
     logger = Logger([TerminalSink("score")])
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setattr(sys, "stderr", stream)
-    for step in range(2):
-        logger.add({"score": 1.0})
-        logger.progress(step)
-        logger.write(step)
-        logger.clear_line()
-    logger.close()
+    log_steps(logger, 2)
 
 
 CLOSED = """

@@ -8,7 +8,7 @@ import pytest
 from reverie.api import UserError
 from reverie.play import load as loading
 from reverie.play import simulation as simulations
-from reverie.play.history import OVERHEAD, History
+from reverie.play.history import ENTRY_OVERHEAD, History
 from reverie.play.simulation import Simulation
 
 LEFT, STAY, RIGHT = ({"action": np.int32(n)} for n in range(3))
@@ -129,8 +129,7 @@ def test_a_fork_within_a_dream_continues_from_the_imagined_frame(loaded):
     simulation = Simulation(loaded, seed=2)
     simulation.start(loading.HUMAN_MODEL)
     for _ in range(3):
-        simulation.imagined[simulation.cursor]["is_terminal"][:] = False
-        simulation.step(lambda: STAY)
+        step_without_end(simulation)
     frame = simulation.imagined[1]["image"][0].copy()
     simulation.seek(1)
     simulation.fork()
@@ -187,17 +186,22 @@ def test_a_transformer_with_full_context_is_flushed(run_folder):
     simulation.start(loading.HUMAN_MODEL)
     used = []
     for _ in range(12):
-        simulation.imagined[simulation.cursor]["is_terminal"][:] = False
-        simulation.step(lambda: STAY)
+        step_without_end(simulation)
         used.append(simulation.snapshot().inspection.context[0])
     assert simulation.imagination.context_resets >= 1
     assert min(np.diff(used)) < 0
     loaded.close()
 
 
+def step_without_end(simulation: Simulation) -> None:
+    """Make one step in the world model, even if it has predicted an end."""
+    simulation.imagined[simulation.cursor]["is_terminal"][:] = False
+    simulation.step(lambda: STAY)
+
+
 def step_bytes(loaded) -> int:
     """Return the size of a real row, an imagined row and the scalars of a step."""
-    return 2 * int(np.prod(loaded.obs_space["image"].shape)) + 3 * OVERHEAD
+    return 2 * int(np.prod(loaded.obs_space["image"].shape)) + 3 * ENTRY_OVERHEAD
 
 
 @pytest.mark.parametrize(
@@ -212,8 +216,7 @@ def test_memory_does_not_grow_without_limit(loaded, monkeypatch, name, save):
     simulation.keep_all = save
     simulation.start(loading.HUMAN_MODEL)
     for _ in range(8):
-        simulation.imagined[simulation.cursor]["is_terminal"][:] = False
-        simulation.step(lambda: STAY)
+        step_without_end(simulation)
     assert simulation.imagined.stop - simulation.imagined.start in (4, 5)
     assert simulation.rows.num_bytes + simulation.imagined.num_bytes <= max_bytes
     assert simulation.rows.start == simulation.imagined.start
@@ -229,8 +232,7 @@ def test_saved_episodes_keep_rows_and_drop_the_scalars_of_old_steps(
     simulation.keep_all = True
     simulation.start(loading.HUMAN_MODEL)
     for _ in range(6):
-        simulation.imagined[simulation.cursor]["is_terminal"][:] = False
-        simulation.step(lambda: STAY)
+        step_without_end(simulation)
     assert simulation.imagined.start == 0
     assert simulation.step_data.start == 4
     simulation.seek(0)
