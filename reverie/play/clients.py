@@ -44,21 +44,22 @@ class Client:
         self.next_view: View | None = None  # to send; a newer view replaces it
         self.wake_sender = asyncio.Event()
         self.unacknowledged: list[int] = []  # numbers of views
-        self._tokens, self._time = MESSAGE_BURST, time.monotonic()
+        # state of the token bucket: its tokens, and when they were last added
+        self._tokens, self._refill_time = MESSAGE_BURST, time.monotonic()
 
     def check_rate(self) -> None:
         """Count a message; raise if the client exceeds its rate limit."""
         now = time.monotonic()
         self._tokens = min(
-            MESSAGE_BURST, self._tokens + MESSAGE_RATE * (now - self._time)
+            MESSAGE_BURST, self._tokens + MESSAGE_RATE * (now - self._refill_time)
         )
-        self._time = now
+        self._refill_time = now
         self._tokens -= 1
         if self._tokens < 0:
             raise TooManyMessages
 
     def acknowledge(self, number: int) -> None:
-        """Remove a view and earlier ones from `unacknowledged`.
+        """Remove this view and all earlier ones from `unacknowledged`.
 
         The first acknowledgement of a view does not count towards the rate limit, so
         that a client can receive views at any rate.
@@ -92,9 +93,10 @@ class ClientGroup:
         self.controller: int | None = None
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
+        # the newest encoded view: its number and its message
         self._encoded: tuple[int, bytes] = (0, b"")
         session.listeners.append(self._on_view)
-        session.send({"type": "idle", "on": True})
+        session.send({"type": "idle", "on": True})  # until a page is connected
 
     def _on_view(self, view: View) -> None:
         """Publish a view in the event loop; called in the thread of the session."""
@@ -102,6 +104,7 @@ class ClientGroup:
             self._loop.call_soon_threadsafe(self.publish, view)
 
     def publish(self, view: View) -> None:
+        """Make this view the next one that is sent to every client."""
         for client in self.clients.values():
             client.next_view = view
             client.wake_sender.set()
@@ -113,7 +116,7 @@ class ClientGroup:
         return self._encoded[1]
 
     async def join(self, connection: Connection) -> Client | None:
-        """Add a client; None if there are too many."""
+        """Add a client and return it; return None if there are too many."""
         if len(self.clients) >= MAX_CLIENTS:
             return None
         client = Client(next(self._numbers), connection)
@@ -130,9 +133,10 @@ class ClientGroup:
         return client
 
     async def leave(self, client: Client) -> None:
+        """Remove a client; the oldest other client gets its controls."""
         self.clients.pop(client.number, None)
         if self.controller == client.number:
-            self.session.send({"type": "keys", "held": []})
+            self.session.send({"type": "keys", "held": []})  # release its keys
             self.controller = next(iter(self.clients), None)
         if not self.clients:
             self.session.send({"type": "idle", "on": True})
@@ -161,7 +165,7 @@ class ClientGroup:
         if kind == "ack" and isinstance(message.get("number"), int):
             client.acknowledge(message["number"])
         elif kind == "control":
-            if self.controller != client.number:
+            if self.controller != client.number:  # release the keys of the previous one
                 self.session.send({"type": "keys", "held": []})
             self.controller = client.number
             await self.announce()

@@ -1,9 +1,10 @@
 """Keyboard keys, sliders and buttons for the entries of an action space.
 
-An environment with one discrete action may have an attribute `action_names`. An action
-without effect is named `noop` or `stay`. Names that consist of `left`, `right`, `up`,
-`down` and `fire` are combinations of keys: `upright` or `up_right` is the arrow up and
-the arrow right. Other names, and actions without names, get keys in order.
+An environment with one discrete action may have an attribute `action_names`, from which
+keys are chosen. A name that consists of `left`, `right`, `up`, `down` and `fire` is
+selected by several keys at once: `upright` or `up_right` by the arrow up and the arrow
+right. An action without effect (`noop`, `stay`) has no key. Other names, and actions
+without names, get the free keys of `KEY_ROWS` in order.
 
 Keys are codes of the browser (`KeyboardEvent.code`), which do not depend on the
 keyboard layout.
@@ -37,7 +38,7 @@ WORD_KEYS = {
     "done": "KeyC",
     "jump": "KeyJ",
 }
-"""Keyboard keys by the words in names of actions."""
+"""Keyboard key of each word that names of actions may contain."""
 
 NOOP_NAMES = ("noop", "stay", "none", "idle")
 """Names of actions without effect; they have no keys."""
@@ -55,15 +56,15 @@ PAGE_KEYS = ("KeyP", "Period", "KeyR", "KeyF", "KeyT", "KeyH", "Comma", "Slash")
 """Shortcuts of the page, which are not used for actions."""
 
 MAX_CONTROLS = 64
-"""Maximum number of entries of an action space with controls; others are zero."""
+"""Maximum number of controls; further entries of the action space are always zero."""
 
 _JOINED_WORDS = re.compile("left|right|up|down|fire")
-"""Words of names that have no underscores, such as `upright` or `downleftfire`."""
+"""Finds the words in names without underscores, such as `upright` or `downleftfire`."""
 
 
 @dataclass(frozen=True)
 class Control:
-    """One entry of the action space."""
+    """The control of one entry of the action space."""
 
     action_key: str
     """Key of the action space."""
@@ -83,31 +84,37 @@ class Control:
 def make_controls(act_space: Spaces, names: Sequence[str] = ()) -> list[Control]:
     """Return the controls of all entries of an action space."""
     controls: list[Control] = []
-    discrete = sum(int(np.prod(s.shape)) for s in act_space.values() if s.is_discrete)
+    num_discrete = sum(
+        int(np.prod(s.shape)) for s in act_space.values() if s.is_discrete
+    )
     for key, space in act_space.items():
-        count = int(np.prod(space.shape))
-        for index in range(count):
+        size = int(np.prod(space.shape))
+        for index in range(size):
             if len(controls) == MAX_CONTROLS:
                 return controls
-            label = f"{key} {index + 1}" if count > 1 else key
+            label = f"{key} {index + 1}" if size > 1 else key
             low, high = (float(x.flat[index]) for x in (space.low, space.high))
             if not space.is_discrete:
+                # a slider needs finite bounds; without any, its range is [-1, 1]
                 low, high = max(low, -1e6), min(high, 1e6)
                 if (low, high) == (-1e6, 1e6):
                     low, high = -1.0, 1.0
                 controls.append(Control(key, index, label, low=low, high=high))
                 continue
-            values = int(high - low)
-            given = tuple(names) if discrete == 1 and len(names) == values else ()
-            number = sum(1 for control in controls if control.value_names)
+            num_values = int(high - low)
+            is_named = num_discrete == 1 and len(names) == num_values
+            value_names = tuple(names) if is_named else ()
+            discrete_index = sum(1 for control in controls if control.value_names)
             controls.append(
                 Control(
                     key,
                     index,
                     label,
-                    given or tuple(str(int(low) + n) for n in range(values)),
-                    named_keys(given) if given else _row_keys(number, values),
-                    _noop_value(given),
+                    value_names or tuple(str(int(low) + n) for n in range(num_values)),
+                    named_keys(value_names)
+                    if value_names
+                    else _row_keys(discrete_index, num_values),
+                    _noop_index(value_names),
                     low,
                     high,
                 )
@@ -116,19 +123,22 @@ def make_controls(act_space: Spaces, names: Sequence[str] = ()) -> list[Control]
 
 
 def named_keys(names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Return the keys of every action; names without known words get free keys."""
+    """Return the key combination of each action name.
+
+    A name without known words, or with the keys of an earlier name, gets a free key.
+    """
     combinations = {name: _word_keys(name) for name in names}
     used = {key for keys in combinations.values() for key in keys}
-    others = [key for row in KEY_ROWS for key in row]
-    free = iter([key for key in others if key not in {*used, *PAGE_KEYS}])
-    taken: set[tuple[str, ...]] = set()
+    all_keys = [key for row in KEY_ROWS for key in row]
+    free = iter([key for key in all_keys if key not in {*used, *PAGE_KEYS}])
+    assigned: set[tuple[str, ...]] = set()
     result = []
     for name in names:
         keys = combinations[name]
-        if name not in NOOP_NAMES and (not keys or keys in taken):
-            first = next(free, None)
-            keys = () if first is None else (first,)
-        taken.add(keys)
+        if name not in NOOP_NAMES and (not keys or keys in assigned):
+            free_key = next(free, None)
+            keys = () if free_key is None else (free_key,)
+        assigned.add(keys)
         result.append(keys)
     return tuple(result)
 
@@ -142,14 +152,15 @@ def _word_keys(name: str) -> tuple[str, ...]:
     return tuple(keys) if all(keys) else ()
 
 
-def _row_keys(number: int, values: int) -> tuple[tuple[str, ...], ...]:
-    """Return a key of a keyboard row for each value; none after the end of the row."""
-    row = KEY_ROWS[number] if number < len(KEY_ROWS) else ()
+def _row_keys(row_index: int, num_values: int) -> tuple[tuple[str, ...], ...]:
+    """Return one key of a row for each value; no key if the row is too short."""
+    row = KEY_ROWS[row_index] if row_index < len(KEY_ROWS) else ()
     row = tuple(key for key in row if key not in PAGE_KEYS)
-    return tuple((row[n],) if n < len(row) else () for n in range(values))
+    return tuple((row[n],) if n < len(row) else () for n in range(num_values))
 
 
-def _noop_value(names: Sequence[str]) -> int:
+def _noop_index(names: Sequence[str]) -> int:
+    """Return the index of the action without effect; 0 if no name says so."""
     for name in (*NOOP_NAMES, "done"):  # `done` has no effect in most MiniGrid tasks
         if name in names:
             return list(names).index(name)
@@ -165,37 +176,39 @@ def human_action(
     """Return the action that held keys and sliders select.
 
     `held` are keys in the order in which they were pressed. `sliders` maps the index of
-    a control to its value; for a discrete control, to the index of the value.
+    a control to its value; for a discrete control, to the index of the value that is
+    selected while no key is held.
     """
     action = {key: np.array(space.zeros()) for key, space in act_space.items()}
     for number, control in enumerate(controls):
         entries = action[control.action_key].reshape(-1)
         if control.value_names:
-            chosen = int(sliders.get(number, control.noop))
-            chosen = min(max(chosen, 0), len(control.value_names) - 1)
-            entries[control.index] = int(control.low) + _selected(control, held, chosen)
+            default = int(sliders.get(number, control.noop))
+            default = min(max(default, 0), len(control.value_names) - 1)
+            selected = _selected_value(control, held, default)
+            entries[control.index] = int(control.low) + selected
         else:
             value = float(sliders.get(number, 0.0))
             entries[control.index] = min(max(value, control.low), control.high)
     for key, space in act_space.items():
         if space.is_discrete:  # entries without controls may be out of range
-            top = np.maximum(space.high - 1, space.low)
-            action[key] = np.clip(action[key], space.low, top).astype(space.dtype)
+            highest = np.maximum(space.high - 1, space.low)
+            action[key] = np.clip(action[key], space.low, highest).astype(space.dtype)
     return action
 
 
-def _selected(control: Control, held: Sequence[str], default: int) -> int:
-    """Return the index of the value whose keys are all held.
+def _selected_value(control: Control, held: Sequence[str], default: int) -> int:
+    """Return the index of the value whose keys are all held, or `default`.
 
-    If there are several, the one with the most keys is returned, then the one with the
-    key that was pressed last.
+    If there are several, the one with the most keys is returned; among those with
+    equally many keys, the one whose key was pressed last.
     """
-    best, rank = default, (0, -1)
+    best, best_rank = default, (0, -1)  # rank: number of keys, position in `held`
     for value, keys in enumerate(control.key_combinations):
         if keys and all(key in held for key in keys):
             newest = max(held.index(key) for key in keys)
-            if (len(keys), newest) > rank:
-                best, rank = value, (len(keys), newest)
+            if (len(keys), newest) > best_rank:
+                best, best_rank = value, (len(keys), newest)
     return best
 
 

@@ -79,9 +79,12 @@ def export(runs: RunIndex, target: Path) -> Path:
 def make_page(data: dict[str, Any]) -> str:
     """Return the page with its styles, scripts and data."""
     files = {name: content.decode() for name, content in page_files().items()}
-    text = json.dumps(data, allow_nan=False).replace("</", "<\\/")
+    # escaped, so that no `</script>` in the data ends the script
+    data_json = json.dumps(data, allow_nan=False).replace("</", "<\\/")
     code = "\n".join(_without_imports(files[name]) for name in SCRIPTS)
-    script = f"<script>\nwindow.REVERIE_EXPORT = {text};\n(() => {{\n{code}\n}})();\n"
+    script = (
+        f"<script>\nwindow.REVERIE_EXPORT = {data_json};\n(() => {{\n{code}\n}})();\n"
+    )
     html = files["index.html"]
     style = f"<style>\n{files['style.css']}</style>"
     html = html.replace('<link rel="stylesheet" href="style.css">', style)
@@ -96,6 +99,7 @@ def _without_imports(code: str) -> str:
 
 
 def _record_sessions(folder: Path) -> list[dict[str, Any]]:
+    """Record the agent of a run in each available mode; none if it cannot be loaded."""
     try:
         loaded = load_run(folder, [("device", "cpu")])
     except UserError as error:
@@ -117,7 +121,8 @@ def record_session(
 ) -> dict[str, Any]:
     """Record `steps` steps of the agent, in several episodes if they are short.
 
-    The frames of each pane are concatenated vertically to one image (sprite sheet).
+    Return its title, rate, panes and steps. The frames of each pane are concatenated
+    vertically to one image (a sprite sheet); `shown` says which panes have a frame.
     """
     simulation = Simulation(loaded)
     predicted = (
@@ -125,9 +130,9 @@ def record_session(
     )
     renderer = PaneRenderer(loaded.obs_space, predicted, loaded.crop)
     simulation.start(mode)
-    table: list[dict[str, Any]] = []
+    step_table: list[dict[str, Any]] = []
     frames: list[dict[str, np.ndarray]] = []
-    while len(table) < steps:
+    while len(step_table) < steps:
         snapshot = simulation.snapshot()
         # reversed, so that the first one of several images of a pane is used
         frame = {p.pane: p.image for p in reversed(renderer.render(snapshot))}
@@ -135,7 +140,7 @@ def record_session(
         if snapshot.action is not None:
             action = describe_action(loaded.controls, snapshot.action)
         scalars = {key: round(value, 4) for key, value in snapshot.scalars.items()}
-        table.append({"step": snapshot.step, "action": action, "scalars": scalars})
+        step_table.append({"step": snapshot.step, "action": action, "scalars": scalars})
         frames.append(frame)
         if simulation.end_reason:
             simulation.start(mode)
@@ -156,16 +161,16 @@ def record_session(
         sheet = np.concatenate([frame.get(kind, blank) for frame in frames])
         content = base64.b64encode(encode_png(sheet)).decode()
         sprite_sheets.append(f"data:image/png;base64,{content}")
-        for entry, frame in zip(table, frames, strict=True):
+        for entry, frame in zip(step_table, frames, strict=True):
             entry.setdefault("shown", []).append(kind in frame)
-    for entry in table:
+    for entry in step_table:
         entry.setdefault("shown", [])
     return {
         "title": MODES[mode],
         "fps": loaded.fps or DEFAULT_FPS,
         "panes": panes,
         "sprite_sheets": sprite_sheets,
-        "steps": table,
+        "steps": step_table,
     }
 
 

@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 
-OVERHEAD = 1000
+ENTRY_OVERHEAD = 1000
 """Approximate size of an entry in bytes, without its arrays."""
 
 
 def entry_bytes(entry: Any) -> int:
     """Return the approximate size of an entry in bytes."""
     arrays = entry.values() if isinstance(entry, dict) else ()
-    return OVERHEAD + sum(x.nbytes for x in arrays if isinstance(x, np.ndarray))
+    return ENTRY_OVERHEAD + sum(x.nbytes for x in arrays if isinstance(x, np.ndarray))
 
 
 class History:
-    """Entries by step, from `start` to `stop` (exclusive)."""
+    """Entries indexed by step, from `start` to `stop` (exclusive)."""
 
     def __init__(self, start: int = 0):
         self.start = start

@@ -1,4 +1,7 @@
-"""A batch of imagined rollouts that continue real rows."""
+"""A batch of imagined rollouts that continue an episode.
+
+A row is the dictionary of one step: observations, reward, flags and action.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from reverie.spaces import Spaces
 
 
 class Imagination:
-    """N imagined rollouts with the same first rows and the same actions.
+    """N imagined rollouts with the same context rows and the same actions.
 
     They differ because the world model samples its states. Actions are in the units of
     the environment.
@@ -120,7 +123,7 @@ class Imagination:
 
 
 def _repeat(value: Any, count: int) -> Any:
-    """Repeat a tensor with batch size 1 `count` times; return other values as is."""
+    """Repeat a tensor of batch size 1 to batch size `count`; keep other values."""
     if not isinstance(value, torch.Tensor):
         return value
     return value.repeat_interleave(count, 0)

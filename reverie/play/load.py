@@ -51,8 +51,8 @@ class LoadedRun:
     obs_space: Spaces
     act_space: Spaces
     controls: list[Control]
-    crop: ImageCrop | None  # of the images in offline training
-    to_model_units: ActionConverter  # converts actions of the environment
+    crop: ImageCrop | None  # how offline training cropped its images, if it did
+    to_model_units: ActionConverter  # converts actions from the units of `env`
     missing: dict[str, str]
     """Why `env`, `policy` or `model` (the world model) is missing, by name."""
 
@@ -93,7 +93,10 @@ def load_run(
     presets: Sequence[str] = (),
     files: Sequence[str] = (),
 ) -> LoadedRun:
-    """Load the newest (offline: best) checkpoint of a run, or a given checkpoint."""
+    """Load the newest checkpoint of a run (offline runs: the best), or a given one.
+
+    `flags`, `presets` and config `files` override the config of the run.
+    """
     run = open_run(logdir, flags, prefer_best=True, presets=presets, files=files)
     config = with_flags(for_evaluation(run.config), flags)
     run = replace(run, config=config)
@@ -106,12 +109,12 @@ def load_run(
             f"  Fix: `reverie eval {logdir}` or `reverie draw boundaries {logdir}`"
         )
     env_spaces: Any = spaces if env is None else env
-    crop, trained = run.image_crop(), spaces
+    crop, trained_spaces = run.image_crop(), spaces
     policy: Agent | None = None
     try:
         source = run.policy_source(env_spaces)
-        trained = source.trained_spaces
-        agent = run.load_agent(trained)
+        trained_spaces = source.trained_spaces
+        agent = run.load_agent(trained_spaces)
         policy = source.adapt(agent)
     except UserError as error:
         missing["policy"] = _first_line(error)
@@ -121,8 +124,8 @@ def load_run(
         model = agent.world_model_env(config.seed)
     else:
         missing["model"] = f"the agent {config.agent!r} has no world model"
-    convert, _ = make_action_converter(
-        env_spaces.act_space, trained.act_space, config.task, "the recordings"
+    to_model_units, _ = make_action_converter(
+        env_spaces.act_space, trained_spaces.act_space, config.task, "the recordings"
     )
     names = getattr(env, "action_names", ())
     controls = make_controls(env_spaces.act_space, names)
@@ -137,13 +140,13 @@ def load_run(
         env_spaces.act_space,
         controls,
         crop,
-        convert,
+        to_model_units,
         missing,
     )
 
 
 def _try_env(config: Config, missing: dict[str, str]) -> Env | None:
-    """Return the environment of the task, if possible with rendered images.
+    """Return the environment of the task, with rendered images if it supports them.
 
     If it cannot be made, return None and add the reason to `missing`.
     """

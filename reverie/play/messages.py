@@ -25,7 +25,9 @@ MAX_LOSSLESS_SIZE = 64
 """Largest height and width of images that are compressed without loss."""
 WEBP_QUALITY = 90
 MAX_MESSAGE_BYTES = 16_384
-"""Longer messages are ignored."""
+"""Maximum length of a message of the page; longer ones are ignored."""
+MAX_KEY_CODE = 32
+"""Maximum length of the code of a keyboard key."""
 MAX_NUMBER = 2**53
 """Largest integer that JavaScript represents exactly."""
 
@@ -70,7 +72,7 @@ REQUIRED = {
     "save_episode": ("on",),
     "open": ("source", "number"),
 }
-"""Fields that must be present."""
+"""Fields that a command must have; the others are optional."""
 
 
 def encode_view(view: View) -> bytes:
@@ -127,12 +129,16 @@ def parse_command(message: dict[str, Any]) -> dict[str, Any] | None:
             return None
         else:
             command[field] = value
-    if name == "keys" and not _are_short_strings(command["held"]):
+    if name == "keys" and not _are_key_codes(command["held"]):
         return None
     return command
 
 
 def _is_valid(value: Any, kind: type | tuple[type, ...]) -> bool:
+    """True if a value has this type; numbers must be finite and not too large.
+
+    In Python a bool is also an int, so it is checked first.
+    """
     if isinstance(value, bool):
         return kind is bool
     if not isinstance(value, kind):
@@ -142,5 +148,7 @@ def _is_valid(value: Any, kind: type | tuple[type, ...]) -> bool:
     return True
 
 
-def _are_short_strings(values: Iterable[Any]) -> bool:
-    return all(isinstance(value, str) and len(value) <= 32 for value in values)
+def _are_key_codes(values: Iterable[Any]) -> bool:
+    return all(
+        isinstance(value, str) and len(value) <= MAX_KEY_CODE for value in values
+    )

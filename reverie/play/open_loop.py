@@ -16,7 +16,7 @@ from reverie.spaces import Arrays
 from reverie.storage.atomic import make_parent, write_file
 
 MAX_TRIES = 200
-"""Maximum number of episodes that are read to find long enough ones."""
+"""Maximum number of episodes that are read in search of sufficiently long ones."""
 GIF_COLORS = (256, 128, 64)
 """Palette sizes to try until a GIF is small enough."""
 
@@ -31,11 +31,11 @@ def draw_open_loop(
     fps: float = 15.0,
     max_bytes: int = 0,
 ) -> Path:
-    """Write a video of random parts of recorded episodes, continued by the model.
+    """Write a video that compares random clips of recorded episodes with predictions.
 
-    The world model observes the first frames of a clip, which are shown as they are,
-    and predicts the others from the recorded actions. If a GIF is larger than
-    `max_bytes` (0 for no limit), it gets fewer colors, then fewer clips.
+    The world model observes the first `observed` frames of a clip, which are shown as
+    they are, and predicts the next `horizon` frames from the recorded actions. If a GIF
+    is larger than `max_bytes` (0 for no limit), it gets fewer colors, then fewer clips.
     """
     model_env = loaded.world_model_env
     if model_env is None:
@@ -77,7 +77,10 @@ def draw_open_loop(
 
 
 def sample_clips(loaded: LoadedRun, count: int, rows: int, seed: int) -> Arrays:
-    """Return a batch of random parts of recorded episodes, in units of the model."""
+    """Return random clips of recorded episodes as a batch, with `rows` steps each.
+
+    Actions are in the units of the world model. There may be fewer than `count` clips.
+    """
     rng, clips = np.random.default_rng(seed), list[Arrays]()
     longest = 0
     for _ in range(MAX_TRIES):

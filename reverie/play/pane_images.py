@@ -1,4 +1,4 @@
-"""Images of one step: real, imagined and difference."""
+"""Images that the page shows for one step: real, imagined and their difference."""
 
 from __future__ import annotations
 
@@ -27,16 +27,20 @@ class PaneImage(NamedTuple):
 
 
 def concat_images(row: Obs, keys: list[str]) -> np.ndarray | None:
-    """Concatenate the images of a row horizontally; None if there are none."""
+    """Concatenate the images of a row horizontally; None if there are none.
+
+    Images with another height than the first one are left out.
+    """
     images = [_to_color(np.asarray(row[key])) for key in keys if key in row]
     if not images:
         return None
     height = images[0].shape[0]
-    same = [image for image in images if image.shape[0] == height]
-    return np.concatenate(same, 1)
+    same_height = [image for image in images if image.shape[0] == height]
+    return np.concatenate(same_height, 1)
 
 
 def _to_color(image: np.ndarray) -> np.ndarray:
+    """Return an image as RGB; several cameras stacked in channels are concatenated."""
     if image.shape[-1] % 3 == 0:
         return cameras_side_by_side(image)
     return to_rgb(image, last=True)
@@ -85,14 +89,17 @@ class PaneRenderer:
         return panes
 
     def observation_vectors(self, snapshot: StepSnapshot) -> dict[str, list[float]]:
-        """Return the vector observations of a run without predicted images, by pane."""
+        """Return the vector observations of a step by pane (`real`, `model`).
+
+        The result is empty if the world model predicts images, which are shown instead.
+        """
         if self.predicted_keys:
             return {}
         result = {}
-        first: Obs | None = None
+        rollout: Obs | None = None  # the first one
         if snapshot.imagined is not None:
-            first = {key: value[0] for key, value in snapshot.imagined.items()}
-        for pane, row in (("real", snapshot.real), ("model", first)):
+            rollout = {key: value[0] for key, value in snapshot.imagined.items()}
+        for pane, row in (("real", snapshot.real), ("model", rollout)):
             if row is not None and all(key in row for key in self.vector_keys):
                 parts = [np.ravel(row[key]).astype(float) for key in self.vector_keys]
                 values = np.concatenate(parts) if parts else np.zeros(0)

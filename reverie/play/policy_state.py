@@ -20,7 +20,7 @@ class PolicyState:
     """Carry of the policy after a row, and the action that the policy chooses there.
 
     A row has the observation and reward of a step, and the action taken there, if it is
-    known. All of this stays empty if the run has no policy.
+    known. All attributes stay None if the run has no policy.
     """
 
     def __init__(self, loaded: LoadedRun):
@@ -28,7 +28,7 @@ class PolicyState:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the episode."""
+        """Clear the state, before the first row of an episode."""
         self.carry: Any = None
         self.policy_action: Action | None = None  # chosen in the last row
         self.kl: float | None = None  # KL(posterior || prior) in the last row
@@ -65,9 +65,10 @@ class PolicyState:
         return True
 
     def _observe(self, row: Obs, first: bool) -> None:
-        """Run the policy on one row, and compute the KL of its observation."""
+        """Compute KL(posterior || prior) of a row, then run the policy on it."""
         policy, model = self.loaded.policy, self.loaded.world_model_env
         assert policy is not None
+        # keys with the prefix `log/` are for display and no input of the policy
         batch = {k: np.asarray(v)[None] for k, v in row.items() if k[:4] != "log/"}
         batch["is_first"] = np.array([first])
         if self.carry is None:

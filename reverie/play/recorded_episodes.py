@@ -25,7 +25,9 @@ REAL, IMAGINED = "env", "model"
 """Subfolders of `RECORDINGS`: episodes in the environment and in the world model."""
 
 MAX_LISTED = 200
-"""Maximum number of listed episodes per source: the last ones."""
+"""Maximum number of listed episodes per source; the last ones are listed."""
+MAX_SAMPLED = 50
+"""Maximum number of episodes of a source among which `sample` chooses."""
 
 
 class EpisodeSource(NamedTuple):
@@ -115,7 +117,7 @@ class RecordedEpisodes:
         has one."""
         for source in self.sources():
             names = self._names(source.name)
-            for name in rng.permutation(evenly_spaced(names, 50)).tolist():
+            for name in rng.permutation(evenly_spaced(names, MAX_SAMPLED)).tolist():
                 try:
                     episode = self._open(source.name).read(name)
                 except BadEpisode:

@@ -1,4 +1,4 @@
-"""Writes the episodes that the user of the page saves, as datasets and videos."""
+"""Write the episodes that a user saves in `reverie play`, as datasets and videos."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def save_episode(
     imagined: bool,
     fps: float,
 ) -> list[Path]:
-    """Write an episode and its video; return the paths of the files.
+    """Write an episode and a video of its `frames`; return the paths of the files.
 
     Episodes of the environment and of the world model are separate datasets, because
     imagined rows are predictions.
@@ -53,9 +53,9 @@ def save_episode(
 
 
 def complete_rows(rows: Sequence[Obs], act_space: Spaces, terminal: bool) -> list[Obs]:
-    """Return the rows with flags and actions as in the replay.
+    """Return the rows with the flags and actions that a replay buffer would store.
 
-    The first row has no reward, and the last row has zero actions.
+    The reward of the first row and the actions of the last row are zero.
     """
     result = []
     for number, row in enumerate(rows):

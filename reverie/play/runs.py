@@ -1,4 +1,4 @@
-"""The runs below a folder, for `reverie view`: status, curves, media and configs.
+"""Find the runs in a folder for `reverie view`: status, curves, media and configs.
 
 The id of a run is a hash of its path, and media files are numbered, so that requests
 contain no paths. Runs can be read while they train: an incomplete last line of a file
@@ -32,7 +32,7 @@ from reverie.run.folder import (
 )
 
 MAX_DEPTH = 4
-"""Maximum depth of run folders below the folder."""
+"""Maximum depth at which run folders are searched."""
 MAX_RUNS = 500
 MAX_POINTS = 1500
 """Maximum number of points of a curve; longer curves are subsampled."""
@@ -44,6 +44,8 @@ MAX_LINE = 1_000_000
 """Longer lines of metrics (in bytes) are skipped."""
 SCORE = "score"
 """Name of the curve with the scores of all episodes."""
+RECENT_EPISODES = 50
+"""Number of last episodes whose mean score is listed."""
 MEDIA_KINDS = ("mp4", "gif", "png")
 
 
@@ -53,10 +55,11 @@ Point = tuple[int, float, float]
 
 @dataclass
 class MetricsFile:
-    """Columns of a JSONL file, whose `step` is in frames; `update` reads new lines."""
+    """Metrics of a JSONL file, whose `step` is in frames; `update` reads new lines."""
 
     path: Path
     offset: int = 0
+    """Number of bytes that have been read."""
     columns: dict[str, list[Point]] = field(default_factory=dict)
     """Points by metric."""
     last_frame: int = 0
@@ -81,6 +84,7 @@ class MetricsFile:
                 self._add(line)
 
     def _add(self, line: bytes) -> None:
+        """Append the numbers of a line to their columns; ignore an invalid line."""
         try:
             entry = json.loads(line)
             frame, seconds = int(entry["step"]), float(entry.get("seconds") or 0.0)
@@ -95,7 +99,7 @@ class MetricsFile:
 
 @dataclass
 class ListedRun:
-    """One run folder."""
+    """A run in the list: its folder, files and config."""
 
     id: str
     name: str
@@ -187,6 +191,7 @@ class RunIndex:
         return self._runs[run_id]
 
     def _find(self) -> None:
+        """Search the folder again; runs that were already found keep what was read."""
         found = {}
         paths, campaigns = _find_folders(self.folder)
         queued = self._read_queues(campaigns)
@@ -195,6 +200,7 @@ class RunIndex:
             name = path.name if path == self.folder else relative.as_posix()
             run_id = hashlib.sha256(str(path).encode()).hexdigest()[:12]
             run = self._runs.get(run_id)
+            # a queued run has no config until it starts
             if run is None or (run.config is None and path in paths):
                 run = _open(run_id, name, path)
             run.queued = queued.get(path)
@@ -214,7 +220,8 @@ class RunIndex:
         run.metrics.update()
         run.scores.update()
         columns = _columns(run)
-        recent = [value for _, _, value in columns.get(SCORE, [])[-50:]]
+        scores = [value for _, _, value in columns.get(SCORE, [])]
+        recent = scores[-RECENT_EPISODES:]
         config = run.config
         task = run.queued.run.task if run.queued else ""
         return {
@@ -241,7 +248,7 @@ def _open(run_id: str, name: str, path: Path) -> ListedRun:
 
 
 def _find_folders(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the folders of runs and of campaigns; links are not followed."""
+    """Return the folders of runs and of campaigns; follow no symbolic links."""
     found: list[Path] = []
     campaigns: list[Path] = []
     for path, names, files in os.walk(folder):
@@ -262,7 +269,7 @@ def _last_change(run: ListedRun) -> float:
 
 
 def _columns(run: ListedRun) -> dict[str, list[Point]]:
-    """Return the metrics, with the score of all episodes as `score`."""
+    """Return the points of all metrics, and those of the episode score as `score`."""
     scores = dict(run.scores.columns)
     columns = {**run.metrics.columns, **scores}
     score = next((k for k in scores if k.endswith("score")), "")
@@ -271,7 +278,7 @@ def _columns(run: ListedRun) -> dict[str, list[Point]]:
 
 
 def _mean_by_frame(points: list[Point]) -> list[Point]:
-    """Return one point per frame: several episodes can end at the same one."""
+    """Average the points of the same frame, at which several episodes may end."""
     result = []
     for frame, group in itertools.groupby(points, key=lambda point: point[0]):
         _, seconds, values = zip(*group, strict=True)
@@ -322,7 +329,7 @@ def _list_media(run: ListedRun) -> list[Path]:
         for path in sorted(run.path.glob(pattern))
         if path.suffix[1:] in MEDIA_KINDS
         and path.is_file()
-        and path.resolve() == root / path.relative_to(run.path)  # without links
+        and path.resolve() == root / path.relative_to(run.path)  # no symbolic link
     ]
     newest = sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
     return sorted(newest, key=lambda path: "openloop" not in path.name)[:MAX_MEDIA]

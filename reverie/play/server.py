@@ -45,11 +45,14 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-FIRST_PORT = 8642
+FIRST_PORT, NUM_PORTS = 8642, 20
+"""Ports that are tried if none is given: the first one, and how many."""
+POLICY_VIOLATION, SERVER_ERROR, TRY_LATER = 1008, 1011, 1013
+"""Close codes of WebSockets, on which the page depends (`socket.js`)."""
 MAX_THREADS = 4
-"""Maximum number of threads of PyTorch on a CPU."""
+"""Maximum number of CPU threads of PyTorch."""
 MAX_SESSIONS = 4
-"""Runs that can be played at the same time."""
+"""Maximum number of runs that can be played at the same time."""
 
 
 def page_files() -> dict[str, bytes]:
@@ -94,6 +97,7 @@ class AccessCheck:
         return ""
 
     def _is_own_host(self, host: str) -> bool:
+        """True if the `Host` of a request can be an address of this server."""
         name = urlsplit(f"//{host}").hostname or ""
         if is_loopback(name):  # on any port, for SSH port forwarding
             return True
@@ -114,7 +118,7 @@ class Sessions:
     def __init__(self, open_run: Callable[[str], Session] | None = None):
         self._open = open_run
         self._groups: dict[str, ClientGroup] = {}
-        self._added: dict[str, Session] = {}
+        self._added: dict[str, Session] = {}  # by `add`, before the server started
         self._lock = asyncio.Lock()
 
     def add(self, name: str, session: Session) -> None:
@@ -140,6 +144,7 @@ class Sessions:
             return group
 
     async def _close_unused(self) -> None:
+        """Close one session without clients; raise if there is none."""
         for name, group in list(self._groups.items()):
             if not group.clients:
                 del self._groups[name]
@@ -194,20 +199,20 @@ def make_app(
 
     async def play(socket: WebSocket) -> None:
         if access.problem(socket):
-            await socket.close(1008)
+            await socket.close(POLICY_VIOLATION)
             return
         await socket.accept()
         try:
             group = await sessions.get(socket.query_params.get("session", ""))
         except UserError as error:
             await socket.send_json({"type": "error", "message": str(error)})
-            await socket.close(1011)
+            await socket.close(SERVER_ERROR)
             return
         client = await group.join(socket)
         if client is None:
             message = "Too many pages are connected to this session."
             await socket.send_json({"type": "error", "message": message})
-            await socket.close(1013)
+            await socket.close(TRY_LATER)
             return
         sender = asyncio.create_task(client.send_views(group.encode))
         try:
@@ -215,7 +220,7 @@ def make_app(
                 text = await socket.receive_text()
                 await group.handle(client, text)
         except TooManyMessages:
-            await socket.close(1008)
+            await socket.close(POLICY_VIOLATION)
         except (WebSocketDisconnect, KeyError, RuntimeError):
             pass  # KeyError: a binary message
         finally:
@@ -225,7 +230,7 @@ def make_app(
             await group.leave(client)
 
     def checked(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
-        """Check a request, then call its handler in a thread, as it reads files."""
+        """Check a request, then call its handler in a thread: it reads files."""
 
         async def respond(request: Request) -> Response:
             if reason := access.problem(request):
@@ -286,9 +291,9 @@ def make_app(
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0 is the first free one from `FIRST_PORT`."""
+    """Return a listening socket; port 0 chooses a free one from `FIRST_PORT`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    ports = [port] if port else [*range(FIRST_PORT, FIRST_PORT + 20), 0]
+    ports = [port] if port else [*range(FIRST_PORT, FIRST_PORT + NUM_PORTS), 0]
     for number in ports:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -323,16 +328,16 @@ def serve(
     runs: RunIndex | None = None,
     on_start: Callable[[str], None] = print_message,
 ) -> None:
-    """Serve until Ctrl-C; `on_start` gets the address of the page."""
+    """Serve until Ctrl-C; `on_start` is called with the address of the page."""
     import torch
     import uvicorn
 
     torch.set_num_threads(num_model_threads(torch.get_num_threads()))
     listener = bind(host, port)
     token = secrets.token_urlsafe(24)
-    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-    shown = f"[{shown}]" if ":" in shown else shown
-    address = f"http://{shown}:{listener.getsockname()[1]}/?token={token}"
+    name = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    name = f"[{name}]" if ":" in name else name  # an IPv6 address
+    address = f"http://{name}:{listener.getsockname()[1]}/?token={token}"
     if not is_loopback(host):
         print_message(
             f"warning: the server listens on {host}. Everyone in this network who gets "

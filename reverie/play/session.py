@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reverie.api import Action, UserError
+from reverie.envs.wrappers import RENDERED
 from reverie.log.messages import print_message
 from reverie.play.controls import (
     chosen_values,
@@ -43,12 +44,14 @@ MESSAGE_SECONDS = 4.0
 """How long a message about the episode is shown while it continues."""
 MAX_HELD = 32
 """Maximum number of keys that can be held at once."""
+MAX_FORK_EVERY = 10_000
+"""Maximum number of steps after which rollouts start again."""
 
 
 class View(NamedTuple):
     """What pages show of one step."""
 
-    number: int
+    number: int  # counts the views of a session
     data: dict[str, Any]
     """Everything but the images: mode, step, scalars, state of the controls."""
     images: list[PaneImage]
@@ -93,7 +96,7 @@ class Session:
         self.message, self._message_end = "", 0.0  # text, and when it is removed
         self.listeners: list[Listener] = []
         self.view: View | None = None
-        self._return = self._imagined_return = 0.0
+        self._return = self._imagined_return = 0.0  # sums of rewards so far
         self._held: list[str] = []  # codes of the keys that are held
         self._tapped: list[str] = []  # pressed and released since the last step
         self._sliders: dict[int, float] = {}  # values by number of the control
@@ -109,7 +112,7 @@ class Session:
         )
         self._first_mode = mode
 
-    # Used by other threads
+    # Methods for other threads
 
     def start(self) -> None:
         self._thread.start()
@@ -148,10 +151,10 @@ class Session:
             "show_header": self.show_header,
         }
 
-    # The thread
+    # Loop of the thread
 
     def _run(self) -> None:
-        """Step the simulation at its rate, and apply commands in between."""
+        """Step the simulation at its rate, and apply commands between steps."""
         self._apply({"type": "mode", "mode": self._first_mode})
         next_step = time.perf_counter()
         while True:
@@ -232,19 +235,21 @@ class Session:
         self._store_timestamp(command)
 
     def _store_timestamp(self, command: dict[str, Any]) -> None:
+        """Store when the page sent this input, if the command says so."""
         timestamp = command.get("timestamp")
         self._input_timestamp = (
             float(timestamp) if isinstance(timestamp, int | float) else None
         )
 
     def _on_idle(self, command: dict[str, Any]) -> None:
-        """Take no steps while no page is connected. Sent by the server."""
+        """Stop stepping while no page is connected. The server sends this command."""
         self._is_idle = bool(command["on"])
 
     def _on_mode(self, command: dict[str, Any]) -> None:
         self._start(str(command["mode"]))
 
     def _on_restart(self, command: dict[str, Any]) -> None:
+        """Start another episode; a live session that is paused stays paused."""
         paused = self.paused and self.simulation.mode != RECORDED
         self._start(self.simulation.mode, self._seed_of(command), paused)
 
@@ -278,7 +283,7 @@ class Session:
         self._publish()
 
     def _on_fork_every(self, command: dict[str, Any]) -> None:
-        self.simulation.fork_every = min(max(int(command["steps"]), 0), 10_000)
+        self.simulation.fork_every = min(max(int(command["steps"]), 0), MAX_FORK_EVERY)
         self._publish()
 
     def _on_seek(self, command: dict[str, Any]) -> None:
@@ -377,6 +382,7 @@ class Session:
             self.simulation.seek(command["step"])
 
     def _seed_of(self, command: dict[str, Any]) -> int | None:
+        """Return the seed of a command, clipped to 31 bits; None if it has none."""
         seed = command.get("seed")
         return min(max(int(seed), 0), 2**31 - 1) if seed is not None else None
 
@@ -396,7 +402,7 @@ class Session:
         rows = complete_rows(rows, loaded.act_space, bool(rows[-1]["is_terminal"]))
         renderer = self.renderer
         keys = renderer.predicted_keys if imagined else renderer.image_keys
-        frames = [concat_images(row, keys or ["log/image"]) for row in rows]
+        frames = [concat_images(row, keys or [RENDERED]) for row in rows]
         return save_episode(
             loaded.run.folder,
             rows,

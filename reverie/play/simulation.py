@@ -1,10 +1,10 @@
 """Steps an environment and its world model together, with the same actions.
 
-The real rows come from the environment or from a recorded episode, the imagined rows
-from rollouts of the world model. In `agent-env` and `human-env`, actions are chosen
-from the real rows, and rollouts start at a real row (`fork`). In `agent-model` and
-`human-model`, actions are chosen from the imagined rows, and a fork starts rollouts
-from these. Environment and world model are stepped with the same actions.
+A row is the dictionary of one step: observations, reward, flags and action. Real rows
+come from the environment or from a recorded episode, imagined rows from rollouts of the
+world model. In `agent-env` and `human-env`, actions are chosen from the real rows, and
+`fork` starts rollouts at a real row. In `agent-model` and `human-model`, actions are
+chosen from the imagined rows, and `fork` starts rollouts at an imagined row.
 
 Threads and timing are in `session.py`.
 """
@@ -43,7 +43,7 @@ AGENT_MODES = (AGENT_ENV, AGENT_MODEL)
 MAX_HISTORY = 3000
 """Maximum number of steps in memory, unless `Simulation.keep_all` is set."""
 MAX_BYTES, MAX_SAVED_BYTES = 64 * 2**20, 2**30
-"""Maximum bytes of the rows in memory, without and with `Simulation.keep_all`.
+"""Maximum size of the rows in memory in bytes, without and with `Simulation.keep_all`.
 Recorded episodes are not limited: their files are read completely."""
 MAX_ROLLOUTS = 8
 """Maximum number of imagined rollouts at the same time."""
@@ -108,7 +108,7 @@ class Simulation:
     # Episodes
 
     def start(self, mode: str, seed: int | None = None) -> None:
-        """Start an episode in a mode; `seed` makes it and later ones reproducible."""
+        """Start an episode in a mode; a `seed` also determines later episodes."""
         _check_possible(mode, self.loaded.unavailable_reasons()[mode])
         if seed is not None:
             self.seed, self.episode = seed, -1
@@ -139,7 +139,10 @@ class Simulation:
         self.fork()
 
     def _start_from_recording(self) -> None:
-        """Use a random row of a recorded episode as the first row."""
+        """Use a random row of a recorded episode as the first row.
+
+        The rows before it are kept as context of the policy and the world model.
+        """
         rng = np.random.default_rng(self._episode_seed())
         episode = self.loaded.episodes.sample(rng)
         start = int(rng.integers(len(episode["is_first"]) - 1))
@@ -153,7 +156,7 @@ class Simulation:
         self._check_rows()
 
     def _check_rows(self) -> None:
-        """Raise if recorded rows do not match the spaces of the agent."""
+        """Raise if the first recorded row does not match the spaces of the agent."""
         row = self.rows[0]
         for key, space in self._needed_spaces().items():
             shape = np.shape(row[key]) if key in row else None
@@ -170,7 +173,10 @@ class Simulation:
         return {key: s for key, s in spaces.items() if not key.startswith("log/")}
 
     def _episode_seed(self) -> int:
-        """Return another seed for each episode, which depends only on `seed`."""
+        """Return a different seed for each episode; it depends only on `seed`.
+
+        The prime factor keeps the seeds of similar `seed`s apart.
+        """
         return (self.seed * 100_003 + max(self.episode, 0)) % 2**31
 
     # Steps
@@ -195,8 +201,8 @@ class Simulation:
     @property
     def is_live(self) -> bool:
         """True if the cursor is at the newest step."""
-        last = self.imagined if self.mode in IN_MODEL else self.rows
-        return self.cursor == last.stop - 1
+        history = self.imagined if self.mode in IN_MODEL else self.rows
+        return self.cursor == history.stop - 1
 
     def step(self, get_human_action: Callable[[], Action]) -> None:
         """Advance by one step; `get_human_action` is called if a human acts.
@@ -211,15 +217,14 @@ class Simulation:
         self._drop_oldest_steps()
 
     def _drop_oldest_steps(self) -> None:
-        """Keep the newest steps, within the limits of their number and size."""
-        recorded = self.mode == RECORDED
+        """Drop the oldest steps until their number and size are within the limits."""
         histories = [self.imagined, self.step_data]
-        histories += [] if recorded else [self.rows]
+        histories += [] if self.mode == RECORDED else [self.rows]
         limit = MAX_SAVED_BYTES if self.keep_all else MAX_BYTES
         first = 0 if self.keep_all else self.cursor + 1 - MAX_HISTORY
         for history in histories:
             history.drop_before(first)
-        # only the rows of an episode are saved
+        # `keep_all` is about the rows, which are saved; `step_data` is only shown
         self.step_data.drop_before(self.cursor + 1 - MAX_HISTORY)
         while sum(history.num_bytes for history in histories) > limit:
             first = min(h.start for h in histories if h.num_bytes) + 1
@@ -249,7 +254,7 @@ class Simulation:
     def _step_real(self, get_human_action: Callable[[], Action]) -> None:
         """Step the environment or recording, and the rollouts with the same action."""
         if self.imagination is not None and self.imagined.get(self.cursor) is None:
-            self.fork()  # after moving to a step without a rollout
+            self.fork()  # `seek` moved to a step without a rollout
         row, env = self.rows[self.cursor], self.loaded.env
         if self.is_live:
             assert env is not None
@@ -297,7 +302,7 @@ class Simulation:
         context = self._context(self.cursor)
         self._advance_policy(self.cursor)
         carry = self.policy_state.carry
-        # another seed at every step, which does not depend on earlier forks
+        # a different seed at every step, which does not depend on earlier forks
         seed = (self._episode_seed() + 7919 * self.cursor) % 2**31
         self.imagination.start_rollouts(context, carry, self.rollouts, seed)
         start = {
@@ -337,7 +342,10 @@ class Simulation:
         self.mode, self.human = mode, human
 
     def _context(self, step: int) -> list[Obs]:
-        """Return the rows up to a step, at most `MAX_CONTEXT`, with actions."""
+        """Return the last rows up to a step, at most `MAX_CONTEXT`, as one sequence.
+
+        All rows have the same keys; actions that are not known yet are zero.
+        """
         in_model = self.mode in IN_MODEL and step > 0
         history = self.imagined if in_model else self.rows
         steps = range(max(history.start, step + 1 - MAX_CONTEXT), step + 1)
@@ -373,8 +381,8 @@ class Simulation:
 
     def snapshot(self) -> StepSnapshot:
         """Return the data of the current step that pages show."""
-        found = self.step_data.get(self.cursor)
-        action, scalars, inspection = found or (None, {}, StateInspection())
+        stored = self.step_data.get(self.cursor)
+        action, scalars, inspection = stored or (None, {}, StateInspection())
         return StepSnapshot(
             self.cursor,
             self.rows.get(self.cursor),
@@ -385,7 +393,10 @@ class Simulation:
         )
 
     def _store_step(self, action: Action | None) -> None:
-        """Store action, scalars and inspection of the current step."""
+        """Store action, scalars and inspection of the current step.
+
+        `action` led to this step. After a fork it is None: the stored one is kept.
+        """
         step = self.cursor
         if self.step_data.stop == self.step_data.start:
             self.step_data = History(step)

@@ -13,21 +13,24 @@ export function smooth(values, weight) {
   });
 }
 
+// Returns about `count` round numbers between `low` and `high`: multiples of 1, 2 or 5 times a power of ten.
 function ticks(low, high, count) {
-  const raw = (high - low) / count;
-  const power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= raw);
+  const minStep = (high - low) / count;
+  const power = 10 ** Math.floor(Math.log10(minStep));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= minStep);
   const result = [];
   for (let value = Math.ceil(low / step) * step; value <= high + step / 1e6; value += step) result.push(value);
   return result;
 }
 
+// Formats a tick without trailing zeros.
 function tickLabel(value) {
   const rounded = Number(value.toPrecision(4));
   return Number.isInteger(rounded) ? format(rounded) : format(rounded).replace(/(\.\d*?)0+$/, "$1");
 }
 
-// `lines` have a name, a color, and arrays x and y; `weight` is that of `smooth`.
+// Draws smoothed lines over pale raw ones. `lines` have a name, a color, and arrays x and y;
+// `weight` is that of `smooth`.
 export function drawChart(canvas, lines, weight) {
   const [context, width, height, ratio] = fitCanvas(canvas);
   const scale = ratio * parseFloat(getComputedStyle(document.documentElement).fontSize) / 16;

@@ -2,6 +2,7 @@
 
 export function byId(id) { return document.getElementById(id); }
 
+// Creates an element; `properties` that the element does not have become attributes.
 export function element(tag, properties = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -12,14 +13,17 @@ export function element(tag, properties = {}, ...children) {
   return node;
 }
 
+// Sets the text of an element only if it differs, so that screen readers do not repeat it.
 export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
+// Returns a color of the theme: a custom property of style.css.
 export function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
+// Formats a number with few digits; a dash if there is none.
 export function format(value) {
   if (value === undefined || value === null || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
@@ -27,6 +31,7 @@ export function format(value) {
   return Number.isInteger(value) ? String(value) : value.toFixed(size < 10 ? 3 : 1);
 }
 
+// Restores the saved theme, and switches between dark and light with its button.
 export function setUpTheme() {
   const root = document.documentElement;
   try {

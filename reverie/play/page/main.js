@@ -12,8 +12,8 @@ async function start() {
   }
   const parameters = new URLSearchParams(location.search);
   const token = parameters.get("token") || "";
-  const answer = await fetch(`/api/info?${new URLSearchParams({ token })}`);
-  const info = await answer.json();
+  const response = await fetch(`/api/info?${new URLSearchParams({ token })}`);
+  const info = await response.json();
   const session = parameters.get("play") || "";
   byId("home").href = info.view ? `/?${new URLSearchParams({ token })}` : "#";
   if (info.view && !session) window.page = new ViewPage(new ServerSource(token));

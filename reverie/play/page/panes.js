@@ -12,7 +12,8 @@ export class Panes {
     this.panes = new Map();
   }
 
-  // Returns the pane with this name. Panes keep their place, so that the layout is stable.
+  // Returns the pane with this name (kind and number), and creates it if there is none. Panes are
+  // not removed, so that the layout is stable.
   get(name, kind, label) {
     if (!this.panes.has(name)) {
       const canvas = element("canvas", { width: 64, height: 64, role: "img" });
@@ -27,15 +28,16 @@ export class Panes {
     return this.panes.get(name);
   }
 
+  // Draws the images or vectors of a view; panes without one are dimmed or hidden.
   show(data, bitmaps) {
     const counts = { real: 0, model: 0, difference: 0 };
-    const seen = new Set();
+    const drawn = new Set();
     const [columns, width] = ROLLOUT_LAYOUTS[data.rollouts] || ROLLOUT_LAYOUTS[1];
     this.rollouts.style.setProperty("--columns", columns);
     this.rollouts.style.setProperty("--width", width);
     data.images.forEach((image, index) => {
       const name = `${image.pane}-${counts[image.pane]++}`;
-      seen.add(name);
+      drawn.add(name);
       const several = data.rollouts > 1 && image.pane === "model";
       const labels = { real: "real", model: several ? `imagined ${counts.model}` : "imagined", difference: "difference" };
       const pane = this.get(name, image.pane, labels[image.pane]);
@@ -46,7 +48,7 @@ export class Panes {
         canvas.width = image.width;
         canvas.height = image.height;
         canvas.style.aspectRatio = `${image.width} / ${image.height}`;
-        canvas.style.imageRendering = image.width > 160 ? "auto" : ""; // sharp pixels if they are large
+        canvas.style.imageRendering = image.width > 160 ? "auto" : ""; // only small images are enlarged without interpolation
       }
       canvas.getContext("2d").drawImage(bitmaps[index], 0, 0);
       bitmaps[index].close();
@@ -55,23 +57,23 @@ export class Panes {
     for (const kind of ["real", "model"]) {
       const values = (data.vectors || {})[kind];
       if (values && !counts[kind]) {
-        seen.add(`${kind}-0`);
+        drawn.add(`${kind}-0`);
         // the real values are drawn next to the imagined ones
         const real = kind === "model" ? data.vectors.real : undefined;
         this.drawVector(this.get(`${kind}-0`, kind, kind === "real" ? "real" : "imagined"), values, kind, real);
       }
     }
     for (const [name, pane] of this.panes) {
-      if (seen.has(name)) continue;
+      if (drawn.has(name)) continue;
       const extra = Number(name.split("-")[1]) >= Math.max(1, data.rollouts);
       pane.figure.hidden = extra;
       pane.figure.classList.add("empty");
     }
-    for (const name of seen) this.panes.get(name).figure.hidden = false;
-    this.describe(data);
+    for (const name of drawn) this.panes.get(name).figure.hidden = false;
+    this.updateCaptions(data);
   }
 
-  describe(data) {
+  updateCaptions(data) {
     const real = this.panes.get("real-0");
     if (real) {
       const isEmpty = real.figure.classList.contains("empty");
@@ -93,14 +95,14 @@ export class Panes {
     const largest = Math.max(1, ...series.flatMap(([numbers]) => numbers.map(Math.abs)));
     const slot = width / Math.max(1, values.length);
     const gap = Math.min(slot * 0.2, 12 * scale);
-    const bar = (slot - gap) / series.length;
+    const barWidth = (slot - gap) / series.length;
     context.fillStyle = color("line");
     context.fillRect(0, height / 2, width, scale);
     series.forEach(([numbers, name], place) => {
       context.fillStyle = color(name);
       numbers.forEach((value, index) => {
         const size = (value / largest) * height * 0.42;
-        context.fillRect(index * slot + gap / 2 + place * bar, height / 2 - Math.max(0, size), Math.max(1, bar - scale), Math.abs(size));
+        context.fillRect(index * slot + gap / 2 + place * barWidth, height / 2 - Math.max(0, size), Math.max(1, barWidth - scale), Math.abs(size));
       });
     });
     context.font = `${11 * scale}px ui-monospace, monospace`;

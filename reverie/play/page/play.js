@@ -7,13 +7,13 @@ import { KeyInput, keyName } from "./keys.js";
 
 export class PlayPage {
   constructor(session, token, episode = null) {
-    this.data = null;
+    this.data = null; // of the newest view, see `View` in session.py
     this.episode = episode; // a recorded episode to open first: its source and number
-    this.hello = null;
+    this.hello = null; // first message of the server: what stays the same during a session
     this.hasControls = true;
     this.panes = new Panes(byId("panes"));
     this.traces = new Traces(byId("traces"));
-    this.actionRows = [];
+    this.actionRows = []; // for each discrete control, the elements of its values
     byId("play").hidden = false;
     this.keys = new KeyInput("reverie-keys", (held) => this.send({ type: "keys", held }), () => !document.querySelector("dialog[open]"));
     this.keys.onAxes = (axes) => this.moveSliders(axes);
@@ -85,6 +85,7 @@ export class PlayPage {
     this.episode = null;
   }
 
+  // Disables the inputs of a page without the controls.
   updateDisabled() {
     for (const node of byId("play").querySelectorAll("button, select, input")) {
       if (node.id === "header" || node.id === "keysbutton") continue;
@@ -96,7 +97,7 @@ export class PlayPage {
   // One row per value of an action: a bar with its probability, and a button that selects
   // the value while it is held.
   buildControls(controls) {
-    this.keys.used = new Set(controls.flatMap((control) => control.key_combinations.flat()));
+    this.keys.actionKeys = new Set(controls.flatMap((control) => control.key_combinations.flat()));
     this.actionRows = [];
     byId("controls").replaceChildren(...controls.map((control, number) => {
       const box = element("div", { className: "control" });
@@ -130,6 +131,7 @@ export class PlayPage {
     this.labelKeys();
   }
 
+  // Shows the physical keys of every action.
   labelKeys() {
     for (const rows of this.actionRows) {
       for (const { keys, codes, isDefault } of rows) {
@@ -140,6 +142,7 @@ export class PlayPage {
     }
   }
 
+  // Returns the slider of a continuous control.
   slider(control, number) {
     const value = element("output", { textContent: "0" });
     const input = element("input", { type: "range", min: control.low, max: control.high, step: (control.high - control.low) / 200, value: 0, "aria-label": control.label });
@@ -151,26 +154,27 @@ export class PlayPage {
     return element("label", { className: "slider" }, control.label, input, value);
   }
 
+  // Moves the first sliders to the positions of the gamepad's axes, from -1 to 1.
   moveSliders(axes) {
     byId("controls").querySelectorAll("input[type=range]").forEach((input, index) => {
       if (index >= axes.length) return;
       const range = (Number(input.max) - Number(input.min)) / 2;
-      const raw = Math.abs(axes[index]) < 0.08 ? 0 : axes[index];
-      const next = String(Number(input.min) + range + raw * range);
+      const axis = Math.abs(axes[index]) < 0.08 ? 0 : axes[index]; // a released stick is not exactly 0
+      const next = String(Number(input.min) + range + axis * range);
       if (Math.abs(Number(input.value) - Number(next)) > range / 100) { input.value = next; input.oninput(); }
     });
   }
 
   setUpButtons() {
-    const click = (id, action) => { byId(id).onclick = action; };
+    const click = (id, handler) => { byId(id).onclick = handler; };
     click("control", () => this.send({ type: "control" }));
     click("restart", () => this.send({ type: "restart" }));
     click("pause", () => this.send({ type: "pause", on: !this.data?.paused }));
     click("step", () => this.send({ type: "step" }));
     click("fork", () => this.send({ type: "fork", step: this.data?.step ?? 0 }));
     click("takeover", () => this.send({ type: "human", on: !this.data?.human }));
-    click("save-episode", () => this.answer(true));
-    click("discard", () => this.answer(false));
+    click("save-episode", () => this.answerSave(true));
+    click("discard", () => this.answerSave(false));
     click("keysbutton", () => this.openRemap());
     click("remap-close", () => byId("remap").close());
     click("remap-reset", () => { this.keys.resetMap(); this.openRemap(); });
@@ -196,8 +200,8 @@ export class PlayPage {
     window.addEventListener("keydown", (event) => {
       if (event.ctrlKey || event.altKey || event.metaKey || event.repeat) return;
       if (byId("save-dialog").open) {
-        if (event.code === "KeyY") this.answer(true);
-        if (event.code === "KeyN") this.answer(false);
+        if (event.code === "KeyY") this.answerSave(true);
+        if (event.code === "KeyN") this.answerSave(false);
         return;
       }
       const tag = event.target.tagName;
@@ -215,13 +219,15 @@ export class PlayPage {
     if (index !== select.selectedIndex) { select.selectedIndex = index; select.onchange({ target: select }); }
   }
 
-  answer(isSaved) {
+  // Sends the answer to the question whether to save the episode.
+  answerSave(save) {
     byId("save-dialog").close();
-    this.send({ type: "save_episode", on: isSaved });
+    this.send({ type: "save_episode", on: save });
   }
 
+  // Opens the dialog in which users choose other keys.
   openRemap() {
-    const codes = [...this.keys.used];
+    const codes = [...this.keys.actionKeys];
     const actionNames = (code) => this.hello.controls.flatMap((control) => control.value_names.filter((name, value) => control.key_combinations[value].length === 1 && control.key_combinations[value][0] === code)).join(", ") || keyName(code);
     byId("remap-list").replaceChildren(...codes.map((code) => {
       const button = element("button", { type: "button" }, actionNames(code), element("kbd", { textContent: keyName(this.keys.toPhysical(code)) }));
@@ -253,14 +259,15 @@ export class PlayPage {
     this.updateDisabled();
   }
 
+  // Shows a view: its data and its decoded images.
   show(data, bitmaps) {
     if (data.error !== undefined) { this.showMessage(data.error, true); return; }
-    const before = this.data;
+    const previous = this.data;
     this.data = data;
     this.panes.show(data, bitmaps);
     this.traces.add(data);
     this.showMessage(data.message, /Fix:|Error/.test(data.message));
-    if (!before || before.mode !== data.mode) {
+    if (!previous || previous.mode !== data.mode) {
       for (const button of byId("modes").children) {
         button.setAttribute("aria-checked", String(button.dataset.mode === data.mode));
         if (button.dataset.mode === data.mode) button.scrollIntoView({ block: "nearest", inline: "nearest" });
@@ -293,11 +300,13 @@ export class PlayPage {
     } else if (!data.awaits_save_answer && byId("save-dialog").open) byId("save-dialog").close();
   }
 
+  // Sets an input to the value of the server, unless the user is changing it.
   sync(id, value) {
     const node = byId(id);
     if (document.activeElement !== node && node.value !== value) node.value = value;
   }
 
+  // Shows the probabilities of all actions, and marks the chosen ones.
   showActions(data) {
     this.actionRows.forEach((rows, group) => {
       const probs = (data.probs || [])[group] || [];
@@ -310,6 +319,7 @@ export class PlayPage {
     });
   }
 
+  // Fills the header above the images ("heads-up display").
   showHud(data) {
     const inModel = data.mode.endsWith("model");
     const reward = inModel ? data.scalars["predicted reward"] : data.scalars.reward;

@@ -5,7 +5,7 @@ export class Recording {
   constructor(session) {
     this.session = session;
     this.step = 0;
-    this.canvases = session.panes.map((pane) => {
+    this.figures = session.panes.map((pane) => {
       const canvas = element("canvas", { width: pane.width, height: pane.height, role: "img", "aria-label": pane.label });
       return element("figure", { className: `pane ${pane.kind}` }, element("figcaption", { textContent: pane.label }), canvas);
     });
@@ -15,7 +15,7 @@ export class Recording {
     this.button.onclick = () => { this.paused = !this.paused; setText(this.button, this.paused ? "Continue" : "Pause"); };
     this.scrub.oninput = () => { this.paused = true; setText(this.button, "Continue"); this.show(Number(this.scrub.value)); };
     const transport = element("div", { className: "transport" }, this.button, this.scrub, this.text);
-    this.node = element("div", {}, element("h3", { textContent: session.title }), element("div", { className: "panes" }, ...this.canvases), transport);
+    this.node = element("div", {}, element("h3", { textContent: session.title }), element("div", { className: "panes" }, ...this.figures), transport);
     this.images = session.sprite_sheets.map((source) => Object.assign(new Image(), { src: source }));
     this.show(0);
     this.images.forEach((image) => { image.onload = () => this.show(this.step); });
@@ -27,7 +27,7 @@ export class Recording {
     this.scrub.value = step;
     const { panes, steps } = this.session;
     panes.forEach((pane, index) => {
-      const context = this.canvases[index].querySelector("canvas").getContext("2d");
+      const context = this.figures[index].querySelector("canvas").getContext("2d");
       const image = this.images[index];
       context.clearRect(0, 0, pane.width, pane.height);
       if (image.complete && steps[step].shown[index]) context.drawImage(image, 0, step * pane.height, pane.width, pane.height, 0, 0, pane.width, pane.height);

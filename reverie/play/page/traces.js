@@ -9,24 +9,26 @@ const ROWS = [ // label, and the scalars that are drawn over each other
   ["KL", ["KL"]],
   ["boundary", ["boundary"]],
 ];
-const MAX_STEPS = 240;
+const MAX_STEPS = 240; // that are drawn
+const MIN_STEPS = 30; // width of a trace at the start of an episode
 
 export class Traces {
   constructor(root) {
     this.root = root;
-    this.rows = new Map();
-    this.points = new Map(); // scalars by step
-    this.episode = null;
+    this.rows = new Map(); // elements by label
+    this.scalars = new Map(); // by step
+    this.episode = null; // episode and mode of the traces
   }
 
-  add(data) { // the data of a view, see messages.py
+  // Adds the scalars of a view (`View.data` in session.py) and draws all traces.
+  add(data) {
     const key = `${data.episode}/${data.mode}`;
     if (key !== this.episode) {
-      this.points.clear();
+      this.scalars.clear();
       this.episode = key;
     }
-    this.points.set(data.step, data.scalars);
-    for (const step of this.points.keys()) if (step < data.step - MAX_STEPS) this.points.delete(step);
+    this.scalars.set(data.step, data.scalars);
+    for (const step of this.scalars.keys()) if (step < data.step - MAX_STEPS) this.scalars.delete(step);
     this.draw(data);
   }
 
@@ -49,16 +51,16 @@ export class Traces {
     }
     const { canvas, values } = this.rows.get(name);
     keys.forEach((key, index) => setText(values[index], key in data.scalars ? `${format(data.scalars[key])} ` : index ? "" : "– "));
-    const steps = [...this.points.keys()].sort((a, b) => a - b);
+    const steps = [...this.scalars.keys()].sort((a, b) => a - b);
     const [context, width, height, scale] = fitCanvas(canvas);
-    const all = steps.flatMap((step) => keys.map((key) => this.points.get(step)[key]).filter((value) => value !== undefined));
+    const all = steps.flatMap((step) => keys.map((key) => this.scalars.get(step)[key]).filter((value) => value !== undefined));
     if (!all.length) return;
     let low = Math.min(0, ...all);
     let high = Math.max(...all);
     if (high - low < 0.02) [low, high] = [low - 0.01, high + 0.01]; // do not magnify small changes of a constant
     if (name === "continue" || name === "boundary") [low, high] = [0, 1];
     const first = steps[0];
-    const last = Math.max(steps[steps.length - 1], first + 30);
+    const last = Math.max(steps[steps.length - 1], first + MIN_STEPS);
     const x = (step) => ((step - first) / (last - first)) * (width - 6) + 3;
     const y = (value) => height - 4 - ((value - low) / (high - low)) * (height - 8);
     context.strokeStyle = color("line");
@@ -73,7 +75,7 @@ export class Traces {
       context.beginPath();
       let drawing = false;
       for (const step of steps) {
-        const value = this.points.get(step)[key];
+        const value = this.scalars.get(step)[key];
         if (value === undefined) { drawing = false; continue; }
         if (drawing) context.lineTo(x(step), y(value));
         else context.moveTo(x(step), y(value));
@@ -83,7 +85,7 @@ export class Traces {
       const value = data.scalars[key];
       if (value !== undefined) {
         context.beginPath();
-        context.arc(x(data.step), y(value), 2.5 * scale, 0, 7);
+        context.arc(x(data.step), y(value), 2.5 * scale, 0, 2 * Math.PI);
         context.fill();
       }
     });
@@ -91,6 +93,7 @@ export class Traces {
   }
 }
 
+// Draws one pixel per categorical latent: its column is the latent, its row the sampled class.
 export function drawLatents(canvas, data) {
   const { latents, classes } = data;
   canvas.width = latents.length;

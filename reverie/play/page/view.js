@@ -5,15 +5,17 @@ import { drawChart, PALETTE } from "./charts.js";
 import { Recording } from "./recording.js";
 
 const REFRESH_MS = 3000;
-const FEW_MEDIA = 6; // images and videos that are shown at first
+const FEW_MEDIA = 6; // number of images and videos that are shown at first
+const MAX_CURVES = 8; // number of runs whose curves are shown at first
 
+// Reads runs from the server.
 export class ServerSource {
   constructor(token) { this.token = token; this.isLive = true; }
 
   async get(path, parameters = {}) {
-    const answer = await fetch(`${path}?${new URLSearchParams({ ...parameters, token: this.token })}`);
-    if (!answer.ok) throw new Error((await answer.json().catch(() => ({}))).error || answer.statusText);
-    return answer.json();
+    const response = await fetch(`${path}?${new URLSearchParams({ ...parameters, token: this.token })}`);
+    if (!response.ok) throw new Error((await response.json().catch(() => ({}))).error || response.statusText);
+    return response.json();
   }
 
   runs() { return this.get("/api/runs"); }
@@ -25,6 +27,7 @@ export class ServerSource {
   play(id, episode = {}) { location.search = new URLSearchParams({ token: this.token, play: id, ...episode }); }
 }
 
+// Reads runs from the data in an exported page; it has the methods of `ServerSource`.
 export class ExportedSource {
   constructor(data) { this.data = data; this.isLive = false; }
   async runs() { return this.data.runs; }
@@ -42,13 +45,13 @@ export class ExportedSource {
 export class ViewPage {
   constructor(source) {
     this.source = source;
-    this.selected = null;
-    this.shown = new Set();
-    this.rows = new Map();
-    this.colors = new Map();
+    this.selected = null; // id of the run whose details are shown
+    this.shown = new Set(); // ids of the runs whose curves are shown
+    this.rows = new Map(); // elements of the table by id
+    this.colors = new Map(); // of the curves, by id
     byId("view").hidden = false;
     byId("open-play").hidden = !source.isLive;
-    byId("filter").oninput = () => this.draw();
+    byId("filter").oninput = () => this.drawTable();
     for (const id of ["metric", "xaxis"]) byId(id).onchange = () => this.updateChart();
     byId("smooth").oninput = () => this.drawChart();
     byId("open-play").onclick = () => source.play(this.selected);
@@ -62,6 +65,7 @@ export class ViewPage {
     if (source.isLive) setInterval(() => { if (!document.hidden) this.refresh(false); }, REFRESH_MS);
   }
 
+  // Reads all runs again; `first` selects what is shown when the page opens.
   async refresh(first) {
     try {
       this.runs = await this.source.runs();
@@ -74,10 +78,10 @@ export class ViewPage {
     }
     if (first) { // scores of different tasks are not comparable
       const task = this.runs[0]?.task;
-      this.runs.filter((run) => run.task === task).slice(0, 8).forEach((run) => this.shown.add(run.id));
+      this.runs.filter((run) => run.task === task).slice(0, MAX_CURVES).forEach((run) => this.shown.add(run.id));
     }
     this.chooseColors();
-    this.draw();
+    this.drawTable();
     this.fillMetrics();
     await this.updateChart();
     if (!first && this.selected) await this.updateDetails();
@@ -91,7 +95,8 @@ export class ViewPage {
     }
   }
 
-  draw() {
+  // Updates the table; elements are kept, so that the focus of the keyboard is not lost.
+  drawTable() {
     const words = byId("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
     const body = byId("runs").tBodies[0];
     const visible = this.runs.filter((run) => words.every((word) => `${run.name} ${run.task} ${run.agent}`.toLowerCase().includes(word)));
@@ -115,6 +120,7 @@ export class ViewPage {
     body.replaceChildren(...nodes);
   }
 
+  // Lists all metrics in the selection, if there are new ones.
   fillMetrics() {
     const names = [...new Set(this.runs.flatMap((run) => run.metrics))];
     const select = byId("metric");
@@ -124,6 +130,7 @@ export class ViewPage {
     if (names.includes(current)) select.value = current;
   }
 
+  // Reads the curves of the selected metric and draws them.
   async updateChart() {
     const key = byId("metric").value;
     const axis = byId("xaxis").value;
@@ -141,9 +148,10 @@ export class ViewPage {
 
   drawChart() { drawChart(byId("chart"), this.lines, Number(byId("smooth").value)); }
 
+  // Shows the details of a run.
   async select(id) {
     this.selected = id;
-    this.draw();
+    this.drawTable();
     const others = this.runs.filter((entry) => entry.id !== id);
     byId("compare").replaceChildren(element("option", { value: "", textContent: "no run" }), ...others.map((entry) => element("option", { value: entry.id, textContent: entry.name })));
     this.detailsText = "";
@@ -181,6 +189,7 @@ export class ViewPage {
     listEpisodes(byId("run-episodes"), episodes, ({ source, number }) => this.source.play(id, { source, number }));
   }
 
+  // Shows the config of the selected run, or how it differs from that of another run.
   async showConfig() {
     const other = byId("compare").value;
     const body = byId("config").tBodies[0];
