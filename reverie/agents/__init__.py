@@ -22,9 +22,9 @@ AGENTS = {
 def check_name(name: str) -> None:
     """Raise unless `name` is a built-in agent or of the form `package.module:Class`."""
     if name not in AGENTS and not is_plugin(name):
-        near = difflib.get_close_matches(name, AGENTS, 1, 0)[0]
+        closest = difflib.get_close_matches(name, AGENTS, n=1, cutoff=0)[0]
         raise UserError(
-            f"There is no agent {name!r}.\n  Fix: did you mean --agent {near}? Or "
+            f"There is no agent {name!r}.\n  Fix: did you mean --agent {closest}? Or "
             "use --agent package.module:Class."
         )
 
@@ -38,6 +38,6 @@ def find_class(name: str) -> Any:
 def make(
     name: str, obs_space: Spaces, act_space: Spaces, config: Any, options: BuildOptions
 ) -> Agent:
-    """Build an agent by name; `config` is that agent's own dataclass."""
+    """Build an agent by name; `config` is an instance of that agent's config class."""
     agent: Agent = find_class(name)(obs_space, act_space, config, options)
     return agent

@@ -15,7 +15,7 @@ from reverie.spaces import Spaces
 def zero_actions(
     act_space: Spaces, batch: int, device: torch.device
 ) -> dict[str, Tensor]:
-    """Return the previous actions at the start of an episode."""
+    """Return zeros by action key: the previous actions at the start of an episode."""
     return {
         key: torch.as_tensor(space.zeros(batch), device=device)
         for key, space in act_space.items()
@@ -31,7 +31,7 @@ def to_tensors(action: Action, like: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def previous_actions(batch: Batch, keys: Iterable[str]) -> dict[str, Tensor]:
-    """Return the actions `(B, T, ...)` that led to each row; zero for the first."""
+    """Return the actions `(B, T, ...)` that led to each row; zero in the first row."""
     return {
         key: torch.cat([torch.zeros_like(batch[key][:, :1]), batch[key][:, :-1]], 1)
         for key in keys

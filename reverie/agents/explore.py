@@ -91,7 +91,10 @@ def check_mode(mode: Mode, has_exploration_policy: bool) -> None:
 
 
 def disagreement(predictions: Float[Tensor, "M *b O"]) -> Float[Tensor, "*b"]:
-    """Return the unbiased standard deviation over members, averaged over outputs."""
+    """Return the standard deviation over `M` members, averaged over `O` outputs.
+
+    The estimate of the variance is unbiased, with the divisor M - 1.
+    """
     return predictions.std(0).mean(-1)
 
 

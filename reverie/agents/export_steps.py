@@ -55,9 +55,9 @@ def latent_world_steps(
 
     def imagine(inputs: Batch, state: State, rng: Rng) -> tuple[dict[str, Any], State]:
         rollout = world.imagine(state, lambda _: inputs, 1, rng)
-        after = tree_map(lambda x: x[:, 1], rollout.states)
-        reward, cont = world.reward_and_cont(world.features(after))
-        return {"reward": reward.float(), "cont": cont.float()}, after
+        next_state = tree_map(lambda x: x[:, 1], rollout.states)
+        reward, cont = world.reward_and_cont(world.features(next_state))
+        return {"reward": reward.float(), "cont": cont.float()}, next_state
 
     def decode(inputs: Batch, state: State, rng: Rng) -> tuple[dict[str, Any], State]:
         decoded = world.decode(tree_map(lambda x: x[:, None], state))

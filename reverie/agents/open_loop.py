@@ -32,7 +32,8 @@ def open_loop_videos(
     context = tree_map(lambda x: x[:count, :half], batch)
     actions = tree_map(lambda x: x[:count, half:], batch["prevact"])
     observed = world.observe(tree_map(lambda x: x[:count], state), context, rng)
-    steps = [*range(length - half), 0]  # the action in the last state has no effect
+    # `imagine` also asks for an action in the last state, which has no effect
+    steps = [*range(length - half), 0]
     recorded = iter([tree_map(lambda x, t=t: x[:, t], actions) for t in steps])
     start = tree_map(lambda x: x[:, -1], observed)
     rollout = world.imagine(start, lambda _: next(recorded), length - half, rng)

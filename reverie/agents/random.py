@@ -37,7 +37,7 @@ class NeverTrain:
 
     should_collect = True
     finished = False
-    env_steps_left = math.inf
+    env_steps_left = math.inf  # of the protocol `LimitsEnvSteps`
 
     def updates_due(self, step: int) -> int:
         return 0

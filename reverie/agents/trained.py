@@ -1,4 +1,4 @@
-"""Base class of agents with networks: checkpoints, weights and non-finite losses."""
+"""Base class of agents with trained networks: checkpoints and non-finite losses."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ from reverie.nets.rng import Rng
 
 
 class TrainedAgent:
-    """Subclasses define `components`, and set the attributes below in `__init__`."""
+    """Base class of agents with trained networks.
+
+    Subclasses define `components`, and set the attributes below in `__init__`.
+    """
 
     accelerator: Accelerator
     """Replaces modules by fast versions and captures CUDA graphs."""
     opt: Optimizer | OptimizerGroup
-    rng: dict[str, Rng]  # by use: `train`, `policy`, `eval`, `report`
+    rng: dict[str, Rng]
+    """Random generators by use: some of `train`, `policy`, `eval` and `report`."""
     last_metrics: Metrics
     """Metrics of the last update."""
     not_in_policy: ClassVar[tuple[str, ...]] = ()

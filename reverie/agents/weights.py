@@ -18,8 +18,9 @@ from reverie.patterns import select_names
 
 def init_generator(seed: int) -> torch.Generator:
     """Return the random generator for the initial weights of a run with this seed."""
+    # "init" separates this generator from others with the same seed
     seeds = np.random.SeedSequence([seed, *b"init"]).generate_state(1, np.uint64)
-    return torch.Generator().manual_seed(int(seeds[0]) >> 1)
+    return torch.Generator().manual_seed(int(seeds[0]) >> 1)  # a positive int64
 
 
 def trainable_parameters(components: Mapping[str, nn.Module]) -> dict[str, Tensor]:
@@ -102,7 +103,7 @@ def size_preset_of(state: StateDict) -> str | None:
     """Return the size preset with the layer widths of a checkpoint, if there is one."""
     try:
         widths = {
-            "deter": state["dyn"]["dyngru.bias"].numel() // 3,
+            "deter": state["dyn"]["dyngru.bias"].numel() // 3,  # a GRU has 3 gates
             "hidden": state["dyn"]["dynin0.bias"].numel(),
             "units": state["val"]["mlp.linear0.bias"].numel(),
         }
@@ -126,12 +127,17 @@ def size_presets() -> dict[str, dict[str, Any]]:
 
 
 def _preset_value(preset: dict[str, Any], field: str) -> Any:
+    """Return the value of a field in a preset; None if the preset does not set it."""
     # keys may be regular expressions, such as `dreamer\..*\.units$`
     matches = [v for key, v in preset.items() if key.rstrip("$").endswith(field)]
     return matches[0] if matches else None
 
 
 def _suggest_fix(state: StateDict, own_state: StateDict) -> str:
+    """Return the fix for a checkpoint whose tensors do not fit this agent.
+
+    If the checkpoint has another size preset, the fix is to select that preset.
+    """
     size = size_preset_of(state)
     if size is None or size == size_preset_of(own_state):
         return (

@@ -68,6 +68,7 @@ class DreamerV3TorchFileConfig:
 class BCConfig(AgentConfig):
     """Settings of behavior cloning."""
 
+    # the class variables and overridden methods are documented in `AgentConfig`
     explore_policies: ClassVar[tuple[str, ...]] = ()
     batch_settings: ClassVar[tuple[tuple[str, ...], ...]] = (("batch_size", "length"),)
     needs_recordings: ClassVar[bool] = True
@@ -124,19 +125,18 @@ class BCConfig(AgentConfig):
             reason, fix = "a new encoder is trained", "add --bc.run PATH."
             options = ("features", "finetune", "dreamerv3_torch.")
             unused = [UnusedSetting(f"bc.{name}", reason, fix) for name in options]
-        kind = f"bc.head.kind is {self.head.kind!r}"
+        reason = f"bc.head.kind is {self.head.kind!r}"
         if self.head.kind == "mixture":
-            unused.append(UnusedSetting("bc.head.loss", kind))
+            unused.append(UnusedSetting("bc.head.loss", reason))
         else:
             fix = "add --bc.head.kind mixture."
-            unused += [
-                UnusedSetting(f"bc.head.{x}", kind, fix) for x in ("modes", "minstd")
-            ]
-        automatic = UnusedSetting("bc.run_agent", "it is set automatically")
+            mixture_settings = ("bc.head.modes", "bc.head.minstd")
+            unused += [UnusedSetting(name, reason, fix) for name in mixture_settings]
         reason = "behavior cloning trains a policy, not a world model"
-        world_model = ("context", "horizon", "video", "ensemble.")
-        unused += [UnusedSetting(f"offline.eval.{x}", reason) for x in world_model]
-        return (*unused, automatic)
+        for name in ("context", "horizon", "video", "ensemble."):
+            unused.append(UnusedSetting(f"offline.eval.{name}", reason))
+        unused.append(UnusedSetting("bc.run_agent", "it is set automatically"))
+        return tuple(unused)
 
     @property
     def rows_per_update(self) -> int:
@@ -182,7 +182,8 @@ class BCConfig(AgentConfig):
 
 
 class BCCarry(NamedTuple):
-    """Recurrent states of feature extractor and head (R units), previous actions."""
+    """Recurrent states of the feature extractor and of the GRU in the head (R units),
+    and the previous actions."""
 
     feature_extractor: Any
     head: Float[Tensor, "B R"]
@@ -228,8 +229,9 @@ class BC(TrainedAgent):
         self.normalizer = ActionNormalizer(act_space)
         for module in self.components().values():
             module.to(device)
-        is_new = self.base is None and not config.run
-        self.trains_features = config.finetune or is_new
+        # with `run`, but no base agent, the encoder comes from a dreamerv3-torch file
+        has_new_encoder = self.base is None and not config.run
+        self.trains_features = config.finetune or has_new_encoder
         trained: list[tuple[str, nn.Module]] = [("head", self.head)]
         if self.trains_features:
             trained.append(("feature_extractor", self.feature_extractor))
@@ -237,9 +239,17 @@ class BC(TrainedAgent):
         self.accelerator.use_fast_modules(self.feature_extractor, self.head)
         self.accelerator.use_low_precision([self.feature_extractor], dtype)
         self.opt = self.accelerator.make_optimizer(
-            {f"{k}.{n}": p for k, m in trained for n, p in m.named_parameters()},
+            {
+                f"{component}.{name}": parameter
+                for component, module in trained
+                for name, parameter in module.named_parameters()
+            },
             config.opt,
-            [f"{k}.{n}" for k, m in trained for n in dense_weights(m)],
+            decayed=[
+                f"{component}.{name}"
+                for component, module in trained
+                for name in dense_weights(module)
+            ],
         )
         self.rng = {name: Rng(seed, name, device) for name in ("train", "eval")}
         self._run_update = self.accelerator.capture(
@@ -327,10 +337,11 @@ class BC(TrainedAgent):
                     RuntimeWarning,
                     stacklevel=2,
                 )
-            own = encoder.state_dict()  # the file does not contain image statistics
-            statistics = {k: v for k, v in own.items() if k.startswith("standardizer")}
+            # the file has no image statistics, so those of this agent are kept
+            old = encoder.state_dict()
+            statistics = {k: v for k, v in old.items() if k.startswith("standardizer")}
             weights = {**statistics, **state["encoder"]}
-            check_same_tensors("encoder", own, {"encoder": weights})
+            check_same_tensors("encoder", old, {"encoder": weights})
             encoder.load_state_dict(weights)
         self.accelerator.weights_changed()
 
@@ -347,7 +358,7 @@ class BC(TrainedAgent):
         if self.base is None:
             set_statistics(self.feature_extractor, statistics)
         for key in self.normalizer.spaces:
-            values = statistics[key][:4]
+            values = statistics[key][:4]  # without the number of rows
             mean, std, low, high = (torch.as_tensor(x).float() for x in values)
             if self.config.normalize == "moments":
                 self.normalizer.set(key, mean, std)
@@ -364,8 +375,8 @@ class BC(TrainedAgent):
     def _update(self, batch: api.Batch) -> api.Metrics:
         """Run the computations of an update; may be captured as a CUDA graph."""
         loss, mask = self.loss(batch, "train")
-        count = all_reduce_with_grad(mask.sum()).clamp(min=1)
-        total = torch.where(mask, loss, 0).sum() / count
+        num_rows = all_reduce_with_grad(mask.sum()).clamp(min=1)  # of all ranks
+        total = torch.where(mask, loss, 0).sum() / num_rows
         _, metrics = self.opt.update(total)
         return {"loss/action": all_reduce_with_grad(total.detach()), **metrics}
 
@@ -381,11 +392,11 @@ class BC(TrainedAgent):
         rows = {**batch, "prevact": previous_actions(batch, self.act_space)}
         training = purpose == "train" and self.trains_features
         extractor = self.feature_extractor.train(training)
-        count = len(batch["is_first"])
+        size = len(batch["is_first"])
         with torch.set_grad_enabled(training):
-            feat, _ = extractor(extractor.initial(count), rows, self.rng[purpose])
-        start = self.head.initial(count, self.device)
-        predictions, _ = self.head(start, feat, batch["is_first"])
+            feat, _ = extractor(extractor.initial(size), rows, self.rng[purpose])
+        gru_state = self.head.initial(size, self.device)
+        predictions, _ = self.head(gru_state, feat, batch["is_first"])
         target = self.normalizer.normalize({key: batch[key] for key in self.act_space})
         losses = [dist.loss(target[key]) for key, dist in predictions.items()]
         mask = ~batch["is_last"]
@@ -399,7 +410,7 @@ class BC(TrainedAgent):
         return {"action": loss}, mask
 
     def report(self, feed: api.Feed) -> api.Metrics:
-        return {}
+        return {}  # evaluation on recordings calls `episode_losses` instead
 
     # Checkpoints
 

@@ -18,6 +18,9 @@ from reverie.nets.blocks import MLP, Linear, MLPConfig, ModulesByKey
 from reverie.nets.gru import GRU
 from reverie.spaces import Space, Spaces
 
+MIN_SCALE = 1e-6
+"""Entries of an action with a smaller scale are constant, and are not rescaled."""
+
 
 @dataclass(frozen=True)
 class BCHeadConfig(MLPConfig):
@@ -46,7 +49,10 @@ class BCHeadConfig(MLPConfig):
 
 
 class PointPrediction:
-    """Prediction of a continuous action without a distribution."""
+    """Prediction of a continuous action without a distribution.
+
+    `loss` is the setting `mse` or `l1`.
+    """
 
     def __init__(self, value: Float[Tensor, "*b A"], loss: str):
         self.value, self.loss_kind = value, loss
@@ -79,7 +85,10 @@ class GaussianMixture:
 
 
 class CategoricalPrediction:
-    """Categorical distributions of the entries of a discrete action."""
+    """Categorical distributions of the entries of a discrete action.
+
+    Class 0 of each entry is the action `low`, the lowest value of the space.
+    """
 
     def __init__(self, logits: Float[Tensor, "*b N K"], low: Tensor, space: Space):
         self.logits, self.low, self.space = logits, low, space
@@ -111,6 +120,7 @@ class BCHead(nn.Module):
         )
 
     def _make_output(self, space: Space) -> nn.Module:
+        """Return the output layers for one action key."""
         config, size = self.config, math.prod(space.shape)
         width, scale = self.mlp.width, self.config.outscale
         if space.is_discrete:
@@ -140,12 +150,12 @@ class BCHead(nn.Module):
     ) -> tuple[dict[str, ActionPrediction], Float[Tensor, "B R"]]:
         """Return predictions by action key, and the last state of the GRU."""
         if self.gru is not None:
-            gates, steps = self.gru.gates(feat), []
+            gates, states = self.gru.gates(feat), []  # gates: (1, B, T, 3 R)
             for t in range(feat.shape[1]):
                 carry = torch.where(is_first[:, t, None], 0, carry)
                 carry = self.gru.step(gates[:, :, t], carry[None])[0]
-                steps.append(carry)
-            feat = torch.stack(steps, 1)
+                states.append(carry)
+            feat = torch.stack(states, 1)
         x = self.mlp(feat)
         predictions = {
             key: self._predict(key, space, x) for key, space in self.spaces.items()
@@ -153,6 +163,7 @@ class BCHead(nn.Module):
         return predictions, carry
 
     def _predict(self, key: str, space: Space, x: Tensor) -> ActionPrediction:
+        """Return the prediction for one action key from outputs of the MLP."""
         out, config = self.out[key], self.config
         layers = dict(out.named_children())
         if space.is_discrete:
@@ -177,9 +188,9 @@ class ActionNormalizer(nn.Module):
             self.register_buffer(f"scale{i}", torch.ones(size))
 
     def set(self, key: str, offset: Tensor, scale: Tensor) -> None:
-        """Set offset and scale of a key; entries with a scale of 0 are not rescaled."""
+        """Set offset and scale of a key; constant entries (`MIN_SCALE`) get scale 1."""
         i = list(self.spaces).index(key)
-        scale = torch.where(scale > 1e-6, scale, torch.ones_like(scale))
+        scale = torch.where(scale > MIN_SCALE, scale, torch.ones_like(scale))
         self.get_buffer(f"offset{i}").copy_(offset.reshape(-1))
         self.get_buffer(f"scale{i}").copy_(scale.reshape(-1))
 
