@@ -1,4 +1,8 @@
-"""Implementations of `capabilities.WorldModelEnv`: world models simulated in steps."""
+"""World models simulated step by step, for Dreamer and Δ-IRIS.
+
+The classes implement `capabilities.InspectableWorldModelEnv`, which documents their
+methods.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ if the device has graphs."""
 
 
 class LatentWorldModelEnv:
-    """WorldModelEnv of an `api.LatentWorld`.
+    """Simulates an `api.LatentWorld`.
 
     States are inferred from the context and then predicted with the prior. A rollout is
     terminal when the continue probability is below 0.5. The carry of the agent's policy
@@ -50,7 +54,8 @@ class LatentWorldModelEnv:
         act: LatentPolicy | None = None,
         inspect: Callable[[Tensor], StateInspection] | None = None,
     ):
-        """`inspect` returns the outputs of actor and critic for features."""
+        """`act` is the policy of the agent; `inspect` returns the outputs of its actor
+        and critic for features. Without them, the world model can only be stepped."""
         self.world, self.device, self._act = world, device, act
         self._inspect = inspect
         self.obs_space, self.act_space = agent_obs_space(obs_space), act_space
@@ -70,6 +75,8 @@ class LatentWorldModelEnv:
         keys = [*self.obs_space, *self.act_space, "is_first"]
         keys += ["reward"] if "reward" in context else []  # an input of some worlds
         rows: Batch = {key: self._tensor(context[key]) for key in keys}
+        # the context may begin within an episode, but the model starts from its initial
+        # state
         rows["is_first"] = rows["is_first"].clone()
         rows["is_first"][:, 0] = True
         rows["prevact"] = previous_actions(rows, self.act_space)
@@ -119,7 +126,7 @@ class LatentWorldModelEnv:
         if isinstance(self.world, HasBoundaryProbability):
             probability = float(self.world.boundary_probability(first)[0])
             result = result._replace(boundary=probability)
-        stoch = getattr(state, "stoch", None)
+        stoch = getattr(state, "stoch", None)  # one-hot (N, S, K), if categorical
         if stoch is not None and stoch.ndim == 3 and stoch.shape[-1] > 1:
             latents = stoch[0].argmax(-1).cpu().numpy()
             result = result._replace(latents=latents, classes=stoch.shape[-1])
@@ -153,12 +160,12 @@ class _StepKind(NamedTuple):
     """What a step depends on besides tensors; each kind has its own CUDA graph."""
 
     cache_size: int
-    i_token_is_cached: bool
-    inputs: tuple[str, ...]  # names of the tensors
+    i_token_is_cached: bool  # see `IrisState`
+    inputs: tuple[str, ...]  # names of the input tensors
 
 
 class IrisWorldModelEnv:
-    """WorldModelEnv of the Δ-IRIS world.
+    """Simulates the Δ-IRIS world.
 
     A rollout starts from real frames; its end is sampled from the prediction. `net` is
     the network of the policy, whose LSTM state is returned as the latent state.
@@ -184,7 +191,7 @@ class IrisWorldModelEnv:
         self._captured: dict[_StepKind, Callable[[Tensors], Tensors]] = {}
         self.act_space = act_space
         self.obs_space = {world.key: obs_space[world.key]}
-        ((self.action, space),) = act_space.items()
+        ((self.action_key, space),) = act_space.items()
         self.lowest_action = int(space.low)
         self.rng = Rng(seed, "dreams", device)
 
@@ -199,9 +206,9 @@ class IrisWorldModelEnv:
 
     @torch.no_grad()
     def begin(self, context: Batch) -> ImaginedIrisState:
-        frames = self.world.dynamics.config.transformer.blocks  # longest context
+        frames = self.world.dynamics.config.transformer.blocks  # the longest context
         image = torch.as_tensor(np.asarray(context[self.world.key]))[:, -frames:]
-        actions = self._index(context[self.action])[:, -frames:-1]
+        actions = self._to_index(context[self.action_key])[:, -frames:-1]
         state = self.world.state_from_frames(image.to(self.device), actions)
         return ImaginedIrisState(state, None)
 
@@ -211,7 +218,7 @@ class IrisWorldModelEnv:
     ) -> tuple[ImaginedIrisState, Obs]:
         world = state.world
         inputs = {
-            "action": self._index(action[self.action]),
+            "action": self._to_index(action[self.action_key]),
             "image": world.image,
             "reward": world.reward,
             "end": world.end,
@@ -301,8 +308,9 @@ class IrisWorldModelEnv:
         logits = self.net.actor(state.lstm.hidden).float()
         probs = logits.softmax(-1)
         index = logits.argmax(-1) if greedy else self.rng.categorical(probs)
-        dtype = self.act_space[self.action].dtype
-        return {self.action: (index.cpu().numpy() + self.lowest_action).astype(dtype)}
+        dtype = self.act_space[self.action_key].dtype
+        action = (index.cpu().numpy() + self.lowest_action).astype(dtype)
+        return {self.action_key: action}
 
     def latent(self, state: ImaginedIrisState) -> dict[str, Tensor]:
         assert state.lstm is not None, "a state of `begin` has no LSTM state"
@@ -329,10 +337,10 @@ class IrisWorldModelEnv:
         value = None
         if self._value is not None:
             value = float(self._value(self.net.critic(hidden)).pred()[0])
-        probs = {self.action: policy.probs[0].cpu().numpy()}
+        probs = {self.action_key: policy.probs[0].cpu().numpy()}
         return StateInspection(value, float(policy.entropy()[0]), probs)
 
-    def _index(self, action: Any) -> Tensor:
+    def _to_index(self, action: Any) -> Tensor:
         """Convert actions of the environment to indices from 0."""
         index = torch.as_tensor(np.asarray(action)).long() - self.lowest_action
         return index.to(self.device)
@@ -345,6 +353,7 @@ def _to_space(value: Tensor, space: Space) -> np.ndarray:
         value = (value.clamp(0, 1) * 255).round()
     low, high = np.asarray(space.low, float), np.asarray(space.high, float)
     array = value.cpu().numpy().reshape(len(value), *space.shape)
-    top = high - 1 if space.dtype.kind in "iub" else high
-    clipped: np.ndarray = np.clip(array, low, top).astype(space.dtype)
+    # integer spaces exclude `high`
+    largest = high - 1 if space.dtype.kind in "iub" else high
+    clipped: np.ndarray = np.clip(array, low, largest).astype(space.dtype)
     return clipped

@@ -53,7 +53,10 @@ class ImagLoss(NamedTuple):
     metrics: Metrics
 
     def per_start(self, num_starts: int) -> dict[str, Float[Tensor, "B T"]]:
-        """Return the mean loss of each rollout, by sequence and step it starts from."""
+        """Return the mean loss of each trajectory, at the step that it starts from.
+
+        `num_starts` is the number T of start states of each sequence.
+        """
         return {k: x.mean(1).reshape(-1, num_starts) for k, x in self.losses.items()}
 
 
@@ -101,7 +104,8 @@ class ActorCritic(nn.Module):
         self.retnorm = Normalize(config.retnorm)
         self.valnorm = Normalize(config.valnorm)
         self.advnorm = Normalize(config.advnorm)
-        # buffers with the lowest values of discrete actions that do not start at 0
+        # names of the buffers with the lowest value of a discrete action, by action
+        # key; only for actions whose lowest value is not 0
         self.low_buffers: dict[str, str] = {}
         for i, (key, space) in enumerate(act_space.items()):
             if space.is_discrete and space.low.any():
@@ -127,7 +131,7 @@ class ActorCritic(nn.Module):
 
     @torch.no_grad()
     def inspect(self, feat: Float[Tensor, "N F"]) -> StateInspection:
-        """Return value, entropy and action probabilities of the first state."""
+        """Return value, policy entropy and action probabilities of the first state."""
         offset, scale = self.valnorm.stats()
         value = self.val(feat[:1]).pred() * scale + offset
         dists = self.pol(feat[:1])
@@ -283,7 +287,7 @@ class ActorCritic(nn.Module):
     def sections(
         self, world: Any, states: State, batch: Batch, rng: Rng
     ) -> dict[str, Section]:
-        """Return the sections of `losses`, for profiling."""
+        """Return the sections of `losses` that `reverie bench` times separately."""
         num_starts, _, start = self.start_states(states)
         replay_feat = world.features(states).detach().clone().requires_grad_()
 
@@ -335,8 +339,8 @@ class ActorCritic(nn.Module):
         adv: Tensor,
         means: dict[str, Tensor],
     ) -> Metrics:
-        """Return metrics of advantages, returns and policy, and the other `means`."""
-        adv, ret_normed = all_gather(adv), all_gather(ret_normed)
+        """Return metrics of advantages, returns and policy, and the mean of `means`."""
+        adv, ret_normed = all_gather(adv), all_gather(ret_normed)  # of all ranks
         metrics: Metrics = {
             "adv": adv.mean(),
             "adv_std": adv.std(correction=0),
@@ -369,13 +373,15 @@ class ActorCritic(nn.Module):
     def _logp(
         self, policy: dict[str, ActionDistribution], actions: dict[str, Tensor]
     ) -> Tensor:
+        """Return the log-probability of the actions, summed over action keys."""
         logps = [
             dist.logp(self._to_index(key, actions[key])) for key, dist in policy.items()
         ]
         return torch.stack(logps).sum(0)
 
     def _from_index(self, key: str, sample: Tensor) -> Tensor:
-        """Convert class indices (or continuous values) to actions of the space."""
+        """Convert samples of the policy, class indices or continuous values, to actions
+        of the space."""
         low = self.low_buffers.get(key)
         sample = sample if low is None else sample + self.get_buffer(low)
         return sample.to(getattr(torch, self.act_space[key].dtype.name))

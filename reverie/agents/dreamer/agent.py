@@ -142,18 +142,20 @@ class Dreamer(TrainedAgent):
         modules += [self.explorer] if self.explorer else []
         accelerator.use_fast_modules(*modules)
         accelerator.use_low_precision(modules, dtype)
-        is_half = dtype == torch.float16
-        make_optimizer = partial(accelerator.make_optimizer, scaling=is_half)
+        scaling = dtype == torch.float16  # of the loss
+        make_optimizer = partial(accelerator.make_optimizer, scaling=scaling)
         self.update_step = UPDATES[config.optimizers](self, make_optimizer)
         self.opt = self.update_step.opt
         self.harmony_opt: Optimizer | None = None
         if self.harmony:
             sigma = trainable_parameters({"harmony": self.harmony})
-            self.harmony_opt = accelerator.make_optimizer(sigma, config.harmony_opt, ())
+            self.harmony_opt = accelerator.make_optimizer(
+                sigma, config.harmony_opt, decayed=()
+            )
         self.explorer_update = self.explorer and ExplorerUpdate(
             self, self.explorer, make_optimizer
         )
-        self.updates_taken = torch.zeros((), device=device)  # without skipped ones
+        self.updates_taken = torch.zeros((), device=device)  # not counting skipped
         generators = ("policy", "eval", "train", "report")
         self.rng = {name: Rng(seed, name, device) for name in generators}
         self.carry: dict[str, DreamerCarry] = {
@@ -167,7 +169,7 @@ class Dreamer(TrainedAgent):
         self.windows = {"train": train, "report": replace(report, online=False)}
         self.extras = self.world.extras if config.replay_context else {}
         self.schedule = None
-        # the last feed and batch: a CUDA graph needs the next batch in the same memory
+        # the last feed and batch, whose memory a CUDA graph reads (see `_next_batch`)
         self._batch: tuple[Feed | None, Batch | None] = None, None
         self._run_update = self.accelerator.capture(
             self._update, "update", self.rng["train"], static_inputs=True
@@ -241,11 +243,11 @@ class Dreamer(TrainedAgent):
     # Export
 
     def export_policy(self, greedy: bool) -> ExportStep:
-        parts = (self.world, self.actor_critic.pol)
+        modules = (self.world, self.actor_critic.pol)
         greedy = self._is_greedy("greedy" if greedy else "eval")
 
         def step(inputs: Batch, carry: DreamerCarry, rng: Rng) -> Any:
-            carry, action, _ = self._act(rng, greedy, *parts, carry, inputs)
+            carry, action, _ = self._act(rng, greedy, *modules, carry, inputs)
             return action, carry
 
         inputs = {**self.obs_space, "is_first": IS_FIRST}
@@ -273,7 +275,8 @@ class Dreamer(TrainedAgent):
         return output.metrics
 
     def _next_batch(self, feed: Feed) -> Batch:
-        """Return the next batch; for a CUDA graph, in the memory of the last batch."""
+        """Return the next batch. With CUDA graphs, it overwrites the last one, because
+        a graph always reads the same memory."""
         if not self.accelerator.has_graphs:
             return feed("train")
         last_feed, batch = self._batch
@@ -295,8 +298,8 @@ class Dreamer(TrainedAgent):
             args = (loss.states, batch, rng, stepped, embed)
             metrics = join_metrics(metrics, self.explorer_update(self, *args))
 
-        # a skipped update (`stepped` is False) keeps the running statistics, the carry
-        # and the stored latents; priorities are losses of rows and are set nevertheless
+        # A skipped update (`stepped` is False) keeps the running statistics, the carry
+        # and the stored latents. Priorities are set: losses do not depend on the step.
         extras = {}
         if self.extras:
             extras = latents_to_store(self.world, loss.states, data, stepped)
@@ -354,7 +357,7 @@ class Dreamer(TrainedAgent):
 
     def _reset_carry_if_resized(self, name: str, batch_size: int) -> None:
         """Reset the carry of `train` or `report` if the batch size has changed."""
-        # with several ranks, take the part of this rank if it is of the global batch
+        # a checkpoint has the carry of the global batch: take the part of this rank
         self.carry[name] = local_carry(self.carry[name])
         if len(self.carry[name].state[0]) != batch_size:
             self.carry[name] = self.initial(batch_size)

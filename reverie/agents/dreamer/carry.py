@@ -56,15 +56,18 @@ def local_carry(carry: DreamerCarry) -> DreamerCarry:
 
     A carry that has another size than the global batch is returned unchanged.
     """
-    rows = local_sequences()
-    if rows is None or rows.size == rows.total or len(carry.state[0]) != rows.total:
+    local = local_sequences()  # part of the global batch; None without several ranks
+    if local is None or local.size == local.total or len(carry.state[0]) != local.total:
         return carry
-    local: DreamerCarry = tree_map(lambda x: x[rows.start : rows.stop].clone(), carry)
-    return local
+    part: DreamerCarry = tree_map(lambda x: x[local.start : local.stop].clone(), carry)
+    return part
 
 
 def gather_carry(carry: DreamerCarry, total: int) -> DreamerCarry:
-    """Gather the carry of a global batch of `total` sequences from all ranks."""
+    """Return the carry of a global batch of `total` sequences, gathered from all ranks.
+
+    A carry that already has this size is returned unchanged.
+    """
     if len(carry.state[0]) >= total:
         return carry
     gathered: DreamerCarry = tree_map(all_gather, carry)

@@ -318,7 +318,7 @@ class DreamerConfig(AgentConfig):
     def unused(self) -> tuple[UnusedSetting, ...]:
         world = f"the world model is {self.world!r}"
         others = [name for name in WORLDS if name != self.world]
-        if self.world not in WORLDS:  # may use their settings
+        if self.world not in WORLDS:  # a plug-in may use the settings of any world
             others = []
         unused = [UnusedSetting(f"dreamer.{name}.", world) for name in others]
         if self.actor_critic == "dreamerv3":
@@ -361,7 +361,7 @@ class DreamerConfig(AgentConfig):
             if name != self.representation
         ]
         if self.representation == "decoder":
-            fix = "remove --dreamer.draw: there is a decoder without it."
+            fix = "remove --dreamer.draw: this representation has a decoder already."
             unused.append(UnusedSetting("dreamer.draw", reason, fix))
         elif not self.draw:
             fix = "add --dreamer.draw True."
@@ -391,8 +391,10 @@ class DreamerConfig(AgentConfig):
         units, steps = self.value.units, self.batch_size * self.batch_length
         if self.world in WORLDS:
             units = max(units, getattr(self, self.world).equivalent_units)
-        weights = 20 * 160 * units**2  # with gradients, moments and bfloat16 copies
-        return weights + 3320 * units * steps + 200_000_000
+        # 20 bytes per parameter: weight, gradient, moments and bfloat16 copies
+        weights = 20 * 160 * units**2
+        activations, constant = 3320 * units * steps, 200_000_000  # fitted
+        return weights + activations + constant
 
     @property
     def sets_priorities(self) -> bool:

@@ -72,14 +72,14 @@ class Explorer(nn.Module):
             )
         self.concat_actions = Concat(act_space)
         inputs = feat_size + settings.action_conditioned * self.concat_actions.width
-        sizes = settings.ensemble
+        ensemble = settings.ensemble
         self.ensemble = Ensemble(
             inputs,
             world.target_width(settings.target),
-            sizes.models,
-            sizes.layers,
-            sizes.units,
-            sizes.act,
+            ensemble.models,
+            ensemble.layers,
+            ensemble.units,
+            ensemble.act,
         )
         # trained on imagined returns only, without gradients into the world model
         config = replace(
@@ -88,6 +88,7 @@ class Explorer(nn.Module):
         self.actor_critic = make_actor_critic(feat_size, act_space, config)
 
     def initialize_weights(self, generator: torch.Generator) -> None:
+        """Initialize all networks; the slow critic gets the weights of the critic."""
         for module in (self.ensemble, self.actor_critic.pol, self.actor_critic.val):
             initialize(module, generator)
         self.actor_critic.slowval.load_state_dict(self.actor_critic.val.state_dict())
@@ -98,7 +99,7 @@ class Explorer(nn.Module):
         return {ENSEMBLE: self.ensemble} | {EXPLORE_PREFIX + k: m for k, m in children}
 
     def predict(self, inputs: Float[Tensor, "*b I"]) -> Float[Tensor, "M *b O"]:
-        """Return the target that each member predicts."""
+        """Return the target of size `O` that each of `M` members predicts."""
         outputs: Tensor = self.ensemble(inputs)
         is_tanh = self.settings.ensemble.output == "tanh"
         return torch.tanh(outputs) if is_tanh else outputs
@@ -133,8 +134,8 @@ class Explorer(nn.Module):
             feat = feat[:, : feat.shape[1] - offset]
             # prevact[t + 1] is the action that was taken at step t
             prevact = batch["prevact"].items()
-            chosen = {k: x[:, 1:][:, : feat.shape[1]] for k, x in prevact}
-            inputs = self._inputs(feat, chosen)
+            actions = {k: x[:, 1:][:, : feat.shape[1]] for k, x in prevact}
+            inputs = self._inputs(feat, actions)
         std = settings.ensemble.std
         errors: Tensor = (self.predict(inputs) - target) / std
         constant = math.log(std) + 0.5 * math.log(2 * math.pi)
@@ -189,6 +190,7 @@ class Explorer(nn.Module):
         return explore_metrics(ensemble, behaviour, metrics)
 
     def _inputs(self, feat: Tensor, actions: dict[str, Tensor]) -> Tensor:
+        """Return the inputs of the ensemble: features and, if it uses them, actions."""
         if not self.settings.action_conditioned:
             return feat
         return torch.cat([feat, self.concat_actions(actions, feat.dtype)], -1)
@@ -201,7 +203,9 @@ class ExplorerUpdate:
     one, or those of the world model (for the ensemble), the actor and the critic.
     """
 
-    def __init__(self, agent: Dreamer, explorer: Explorer, make: MakeOptimizer):
+    def __init__(
+        self, agent: Dreamer, explorer: Explorer, make_optimizer: MakeOptimizer
+    ):
         config, self.explorer = agent.config, explorer
         opt_configs: tuple[Any, ...] = (config.opt,) * 3
         if config.optimizers == "separate":
@@ -210,7 +214,9 @@ class ExplorerUpdate:
         names = (ENSEMBLE, f"{EXPLORE_PREFIX}pol", f"{EXPLORE_PREFIX}val")
         self.opt = OptimizerGroup(
             {
-                key: make(trainable_parameters({name: modules[name]}), opt_config)
+                key: make_optimizer(
+                    trainable_parameters({name: modules[name]}), opt_config
+                )
                 for key, name, opt_config in zip(
                     ("ensemble", "actor", "critic"), names, opt_configs, strict=True
                 )

@@ -54,9 +54,9 @@ def make_world(
             f"There is no world {name!r}.\n  Fix: --dreamer.world "
             f"{' or '.join(WORLDS)}, or package.module:Class for your own."
         )
-    make = WORLDS.get(name) or import_object(name, "--dreamer.world")
+    world_class = WORLDS.get(name) or import_object(name, "--dreamer.world")
     settings = getattr(config, settings_name(name))
-    supported = getattr(make, "representations", ("decoder",))
+    supported = getattr(world_class, "representations", ("decoder",))
     if config.representation not in supported:
         raise UserError(
             f"The world {name!r} cannot be trained with the representation "
@@ -73,11 +73,11 @@ def make_world(
         representation=config.representation,
         draw=config.draw,
     )
-    world = make(obs_space, act_space, settings, networks, dtype)
-    if own := [key for key in world.state_dict() if "." not in key]:
+    world = world_class(obs_space, act_space, settings, networks, dtype)
+    if direct := [key for key in world.state_dict() if "." not in key]:
         raise UserError(
-            f"The world {name!r} has the tensor {own[0]!r} as a direct attribute, but "
-            "only the tensors of its submodules are trained and saved.\n"
-            f"  Fix: define {own[0]!r} in an nn.Module that the world contains."
+            f"The world {name!r} has the tensor {direct[0]!r} as a direct attribute, "
+            "but only the tensors of its submodules are trained and saved.\n"
+            f"  Fix: define {direct[0]!r} in an nn.Module that the world contains."
         )
     return world

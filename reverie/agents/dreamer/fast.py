@@ -7,4 +7,6 @@ from reverie.kernels.heads.returns import lambda_return
 
 
 class FastActorCritic(ActorCritic):
+    """`ActorCritic` whose lambda-returns are computed by one kernel."""
+
     lambda_return = staticmethod(lambda_return)

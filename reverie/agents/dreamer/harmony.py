@@ -36,6 +36,7 @@ class Harmony(nn.Module):
     def __init__(self, observation_losses: Iterable[str]):
         super().__init__()
         self.sigma = nn.Parameter(torch.zeros(len(GROUPS)))
+        # group of each loss, by name
         self.group = dict.fromkeys(observation_losses, "observation")
         self.group |= {"rew": "reward", "dyn": "dynamics", "rep": "dynamics"}
 

@@ -42,7 +42,7 @@ def step_priorities(
     if not (signal := config.priosignal):
         return None
     scales = vars(config.loss_scales)
-    # without `repval`, which has no value for the last step
+    # losses with one value per step; `repval` has none for the last step
     by_step = {k: x for k, x in losses.items() if x.ndim and k != "repval"}
     if signal == "model":
         priority = sum(

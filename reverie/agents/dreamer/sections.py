@@ -46,10 +46,10 @@ def dreamer_sections(agent: Dreamer, feed: Feed) -> dict[str, Callable[[], Any]]
         for name, section in trained.items()
     }
     sections["optimizer"] = lambda: _discard(opt.apply(zero_loss, zero_grads))
-    graphs = {
+    captured = {
         key: agent.accelerator.capture(call, key, rng) for key, call in sections.items()
     }
-    return {"feed": lambda: feed("train"), **graphs}
+    return {"feed": lambda: feed("train"), **captured}
 
 
 def _discard(output: object) -> tuple[()]:
@@ -60,6 +60,11 @@ def _discard(output: object) -> tuple[()]:
 def _forward_and_backward(
     section: Section, weights: list[Tensor]
 ) -> Callable[[], tuple[()]]:
+    """Return a function that runs the forward and the backward pass of a section.
+
+    `weights` are all weights of the agent, for sections that do not list their own.
+    """
+
     def call() -> tuple[()]:
         outputs = [x for x in section.forward() if x.requires_grad]
         if outputs:

@@ -32,7 +32,8 @@ SLOW_WEIGHTS = SideStream("slow weights")
 not use them continues."""
 
 MakeOptimizer = Callable[..., Optimizer]
-"""Builds an optimizer from named parameters and an optimizer config."""
+"""Builds an optimizer from named parameters, an optimizer config, and optionally the
+names of the parameters with weight decay (`decayed`)."""
 
 
 class DreamerLoss(NamedTuple):
@@ -47,15 +48,17 @@ class DreamerLoss(NamedTuple):
 class JointUpdate:
     """One optimizer for the sum of all losses.
 
-    Its moving averages of weights can be used after `wait_for(..., SLOW_WEIGHTS)`.
+    Moving averages of weights, such as the slow critic, are updated on a side stream.
+    Call `wait_for(..., SLOW_WEIGHTS)` before using them.
     """
 
     frozen_params: Sequence[Tensor] = ()
     """Weights of the world model that must not get gradients of the actor-critic. None
     are listed here, because this update imagines without gradients."""
 
-    def __init__(self, agent: Dreamer, make: MakeOptimizer):
-        self.opt = make(trainable_parameters(agent.task_components()), agent.config.opt)
+    def __init__(self, agent: Dreamer, make_optimizer: MakeOptimizer):
+        parameters = trainable_parameters(agent.task_components())
+        self.opt = make_optimizer(parameters, agent.config.opt)
 
     def __call__(
         self, agent: Dreamer, state: Any, batch: Batch, rng: Rng
@@ -79,7 +82,7 @@ class SeparateUpdates:
     model. Losses of actor and critic do not change the world model.
     """
 
-    def __init__(self, agent: Dreamer, make: MakeOptimizer):
+    def __init__(self, agent: Dreamer, make_optimizer: MakeOptimizer):
         config, actor_critic = agent.config, agent.actor_critic
         world = dict(agent.world.named_children())
         networks = {
@@ -91,8 +94,10 @@ class SeparateUpdates:
             networks["decoder"] = {"dec": world.pop("dec")}, config.world_opt
         self.opt = OptimizerGroup(
             {
-                name: make(trainable_parameters(modules), settings, ())
-                for name, (modules, settings) in networks.items()
+                name: make_optimizer(
+                    trainable_parameters(modules), opt_config, decayed=()
+                )
+                for name, (modules, opt_config) in networks.items()
             }
         )
 
@@ -105,21 +110,22 @@ class SeparateUpdates:
     ) -> tuple[DreamerLoss, Tensor, Metrics]:
         world = agent.world_loss(state, batch, rng, training=True)
         detached = agent.detached_decoder_losses
-        decoder = {k: x for k, x in world.losses.items() if k in detached}
-        trained = {k: x for k, x in world.losses.items() if k not in detached}
-        stepped, metrics = self.opt["world"].update(agent.total_loss(trained))
+        decoder_losses = {k: x for k, x in world.losses.items() if k in detached}
+        world_losses = {k: x for k, x in world.losses.items() if k not in detached}
+        stepped, metrics = self.opt["world"].update(agent.total_loss(world_losses))
         by_optimizer = {"world": metrics}
-        if decoder:
-            total = torch.where(stepped, agent.total_loss(decoder), torch.nan)
+        if decoder_losses:
+            # a NaN loss makes the optimizer skip its step
+            total = torch.where(stepped, agent.total_loss(decoder_losses), torch.nan)
             by_optimizer["decoder"] = self.opt["decoder"].update(total)[1]
-        harmony = agent.update_harmony(world.losses, stepped)
+        harmony_metrics = agent.update_harmony(world.losses, stepped)
         if agent.config.representation != "decoder":
             agent.world.update_slow(stepped)
             agent.accelerator.refresh_slow_copies()
         behaviour = None
         if agent.config.behaviour:
             states = tree_map(lambda x: x.detach(), world.states)
-            behaviour, stepped, others = update_actor_critic(
+            behaviour, stepped, actor_critic_metrics = update_actor_critic(
                 agent,
                 agent.actor_critic,
                 self.opt,
@@ -129,8 +135,8 @@ class SeparateUpdates:
                 rng,
                 stepped,
             )
-            by_optimizer |= others
-        metrics = {**self.opt.metrics(by_optimizer), **harmony}
+            by_optimizer |= actor_critic_metrics
+        metrics = {**self.opt.metrics(by_optimizer), **harmony_metrics}
         return join_losses(world, behaviour), stepped, metrics
 
 
@@ -180,7 +186,7 @@ def join_losses(world: WorldLoss, behaviour: BehaviourLoss | None) -> DreamerLos
 
 @contextmanager
 def _without_gradients(leaves: list[Tensor]) -> Iterator[None]:
-    """Set `requires_grad` of these weights to False."""
+    """Context in which `requires_grad` of these weights is False."""
     for leaf in leaves:
         leaf.requires_grad_(False)
     try:
