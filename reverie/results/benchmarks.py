@@ -16,6 +16,7 @@ from reverie.results.runs import CRAFTER_SCORE, SCORE, SUCCESS
 
 DATA = Path(__file__).parent / "data"
 NOT_BASELINES = ("atari_human", "procgen_ranges")
+"""Data files that normalize scores and contain no results of a method."""
 RATES = (SUCCESS,)
 """Metrics between 0 and 1."""
 MAX_DMC_RETURN = 1000.0
@@ -58,9 +59,9 @@ def find_normalization(key: str, tasks: Collection[str]) -> Normalization | None
     Crafter scores have the same range in all tasks. None for other metrics and tasks.
     """
     if key in RATES:
-        return Normalization("success rate", _keep)
+        return Normalization("success rate", _unchanged)
     if key == CRAFTER_SCORE:
-        return Normalization("Crafter score (%)", _keep, target=100.0)
+        return Normalization("Crafter score (%)", _unchanged, target=100.0)
     if key != SCORE or not tasks:
         return None
     for name, normalize in (
@@ -70,33 +71,38 @@ def find_normalization(key: str, tasks: Collection[str]) -> Normalization | None
         if all(normalize(task, 0.0) is not None for task in tasks):
             return Normalization(name, _on_arrays(normalize))
     if all(task.startswith("dmc_") for task in tasks):
-        return Normalization("episode return", _keep, target=MAX_DMC_RETURN)
+        return Normalization("episode return", _unchanged, target=MAX_DMC_RETURN)
     return None
 
 
 def human_normalized_score(task: str, score: float) -> float | None:
     """Return the human-normalized score of an Atari game; None for other tasks.
 
-    0 is a uniformly random policy and 1 a human player.
+    A uniformly random policy has the score 0, and a human player 1.
     """
     suite, _, game = task.partition("_")
     if suite not in ("atari", "atari100k"):
         return None
-    return _between(_read("atari_human")["scores"].get(game), "random", "human", score)
+    return _scale_linearly(
+        _read("atari_human")["scores"].get(game), "random", "human", score
+    )
 
 
 def procgen_normalized_score(task: str, score: float) -> float | None:
     """Return the normalized score of a Procgen game; None for other tasks.
 
-    0 is a trivial policy and 1 the largest score, in the distribution mode `hard`.
+    A trivial policy has the score 0, and the best possible one 1, in the distribution
+    mode `hard`.
     """
     suite, _, game = task.partition("_")
     if suite != "procgen":
         return None
-    return _between(_read("procgen_ranges")["scores"].get(game), "min", "max", score)
+    return _scale_linearly(
+        _read("procgen_ranges")["scores"].get(game), "min", "max", score
+    )
 
 
-def _between(
+def _scale_linearly(
     entry: Mapping[str, float] | None, low: str, high: str, score: float
 ) -> float | None:
     """Scale a score linearly: `low` of the entry becomes 0 and `high` becomes 1."""
@@ -105,7 +111,8 @@ def _between(
     return (score - entry[low]) / (entry[high] - entry[low])
 
 
-def _keep(task: str, values: np.ndarray) -> np.ndarray:
+def _unchanged(task: str, values: np.ndarray) -> np.ndarray:
+    """Return values that are already comparable between tasks."""
     return values
 
 
@@ -165,7 +172,7 @@ def find_baseline(name: str, tasks: Iterable[str]) -> Baseline:
             f"  Fix: --baseline {method}/{choices[0]}, or remove --baseline."
         )
     entry = data["suites"][found[0]]
-    rows = {task: _complete(row) for task, row in entry["tasks"].items()}
+    rows = {task: _with_statistics(row) for task, row in entry["tasks"].items()}
     return Baseline(
         data["name"],
         data["source"],
@@ -177,8 +184,8 @@ def find_baseline(name: str, tasks: Iterable[str]) -> Baseline:
     )
 
 
-def _complete(row: dict[str, Any]) -> dict[str, Any]:
-    """Compute mean and standard deviation of a task whose single runs are published."""
+def _with_statistics(row: dict[str, Any]) -> dict[str, Any]:
+    """Add mean, standard deviation and number of seeds to a list of published runs."""
     if "runs" not in row:
         return row
     values = np.array(row["runs"], float)

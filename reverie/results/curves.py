@@ -13,18 +13,22 @@ import numpy as np
 from reverie.results.statistics import aggregate, interquartile_mean, mean_with_band
 
 BINS = 40
+"""Default maximum number of bins."""
 RESAMPLES = 500
 """Bootstrap samples per bin of an aggregate over tasks."""
 
 
 class Curve(NamedTuple):
-    """Mean or IQM over runs, by bin, and its confidence interval (NaN for one run)."""
+    """Mean or interquartile mean over runs in each bin, with confidence interval.
+
+    The interval is NaN if there is only one run.
+    """
 
     x: np.ndarray  # centers of the bins
     mean: np.ndarray
     low: np.ndarray
     high: np.ndarray
-    runs: int
+    runs: int  # number of runs; over several tasks, the largest number of a task
 
 
 def bin_edges(points: Sequence[np.ndarray], bins: int = BINS) -> np.ndarray:
@@ -42,7 +46,10 @@ def bin_edges(points: Sequence[np.ndarray], bins: int = BINS) -> np.ndarray:
 
 
 def _round_up(value: float) -> float:
-    """Round a positive number up to 1, 2, 2.5 or 5 times a power of ten."""
+    """Round a positive number up to 1, 2, 2.5 or 5 times a power of ten.
+
+    The tolerance of 1e-9 keeps rounding errors from changing an exact value.
+    """
     power = 10.0 ** np.floor(np.log10(value) + 1e-9)
     factors = (1, 2, 2.5, 5, 10)
     return float(next(m * power for m in factors if m * power >= value * (1 - 1e-9)))
@@ -62,12 +69,12 @@ def bin_run(points: np.ndarray, edges: np.ndarray) -> np.ndarray:
     index = np.clip(np.searchsorted(edges, x, side="left") - 1, 0, len(edges) - 2)
     count = np.bincount(index, minlength=len(edges) - 1)
     total = np.bincount(index, values, minlength=len(edges) - 1)
-    known = count > 0
+    has_points = count > 0
     centers = bin_centers(edges)
     with np.errstate(invalid="ignore", divide="ignore"):
         means = total / count
-    filled = np.interp(centers, centers[known], means[known])
-    first, last = np.flatnonzero(known)[[0, -1]]
+    filled = np.interp(centers, centers[has_points], means[has_points])
+    first, last = np.flatnonzero(has_points)[[0, -1]]
     filled[:first], filled[last + 1 :] = np.nan, np.nan
     return filled
 
@@ -85,7 +92,9 @@ def aggregate_curve(
     edges: np.ndarray,
     normalize: Callable[[str, np.ndarray], np.ndarray],
 ) -> Curve:
-    """Interquartile mean over all runs of all tasks, in bins where each task has data.
+    """Return the interquartile mean over all runs of all tasks, by bin.
+
+    Bins in which a task has no data are left out.
 
     `normalize` makes the values of a task comparable with those of other tasks.
     """

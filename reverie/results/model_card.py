@@ -9,6 +9,7 @@ import yaml
 from reverie.results.report import format_number
 
 TYPE = "reinforcement-learning"
+"""Name of this kind of task on the Hugging Face Hub."""
 
 
 def model_card(repository: str, results: dict[str, Any], video: str = "") -> str:
@@ -58,7 +59,7 @@ def model_card(repository: str, results: dict[str, Any], video: str = "") -> str
 
 
 def _metrics(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the metrics in the form that leaderboards of the Hub read."""
+    """Return the metrics in the format that leaderboards of the Hub read."""
     evaluation, training = results.get("evaluation", {}), results.get("training", {})
     values = {}
     if "score" in evaluation:
@@ -76,6 +77,7 @@ def _metrics(results: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _results_table(results: dict[str, Any]) -> str:
+    """Return a Markdown table with the scores of training and evaluation."""
     rows = []
     if training := results.get("training"):
         score = format_number(training["score"])
@@ -92,6 +94,7 @@ def _results_table(results: dict[str, Any]) -> str:
 
 
 def _origin(results: dict[str, Any]) -> str:
+    """Return a sentence with the commit, versions and GPU of the training."""
     facts = [f"commit {results['commit']} of Reverie"] if "commit" in results else []
     versions = results.get("versions")
     if isinstance(versions, dict):

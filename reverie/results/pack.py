@@ -1,6 +1,6 @@
-"""Writes packages of trained agents: `reverie pack` and the files of `reverie push`.
+"""Write packages of trained agents, for `reverie pack` and `reverie push`.
 
-`reverie/run/package.py` describes and reads them.
+`reverie/run/package.py` describes their format and reads them.
 """
 
 from __future__ import annotations
@@ -124,18 +124,20 @@ def _read_evaluation(run: SavedRun) -> dict[str, Any] | None:
 
 
 def _updates(run: SavedRun) -> int:
+    """Return the number of gradient updates of a checkpoint."""
     return int(checkpoint.read_part(run.checkpoint, "loop")["clock"]["updates"])
 
 
 def _settings(config: Config) -> dict[str, Any]:
-    """Return the settings without the folder of the run."""
+    """Return the settings with the default `logdir`, not the folder of this run."""
     return asdict(config) | {"logdir": type(config)().logdir}
 
 
 def _agent_state(run: SavedRun) -> StateDict:
-    """Return the weights and the scalars in the state of an agent.
+    """Return the state of an agent with its weights, but without its other arrays.
 
-    Other arrays (of optimizers, random generators and recurrent states) are left out.
+    Arrays of optimizers, random generators and recurrent states are left out, because
+    they are only needed to continue the training.
     """
     state = checkpoint.read_part(run.checkpoint, "agent")
     agent = run.load_agent(read_spaces(run.folder))

@@ -104,6 +104,7 @@ def _curve_caption(
 ) -> str:
     """Return sentences about the lines and bands of learning curves."""
     width = _format_width(min(widths))
+    # widths that differ by less than 1 % are described as one
     if max(widths) > 1.01 * min(widths):
         width += f" to {_format_width(max(widths))}"
     values = "episodes" if key.startswith("episode/") else "logged values"
@@ -125,7 +126,7 @@ def _common_suite(tasks: Sequence[str]) -> str:
 
 
 def draw_profiles(report: Report) -> Any:
-    """Draw the fraction of runs that exceed each score, by method."""
+    """Draw performance profiles: the fraction of runs above each score, by method."""
     scores: dict[str, dict[str, list[float]]] = {}
     for row in report.rows:
         scores.setdefault(row.method, {})[row.task] = row.scores
@@ -199,7 +200,12 @@ def _aggregate_panel(
 ) -> Panel:
     """Return a panel with the IQM of every method that has runs of all tasks."""
     tasks = _tasks_of(points)
-    runs = [r for by_task in points.values() for rs in by_task.values() for r in rs]
+    runs = [
+        run
+        for by_task in points.values()
+        for task_runs in by_task.values()
+        for run in task_runs
+    ]
     edges = bin_edges(runs, bins)
     normalization = _choose_normalization(points, key)
     labels = _method_labels(points)
@@ -229,7 +235,7 @@ def _runs_of(baseline: Baseline, task: str) -> list[float]:
 
 
 def _choose_normalization(points: Points, key: str) -> Normalization:
-    """Return the normalization of the benchmark, or a min-max one per task."""
+    """Return the normalization of the benchmark; without one, min-max per task."""
     tasks = _tasks_of(points)
     if (found := find_normalization(key, tasks)) is not None:
         return found
@@ -263,8 +269,8 @@ def _method_labels(groups: Mapping[str, Mapping[str, Sequence[Any]]]) -> dict[st
         low, high = (f(len(runs) for runs in by_task.values()) for f in (min, max))
         count = str(low) if low == high else f"{low}–{high}"
         seeds = f"{count} seed{'s' if high > 1 else ''}"
-        is_noted = method.endswith(")")  # as in `IRIS (published)`
+        has_remark = method.endswith(")")  # as in `IRIS (published)`
         labels[method] = (
-            f"{method[:-1]}, {seeds})" if is_noted else f"{method} ({seeds})"
+            f"{method[:-1]}, {seeds})" if has_remark else f"{method} ({seeds})"
         )
     return labels

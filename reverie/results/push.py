@@ -1,4 +1,4 @@
-"""Uploads trained agents to the Hugging Face Hub: package, model card and video."""
+"""Upload trained agents to the Hugging Face Hub: package, model card and video."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from reverie.run.load import SavedRun
 from reverie.spaces import Arrays
 
 CARD, VIDEO = "README.md", "replay"
+"""Model card, and video without suffix; the Hub shows `replay.mp4` on its page."""
 MAX_FRAMES = 1000
-"""Maximum length of the video, from the start of the episode."""
+"""Maximum number of frames of the video, from the start of the episode."""
 
 
 def push(logdir: Path, name: str, private: bool = False, video: bool = True) -> str:
@@ -91,6 +92,7 @@ def _write_video(run: SavedRun, folder: Path) -> str:
 
 
 def _record(run: SavedRun, folder: Path) -> Path:
+    """Record one episode of the agent as a video in this folder; return its path."""
     config = for_evaluation(run.config)
     config = replace(config, env=replace(config.env, render=True))
     run = replace(run, config=config)

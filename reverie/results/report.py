@@ -37,8 +37,10 @@ class Row(NamedTuple):
     scores: list[float]
     """Final score of each run."""
     estimate: Estimate
+    """Mean of the scores, with its confidence interval."""
     seeds: list[int]
     hours: float | None
+    """Mean duration of the training."""
     gpu: str
     commits: list[str]
     command: str
@@ -74,8 +76,9 @@ def make_report(
 ) -> Report:
     """Compute the final scores of all runs and their aggregates.
 
-    The final score of a run is the mean of the episodes in the last `fraction` of the
-    budget. The default budget is the length of the longest run of the task.
+    The final score of a run is the mean of `key` over the episodes in the last
+    `fraction` of the budget. `x` is the unit of the budget: `frames`, `step` or
+    `hours`. The default budget is the length of the longest run of the task.
     """
     tasks = sorted({task for by_task in groups.values() for task in by_task})
     windows = {
@@ -154,11 +157,11 @@ def _statistics(normalization: Normalization) -> dict[str, Statistic]:
 def _make_row(
     task: str, method: str, runs: Sequence[Run], key: str, window: ScoreWindow
 ) -> Row | None:
+    """Return the result of a method on a task; None if no run has a score."""
     scored = [(r, s) for r in runs if (s := final_score(r, key, window)) is not None]
     if not scored:
         return None
-    seconds = [run.seconds for run, _ in scored]
-    known = [value for value in seconds if value]
+    seconds = [value for run, _ in scored if (value := run.seconds)]
     about = [run.about for run, _ in scored]
     values = [score for _, score in scored]
     return Row(
@@ -167,7 +170,7 @@ def _make_row(
         values,
         aggregate({task: values}, mean),
         [run.seed for run, _ in scored],
-        sum(known) / len(known) / 3600 if known else None,
+        sum(seconds) / len(seconds) / 3600 if seconds else None,
         ", ".join(sorted({str(entry.get("gpu") or "CPU") for entry in about})),
         sorted({str(entry["commit"]) for entry in about if entry.get("commit")}),
         describe_command(about[0].get("command")),
@@ -175,6 +178,7 @@ def _make_row(
 
 
 def _baseline_rows(baseline: Baseline, tasks: Iterable[str]) -> list[Row]:
+    """Return the published results of those tasks that the baseline contains."""
     rows = []
     for task in tasks:
         if task in baseline.scores:
@@ -189,7 +193,7 @@ def _baseline_rows(baseline: Baseline, tasks: Iterable[str]) -> list[Row]:
 
 
 def describe_command(words: Any) -> str:
-    """Return the command of a run without the path of the program."""
+    """Return the command of a run as text, without the path of the program."""
     if isinstance(words, str):
         return words
     if not isinstance(words, list) or not words:
@@ -216,6 +220,7 @@ COLUMNS = ("task", "method", "score", "seeds", "hours", "GPU", "commit", "comman
 
 
 def _cells(report: Report) -> list[list[str]]:
+    """Return the texts of the table of results, with `COLUMNS`."""
     return [
         [
             row.task,
@@ -232,6 +237,7 @@ def _cells(report: Report) -> list[list[str]]:
 
 
 def _aggregate_cells(report: Report) -> list[list[str]]:
+    """Return the texts of the table of aggregates: a row per method."""
     return [
         [label_method(report, method), *(format_estimate(x) for x in values.values())]
         for method, values in report.aggregates.items()
@@ -250,12 +256,14 @@ def describe_windows(report: Report) -> str:
     metric, windows = report.metric, {w for w in report.windows.values() if w.end}
     is_episodic = metric == CRAFTER_SCORE or metric.startswith("episode/")
     value = "episode" if is_episodic else "logged value"
-    shares = {round(100 * (1 - window.start / window.end), 3) for window in windows}
-    if len(windows) > 1 and len(shares) == 1:  # each task has its own budget
+    percentages = {
+        round(100 * (1 - window.start / window.end), 3) for window in windows
+    }
+    if len(windows) > 1 and len(percentages) == 1:  # each task has its own budget
         ends = sorted(window.end for window in windows)
         unit = next(iter(windows)).x
         text = (
-            f"in the last {shares.pop():g} % of the training of each task, "
+            f"in the last {percentages.pop():g} % of the training of each task, "
             f"which ends at {ends[0]:,.6g} to {ends[-1]:,.6g} {unit}"
         )
     else:
@@ -273,6 +281,7 @@ def describe_windows(report: Report) -> str:
 
 
 def _describe_aggregates(report: Report) -> str:
+    """Return the title of the table of aggregates."""
     assert report.normalization is not None
     count = len({row.task for row in report.rows})
     name = report.normalization.name

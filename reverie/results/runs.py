@@ -1,8 +1,8 @@
 """Find runs, read their scores, and group them by method.
 
-A run is a run folder, or an entry of a `runs.json`, which lists score files that were
-copied without their run folder. Settings are read as plain data: modules that a config
-names are not imported.
+A run is a run folder, or an entry of a file `runs.json`, which lists score files that
+were copied without their run folder. Settings are read as plain data; modules that they
+name are not imported.
 """
 
 from __future__ import annotations
@@ -153,6 +153,7 @@ def find_runs(paths: Iterable[Path | str]) -> list[Run]:
 
 
 def _find(path: Path, depth: int = 0) -> list[Run]:
+    """Return the run of a run folder, or all runs in the folders below a path."""
     if path.name == INDEX:
         return _read_index(path)
     if not path.is_dir():
@@ -179,6 +180,7 @@ def _read_run(path: Path) -> Run:
 
 
 def _read_index(path: Path) -> list[Run]:
+    """Return the runs that a `runs.json` lists."""
     entries = _read_json(path)
     if not isinstance(entries, dict):
         raise UserError(
@@ -206,14 +208,15 @@ def _make_run(path: Path, settings: Mapping[str, Any], about: Mapping[str, Any])
         path,
         str(flat.get("task", "")),
         str(flat.get("agent", "dreamer")),
-        _whole_number(flat.get("seed"), 0),
+        _to_int(flat.get("seed"), 0),
         flat,
         about,
-        _whole_number(about.get("repeat"), 0) or _action_repeat(settings),
+        _to_int(about.get("repeat"), 0) or _action_repeat(settings),
     )
 
 
 def _action_repeat(settings: Mapping[str, Any]) -> int:
+    """Return the action repeat of the task; 1 if the settings do not determine it."""
     try:
         env = configs.resolve(EnvConfig, [("config.yaml", dict(settings["env"]))])
         return action_repeat(str(settings["task"]), env)
@@ -260,10 +263,10 @@ def _varied_settings(runs: Sequence[Run]) -> list[str]:
     keys: dict[str, None] = {}
     for group in by_task.values():
         for agent in {run.agent for run in group}:
-            same = [run for run in group if run.agent == agent]
-            names = {key: None for run in same for key in run.settings}
+            same_agent = [run for run in group if run.agent == agent]
+            names = {key: None for run in same_agent for key in run.settings}
             for key in names:
-                values = {json.dumps(run.settings.get(key)) for run in same}
+                values = {json.dumps(run.settings.get(key)) for run in same_agent}
                 if len(values) > 1 and not key.startswith(NOT_METHOD_SETTINGS):
                     keys[key] = None
     # a size preset sets many network settings, so its name is used instead of them
@@ -271,20 +274,20 @@ def _varied_settings(runs: Sequence[Run]) -> list[str]:
 
 
 def _with_crafter_scores(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add the Crafter score of all episodes up to each one."""
-    known = [x for x in entries if any(k.startswith(ACHIEVEMENT) for k in x)]
-    names = sorted({k for x in known for k in x if k.startswith(ACHIEVEMENT)})
-    unlocked = np.array([[bool(x.get(name)) for name in names] for x in known], float)
-    count = np.arange(1, len(known) + 1)[:, None]
-    rates = np.cumsum(unlocked, 0) / count if known else ()
+    """Return the episodes, each with the Crafter score of all episodes up to it."""
+    episodes = [x for x in entries if any(k.startswith(ACHIEVEMENT) for k in x)]
+    names = sorted({k for x in episodes for k in x if k.startswith(ACHIEVEMENT)})
+    unlocked = [[bool(episode.get(name)) for name in names] for episode in episodes]
+    count = np.arange(1, len(episodes) + 1)[:, None]
+    rates = np.cumsum(np.array(unlocked, float), 0) / count if episodes else ()
     return [
         {**entry, CRAFTER_SCORE: crafter_score(rate)}
-        for entry, rate in zip(known, rates, strict=True)
+        for entry, rate in zip(episodes, rates, strict=True)
     ]
 
 
 def _plain(value: Any) -> Any:
-    """Convert lists to text, so that values can be compared and printed."""
+    """Convert lists and other objects to text, to compare and print them."""
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
@@ -297,8 +300,8 @@ def _is_number(value: Any) -> TypeGuard[float]:
     return is_numeric and abs(value) < MAX_NUMBER
 
 
-def _whole_number(value: Any, default: int) -> int:
-    """Return a number from a file, or the default if it is not a whole number."""
+def _to_int(value: Any, default: int) -> int:
+    """Convert a value of a file to an integer; return the default if it is none."""
     try:
         return int(value)
     except (TypeError, ValueError, OverflowError):

@@ -27,6 +27,7 @@ class ScoreWindow(NamedTuple):
 
     @property
     def range(self) -> str:
+        """Start and end as text."""
         return f"at {self.start:,.6g} to {self.end:,.6g} {self.x}"
 
 
@@ -46,7 +47,7 @@ def final_window(
 
 
 def final_score(run: Run, key: str, window: ScoreWindow) -> float | None:
-    """Return the mean in the window.
+    """Return the mean of a metric in the window.
 
     If a run has no value there, because it ended earlier, the window is moved to its
     last value. The Crafter score is a value of all episodes up to a point, so its last

@@ -17,9 +17,10 @@ Statistic = Callable[[Sequence[np.ndarray]], float]
 """Computes a number from one array of scores per task."""
 
 RESAMPLES = 2000
+"""Default number of bootstrap samples."""
 CONFIDENCE = 0.95
 QUANTILES = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
-"""Bounds of the confidence intervals."""
+"""Quantiles of the bootstrap samples that bound the confidence intervals."""
 
 
 class Estimate(NamedTuple):
@@ -50,8 +51,8 @@ def interquartile_mean(scores: Sequence[np.ndarray]) -> float:
     weights = np.concatenate([np.full(len(x), 1 / len(x)) for x in scores])
     order = np.argsort(values, kind="stable")
     values, weights = values[order], weights[order]
-    cut = len(values) // 4
-    kept = slice(cut, len(values) - cut)
+    num_trimmed = len(values) // 4  # at each end
+    kept = slice(num_trimmed, len(values) - num_trimmed)
     return float(np.average(values[kept], weights=weights[kept]))
 
 
@@ -118,12 +119,15 @@ def _draw_counts(runs: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _weighted_mean(curves: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Weighted mean over runs without NaN; NaN where no run with weight has data."""
+    """Return the weighted mean over runs; NaN values of a run have no weight.
+
+    The result is NaN where no run with a positive weight has a value.
+    """
     known = np.isfinite(curves)
     total = weights @ np.where(known, curves, 0.0)
-    number = weights @ known.astype(float)
+    total_weight = weights @ known.astype(float)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(number > 0, total / number, np.nan)
+        return np.where(total_weight > 0, total / total_weight, np.nan)
 
 
 def probability_of_improvement(
@@ -149,6 +153,7 @@ def probability_of_improvement(
 
 
 def _improvement(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> float:
+    """Return the mean over tasks of the fraction of pairs of runs that A wins."""
     wins = [
         np.mean((x[:, None] > y[None]) + 0.5 * (x[:, None] == y[None]))
         for x, y in zip(a, b, strict=True)
@@ -163,6 +168,7 @@ def _to_arrays(scores: Scores) -> list[np.ndarray]:
 def _resample(
     arrays: Sequence[np.ndarray], rng: np.random.Generator
 ) -> list[np.ndarray]:
+    """Draw as many runs of each task as it has, with replacement."""
     return [x[rng.integers(0, len(x), len(x))] for x in arrays]
 
 
