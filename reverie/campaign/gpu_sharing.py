@@ -77,7 +77,7 @@ class GpuSharing:
         self.mps = MpsDaemon() if self.shares_gpus and config.mps else None
 
     def open(self) -> None:
-        """Start MPS, if it is to be used and can be."""
+        """Start MPS if it was requested; print the reason if it is not available."""
         if self.mps is not None:
             try:
                 self.mps.open()
@@ -95,16 +95,19 @@ class GpuSharing:
         return self.mps.variables if self.mps is not None else {}
 
     def update_slots(self, folders: Sequence[Path]) -> int:
-        """Return the number of slots; with `auto`, increase it after the first run."""
+        """Return the number of slots; with `auto`, measure the runs in these folders.
+
+        The number is increased once, as soon as a run has logged enough.
+        """
         if not self.is_fixed:
             measured = [use for path in folders if (use := read_gpu_usage(path))]
             if measured:
                 count = max(1, len(self.gpus))
                 total = torch.cuda.get_device_properties(0).total_memory / GIB
                 cores = cpu_cores() / count
-                number = runs_per_gpu(measured, total, cores, self.mps is not None)
-                self.is_fixed, self.num_slots = True, number * count
-                print_message(f"{number} runs per GPU, after measuring the first run")
+                per_gpu = runs_per_gpu(measured, total, cores, self.mps is not None)
+                self.is_fixed, self.num_slots = True, per_gpu * count
+                print_message(f"{per_gpu} runs per GPU, after measuring the first run")
         return self.num_slots
 
 
@@ -135,5 +138,5 @@ def read_gpu_usage(folder: Path) -> GpuUsage | None:
         return None
     memory = max(float(line["usage/gpu_reserved_gb"] or 0.0) for line in lines)
     # the first line may be written before the first update
-    busy = [float(x["usage/gpu"]) for x in lines[1:] if x.get("usage/gpu") is not None]
-    return GpuUsage(memory, sum(busy) / len(busy) if busy else None)
+    used = [float(x["usage/gpu"]) for x in lines[1:] if x.get("usage/gpu") is not None]
+    return GpuUsage(memory, sum(used) / len(used) if used else None)

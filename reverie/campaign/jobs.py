@@ -35,11 +35,11 @@ class Job(Protocol):
 
 def run_jobs(
     spec: CampaignSpec,
-    number: int,
+    max_jobs: int,
     submit: Callable[[], Job],
     stop: Callable[[list[Job]], None],
 ) -> list[RunStatus]:
-    """Keep up to `number` jobs queued or running until all runs have ended.
+    """Keep up to `max_jobs` jobs queued or running until all runs have ended.
 
     Return the final status of each run.
 
@@ -58,7 +58,7 @@ def run_jobs(
             to_start = len(monitor.claimable())
             if monitor.all_ended():
                 break
-            for _ in range(min(number, to_start) - len(jobs)):
+            for _ in range(min(max_jobs, to_start) - len(jobs)):
                 jobs.append(submit())
                 print_message(f"submitted job {jobs[-1].job_id}")
             time.sleep(worker.SCAN_SECONDS)

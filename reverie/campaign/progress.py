@@ -32,6 +32,9 @@ STATES: tuple[RunState, ...] = (
     "waiting",
 )
 """Order of the states in a summary."""
+COLUMNS = ("run", "state", "done", "score", "time", "attempts", "machine")
+TEXT_COLUMNS = (0, 1, 6)
+"""Indices of the columns that are aligned to the left."""
 
 
 class LatestValues(NamedTuple):
@@ -58,12 +61,15 @@ class Progress:
             self._print_changes(statuses)
 
     def _draw(self, statuses: Sequence[RunStatus]) -> None:
+        """Replace the table on the terminal."""
         size = shutil.get_terminal_size((88, 24))
         shown = [status for status in statuses if status.state != "waiting"]
         shown.sort(key=lambda status: STATES.index(status.state))
+        # leave room for the header, errors and the summary
         table = format_table(shown[: size.lines - 5], self.queue, self.retries)
         lines = [*table.split("\n"), self._summary(statuses)][-size.lines + 1 :]
         text = "".join(f"{line[: size.columns - 1]}\x1b[K\n" for line in lines)
+        # escape codes: A moves the cursor up, K and J clear the rest of line and screen
         up = f"\x1b[{self._table_lines}A" if self._table_lines else ""
         sys.stderr.write(f"{up}{text}\x1b[J")
         sys.stderr.flush()
@@ -71,6 +77,7 @@ class Progress:
         self._table_lines = len(lines)
 
     def _print_changes(self, statuses: Sequence[RunStatus]) -> None:
+        """Print a line for each run whose state has changed since the last call."""
         for status in statuses:
             key = status.run.name
             state = status.state, len(status.attempts)
@@ -104,13 +111,13 @@ class Progress:
 
 def format_table(statuses: Iterable[RunStatus], queue: Queue, retries: int) -> str:
     """Return a table of runs, and below it the errors of those that failed."""
-    rows = [["run", "state", "done", "score", "time", "attempts", "machine"]]
+    rows = [list(COLUMNS)]
     errors = []
     for status in statuses:
         latest = read_latest(queue.run_folder(status.run.name))
         frames = status.run.frames
-        share = min(1.0, latest.frames / frames) if frames else 0.0
-        done = 1.0 if status.state == "finished" else share
+        fraction = min(1.0, latest.frames / frames) if frames else 0.0
+        done = 1.0 if status.state == "finished" else fraction
         last = status.attempts[-1] if status.attempts else None
         rows.append(
             [
@@ -124,12 +131,12 @@ def format_table(statuses: Iterable[RunStatus], queue: Queue, retries: int) -> s
             ]
         )
         if status.error and status.state != "finished":
-            limit = f"attempt {status.failures} of {retries + 1}"
-            errors.append(f"{status.run.name} failed ({limit}): {status.error}")
+            attempt = f"attempt {status.failures} of {retries + 1}"
+            errors.append(f"{status.run.name} failed ({attempt}): {status.error}")
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
         "  ".join(
-            cell.ljust(width) if i in (0, 1, 6) else cell.rjust(width)
+            cell.ljust(width) if i in TEXT_COLUMNS else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         for row in rows
@@ -138,7 +145,10 @@ def format_table(statuses: Iterable[RunStatus], queue: Queue, retries: int) -> s
 
 
 def read_latest(folder: Path) -> LatestValues:
-    """Read the number of frames and the mean of the last scores of a run."""
+    """Read the number of frames and the mean of the last scores of a run.
+
+    Numbers that are too large to compute with, in a damaged file, are ignored.
+    """
     scores = _last_lines(folder / SCORES)
     values = [
         float(value)

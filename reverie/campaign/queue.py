@@ -52,7 +52,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Identifies a machine until it reboots (Linux). The lock of a worker is tested only if
 its claim has the id of this machine."""
 
-_FILE = re.compile(r"(?P<name>.+)\.(?P<attempt>\d+)\.(?P<kind>claim|end)")
+_ATTEMPT_FILE = re.compile(r"(?P<name>.+)\.(?P<attempt>\d+)\.(?P<kind>claim|end)")
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ class Claim:
 
     run: QueuedRun
     attempt: int
-    path: Path
-    beat: int = 0
+    path: Path  # of the file `.claim`
+    beat: int = 0  # number of heartbeats
 
     @property
     def next_path(self) -> Path:
@@ -129,9 +129,9 @@ class Queue:
         self.folder = folder
         self.path = folder / QUEUE
         self.stale_seconds = stale_seconds
-        self.worker = ""
+        self.worker = ""  # name of this worker; empty if it only reads the queue
         self._lock: IO[str] | None = None
-        self._boot = ""
+        self._boot = ""  # boot id of this machine, if workers can be locked
         self._seen: dict[str, tuple[Any, float]] = {}
         """Last content of each claim of other workers, and when it was first read."""
         self._alive: set[str] = set()
@@ -180,11 +180,11 @@ class Queue:
                 if run.name == check_name(name) and _is_valid(run):
                     found[name] = RunStatus(run)
         ends = {name for name in names if name.endswith(".end")}
-        matches = [m for name in names if (m := _FILE.fullmatch(name))]
+        matches = [m for name in names if (m := _ATTEMPT_FILE.fullmatch(name))]
         for match in sorted(matches, key=lambda m: int(m["attempt"])):
             name = match["name"]
-            needs_attempts = name in found and name not in self._finished
-            if match["kind"] == "claim" and needs_attempts:
+            is_unfinished = name in found and name not in self._finished
+            if match["kind"] == "claim" and is_unfinished:
                 found[name].attempts.append(self._read_attempt(match, ends))
         for name, status in found.items():
             status.state = self._state(status)
@@ -235,6 +235,7 @@ class Queue:
             write_json(claim.path.with_suffix(".end"), content)
 
     def _read_attempt(self, match: re.Match[str], ends: set[str]) -> Attempt:
+        """Read the claim of an attempt and, if it is among `ends`, how it ended."""
         name, number = match["name"], int(match["attempt"])
         content = _read(self.path / match[0])
         if f"{name}.{number}.end" not in ends:
@@ -248,6 +249,7 @@ class Queue:
         return Attempt(number, content, result, str(end.get("error", "")), seconds)
 
     def _state(self, status: RunStatus) -> RunState:
+        """Return the state that follows from the attempts of a run."""
         if not status.attempts:
             return "waiting"
         results = [attempt.result for attempt in status.attempts]
@@ -264,19 +266,19 @@ class Queue:
         if worker and worker == self.worker:
             return False
         key, now = f"{name}.{attempt.number}", time.monotonic()
-        content, since = self._seen.get(key, (None, now))
+        content, first_seen = self._seen.get(key, (None, now))
         if content != attempt.claim:
             if content is not None:
                 self._alive.add(key)
-            content, since = attempt.claim, now
-        self._seen[key] = content, since
+            content, first_seen = attempt.claim, now
+        self._seen[key] = content, first_seen
         if worker and boot_id() and attempt.claim.get("boot") == boot_id():
             is_running = is_locked(self._lock_path(worker))
             if is_running:
                 self._alive.add(key)
             # the worker may have recorded the end since the folder was read
             return not is_running and not (self.path / f"{key}.end").exists()
-        return now - since > self.stale_seconds
+        return now - first_seen > self.stale_seconds
 
     def _lock_path(self, worker: str) -> Path:
         return self.folder / WORKERS / f"{Path(worker).name}.lock"

@@ -73,7 +73,7 @@ def submit(spec: CampaignSpec, program: Sequence[str] = PROGRAM) -> list[RunStat
         max_retries=0,
         scheduling_strategy="SPREAD",
     )
-    # without `ray`: a worker runs its runs as local processes
+    # each task is a worker that executes runs as processes of its machine, not on Ray
     job_spec = replace(spec, config=replace(spec.config, ray=""))
 
     def submit_task() -> RayJob:

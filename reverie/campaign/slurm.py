@@ -47,7 +47,7 @@ class WorkerJob:
 
 
 class SlurmJob:
-    """A job of submitit."""
+    """A job of submitit, with the interface of `jobs.Job`."""
 
     def __init__(self, job: Any):
         self.job, self.job_id = job, str(job.job_id)
@@ -74,30 +74,31 @@ def submit(spec: CampaignSpec) -> list[RunStatus]:
     options = parse_options("--slurm", spec.config.slurm, EXAMPLE)
     number = int(options.pop("jobs", 0)) or default_jobs(spec)
     executor = make_executor(submitit, path / LOGS, options)
+    # each job is a worker that executes runs as processes of its machine
     job_spec = replace(spec, config=replace(spec.config, slurm=""))
 
     def submit_job() -> SlurmJob:
         return SlurmJob(executor.submit(WorkerJob(job_spec)))
 
-    def keep(_: list[Job]) -> None:
+    def leave_running(_: list[Job]) -> None:
         print_message("The jobs continue; cancel them with `scancel`.")
 
-    return run_jobs(job_spec, number, submit_job, keep)
+    return run_jobs(job_spec, number, submit_job, leave_running)
 
 
 def make_executor(submitit: Any, folder: Path, options: dict[str, str]) -> Any:
     """Return submitit's executor; `cluster=local` runs the jobs on this machine."""
     cluster = options.pop("cluster", "slurm")
-    named = {
+    prefixed = {
         name
         if name in SUBMITIT_OPTIONS or name.startswith("slurm_")
         else f"slurm_{name}": value
         for name, value in options.items()
     }
-    numbers = {k: int(v) if v.isdigit() else v for k, v in named.items()}
+    parameters = {k: int(v) if v.isdigit() else v for k, v in prefixed.items()}
     try:
         executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
-        executor.update_parameters(**numbers)
+        executor.update_parameters(**parameters)
     except (TypeError, ValueError, NameError, RuntimeError) as error:
         raise UserError(
             f"submitit does not accept --slurm: {str(error).splitlines()[0]}\n"

@@ -35,6 +35,7 @@ from reverie.run.spec_file import (
 )
 
 COMMAND = "train"
+"""Command of `reverie` that executes a run."""
 SPEC_FILE = "campaign.yaml"
 """File in the folder of a campaign."""
 MAX_SEEDS = 10_000
@@ -44,6 +45,8 @@ PER_RUN_SETTINGS = {"task": "tasks", "seed": "seeds", "logdir": "logdir"}
 
 @dataclass(frozen=True)
 class CampaignConfig:
+    """Options of `reverie campaign`."""
+
     tasks: tuple[str, ...] = ()
     """Tasks, or names of suites for all tasks of their benchmark (atari100k: 26
     games)."""
@@ -162,7 +165,7 @@ def load_spec(
 
 
 def plan_runs(spec: CampaignSpec, resolve: ResolveCommand) -> CampaignSpec:
-    """Check the settings of every task with every method, and list all runs."""
+    """Check the settings of every task with every method; add the list of all runs."""
     tasks = _expand_tasks(spec.config.tasks)
     seeds, size = parse_seeds(spec.config.seeds), spec.size
     runs: list[QueuedRun] = []
@@ -264,6 +267,7 @@ def _convert_values(data: dict[str, Any]) -> None:
 
 
 def _expand_tasks(names: Sequence[str]) -> list[str]:
+    """Return the tasks without repetition; a suite becomes its benchmark tasks."""
     if not names:
         raise UserError(
             "A campaign needs tasks.\n"
@@ -285,6 +289,7 @@ def _parse_methods(origin: str, entries: Any) -> tuple[tuple[str, ...], ...]:
 
 
 def _split_words(value: Any) -> list[str]:
+    """Split a string, or each string of a list, at commas and spaces."""
     words = [str(x) for x in value] if isinstance(value, list) else [str(value)]
     return [part for word in words for part in re.split(r"[,\s]+", word) if part]
 
@@ -294,4 +299,5 @@ def _total_frames(task: str, config: Config) -> int:
 
 
 def _file_name(text: str) -> str:
+    """Replace characters that are not portable in file names."""
     return re.sub(r"[^\w.+-]+", "-", text)

@@ -43,7 +43,8 @@ SCAN_SECONDS = 2.0
 HEARTBEAT_SECONDS = 5.0
 """Time between two heartbeats: changes of the files of claimed runs (`queue.py`)."""
 STOPPED_CODES = (129, 130, 138, 143, 152)
-"""Exit codes of a run that was stopped by a signal and saved a checkpoint."""
+"""Exit codes of a run that was stopped by a signal and saved a checkpoint: 128 plus
+the number of SIGHUP, SIGINT, SIGUSR1, SIGTERM or SIGXCPU."""
 
 
 @dataclass
@@ -115,7 +116,7 @@ class Monitor(Resources):
         self._cleanup.enter_context(self.stopper)
 
     def scan(self) -> None:
-        """Read the state of all runs of this campaign."""
+        """Read the state of all runs of this campaign, in the order of its spec."""
         statuses = [s for s in self.queue.statuses() if s.run.name in self.order]
         self.statuses = sorted(statuses, key=lambda s: self.order[s.run.name])
 
@@ -207,7 +208,7 @@ class Worker(Monitor):
     def write_heartbeats(self) -> None:
         """Write a heartbeat to each claim; kill runs that another worker took over.
 
-        Has an effect every `HEARTBEAT_SECONDS`.
+        A call within `HEARTBEAT_SECONDS` of the last heartbeat has no effect.
         """
         now = time.monotonic()
         if now - self._heartbeat_time < HEARTBEAT_SECONDS:
