@@ -12,8 +12,8 @@ from reverie.storage.atomic import make_parent, open_append
 class AppendFile:
     """A file to which records are appended, completely or not at all.
 
-    `write` returns when the operating system has the data, so a killed process loses
-    nothing. If the disk is full, a partly written record is removed.
+    `write` returns when the operating system has the data, so data is not lost if the
+    process is killed. If the disk is full, a partly written record is removed.
     """
 
     def __init__(self, path: Path):

@@ -16,13 +16,12 @@ MAX_EPISODES = 10_000
 REWARD_CHANGE = 0.01
 """`reward_rate` is the fraction of steps whose reward changes by at least this."""
 
-
 ACHIEVEMENT = "log/achievement_"
-"""Start of the names of achievements, which are positive if they were unlocked."""
+"""Prefix of the keys of achievements; a positive value means unlocked."""
 
 
 class EpisodeStats:
-    """Scores, lengths and `log/*` values, and videos of the first environment.
+    """Collects score, length and `log/*` values of episodes, and videos of one env.
 
     The score of an episode is the sum of its rewards, its length the number of actions
     (one less than the rows). Metrics have one entry per episode that has ended;
@@ -33,19 +32,21 @@ class EpisodeStats:
 
     def __init__(self, envs: int):
         self.envs = envs
+        # of the current episode of each environment: sum of rewards, number of rows,
+        # last reward, and how often the reward has changed
         self._values: dict[str, np.ndarray] = {
             "score": np.zeros(envs),
             "rows": np.zeros(envs, np.int64),
             "reward": np.zeros(envs),
             "changes": np.zeros(envs, np.int64),
         }
-        self._sum: dict[str, np.ndarray] = {}
+        self._sum: dict[str, np.ndarray] = {}  # of `log/*` values in the episode
         self._max: dict[str, np.ndarray] = {}
-        self._frames: dict[str, list[np.ndarray]] = {}
+        self._frames: dict[str, list[np.ndarray]] = {}  # of the first environment
         self._ended: list[tuple[float, float]] = []  # score and length, for `summary`
 
     def add(self, obs: Obs) -> Metrics:
-        """Add one row per environment; returns the metrics of episodes that end."""
+        """Add one row per environment; return the metrics of episodes that end."""
         first = np.asarray(obs["is_first"], bool)
         last = np.asarray(obs["is_last"], bool)
         reward = np.asarray(obs["reward"], np.float64)
@@ -95,16 +96,18 @@ class EpisodeStats:
         self._frames = {}
 
     def _add_logs(self, obs: Obs) -> None:
+        """Update sum and maximum of all scalars with the prefix `log/`."""
         for key, value in obs.items():
             if not key.startswith("log/") or np.ndim(value) != 1:
                 continue
-            number = np.asarray(value, np.float64)
+            numbers = np.asarray(value, np.float64)
             total = self._sum.setdefault(key, np.zeros(self.envs))
             largest = self._max.setdefault(key, np.full(self.envs, -np.inf))
-            total += number
-            np.maximum(largest, number, out=largest)
+            total += numbers
+            np.maximum(largest, numbers, out=largest)
 
     def _add_frames(self, obs: Obs, is_first: bool) -> None:
+        """Store the images of the first environment, which are batches of uint8."""
         if is_first:
             self._frames = {}
         for key, value in obs.items():
@@ -114,6 +117,7 @@ class EpisodeStats:
                     frames.append(np.array(value[0]))
 
     def _episode_metrics(self, last: np.ndarray) -> Metrics:
+        """Return the metrics of the environments whose episode ends."""
         values = self._values
         rows = values["rows"][last]
         ended = zip(values["score"][last].tolist(), (rows - 1).tolist(), strict=True)
@@ -127,10 +131,10 @@ class EpisodeStats:
         }
         for key, total in self._sum.items():
             if key == SUCCESS:
-                solved = self._max[key][last]
-                if (solved >= 0).any():
-                    rates = np.where(solved >= 0, solved > 0, np.nan)
-                    metrics["episode/success"] = rates
+                success = self._max[key][last]  # negative if it is not known
+                if (success >= 0).any():
+                    successes = np.where(success >= 0, success > 0, np.nan)
+                    metrics["episode/success"] = successes
                 continue
             if key.startswith(ACHIEVEMENT):
                 name = key.removeprefix("log/")

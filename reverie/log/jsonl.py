@@ -2,11 +2,10 @@
 
 `metrics.jsonl` has one line per write, with the step and all scalars. `scores.jsonl`
 has one line per episode, with the step at which it ended, its score, its length, and
-other values such as its success.
-Lines of both have `seconds`, the wall-clock duration of the run so far, without the
-time between a stop and a resume. When a run resumes from a checkpoint, lines after its
-step are removed, so that the files are the same as those of an uninterrupted run. NaN
-and infinity are written as null.
+other values such as its success. Lines of both have `seconds`, the wall-clock duration
+of the run so far, without the time between a stop and a resume. When a run resumes from
+a checkpoint, lines after its step are removed, so that the files are the same as those
+of an uninterrupted run. NaN and infinity are written as null.
 """
 
 from __future__ import annotations
@@ -33,6 +32,9 @@ SCORES = "scores.jsonl"
 TIMING_METRICS = re.compile(r"(^|/)(fps|timer|usage)/|^replay/(ram|disk)_gb$")
 """Metrics that depend on the machine and differ between equal runs."""
 
+INVALID_STEP = 2**63
+"""Step of a line that is not valid; larger than all others."""
+
 MAX_UNWRITTEN = 10_000
 """Maximum number of lines kept in memory while the disk is full."""
 
@@ -49,7 +51,7 @@ class JsonlSink(Sink):
         self.timing_metrics = timing_metrics
         self._files = {name: AppendFile(logdir / name) for name in (METRICS, SCORES)}
         self._unwritten: dict[str, list[str]] = {METRICS: [], SCORES: []}
-        self.has_final_line = False
+        self.has_final_line = False  # see `ResumableSink`
 
     def write(self, record: Record) -> None:
         scalars = {
@@ -146,7 +148,7 @@ def remove_incomplete_line(path: Path) -> None:
 
 
 def truncate(path: Path, size: int) -> None:
-    """Cut a file to this size; a symbolic link is refused."""
+    """Cut a file to this size; raise if it is a symbolic link."""
     descriptor = open_descriptor(path, os.O_RDWR)
     try:
         os.ftruncate(descriptor, size)
@@ -155,7 +157,7 @@ def truncate(path: Path, size: int) -> None:
 
 
 def length_of(score: str) -> str:
-    """Return the name of the length that belongs to a score: `episode/length`."""
+    """Return the name of the length of an episode: `episode/length` for its score."""
     return score.removesuffix("score") + "length"
 
 
@@ -184,8 +186,11 @@ def _read(path: Path) -> bytes:
 
 
 def _complete_lines(path: Path) -> list[bytes]:
+    """Return the lines that end with a newline and have a step."""
     lines = _read(path).splitlines(keepends=True)
-    return [line for line in lines if line.endswith(b"\n") and _step_of(line) < 2**63]
+    return [
+        line for line in lines if line.endswith(b"\n") and _step_of(line) < INVALID_STEP
+    ]
 
 
 def _final_lines(path: Path, offset: int, step: int) -> list[bytes]:
@@ -195,18 +200,20 @@ def _final_lines(path: Path, offset: int, step: int) -> list[bytes]:
 
 
 def _step_of(line: bytes) -> int:
-    """Return the step of a line, or 2**63 if it is not valid."""
+    """Return the step of a line, or `INVALID_STEP`."""
     try:
         return int(json.loads(line)["step"])
     except (ArithmeticError, ValueError, KeyError, TypeError, RecursionError):
-        return 2**63
+        return INVALID_STEP
 
 
 def _seconds(seconds: float | None) -> dict[str, Any]:
+    """Return the field `seconds` of a line; nothing if the time is not measured."""
     return {} if seconds is None else {"seconds": round(seconds, 3)}
 
 
 def _to_number(value: float) -> float | int | None:
+    """Convert a float for JSON: whole numbers to int, NaN and infinity to None."""
     if not math.isfinite(value):
         return None
     return int(value) if value == int(value) and abs(value) < 2**53 else value

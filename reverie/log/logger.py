@@ -84,13 +84,14 @@ class Logger:
         self.timer = Timer(enabled=False)
         self._start = time.monotonic() if log_seconds else None
         self.step = -1  # step of the last write
-        self.has_final_write = False
+        self.has_final_write = False  # see `load_state_dict`
+        # by device and names of the scalars; scalars of one call are summed together
         self._device_sums: dict[tuple[str, ...], _DeviceSums] = {}
-        self._host_sums: dict[str, tuple[float, int]] = {}
+        self._host_sums: dict[str, tuple[float, int]] = {}  # sum and count by name
         self._texts: dict[str, str] = {}
-        self._images: dict[str, Tensor | np.ndarray] = {}
+        self._images: dict[str, Tensor | np.ndarray] = {}  # and videos
         self._scores: list[Score] = []  # step -1: use the step of the next write
-        self._failing: set[str] = set()
+        self._failing: set[str] = set()  # names of sinks whose last write failed
 
     @property
     def seconds(self) -> float | None:
@@ -128,13 +129,13 @@ class Logger:
     @timed("log")
     def write(self, step: int) -> Record:
         """Pass the metrics since the last write to all sinks."""
-        pictures = {name: _to_uint8(value) for name, value in self._images.items()}
+        images = {name: _to_uint8(value) for name, value in self._images.items()}
         record = Record(
             step=step,
             scalars=self._averages(),
             texts=dict(self._texts),
-            images={k: v for k, v in pictures.items() if v.ndim == 3},
-            videos={k: v for k, v in pictures.items() if v.ndim == 4},
+            images={k: v for k, v in images.items() if v.ndim == 3},
+            videos={k: v for k, v in images.items() if v.ndim == 4},
             scores=tuple(
                 s if s.step >= 0 else s._replace(step=step) for s in self._scores
             ),
@@ -148,7 +149,7 @@ class Logger:
 
     @timed("log")
     def progress(self, step: int) -> None:
-        """Update the progress line, if a sink has one. Cheap enough for every step."""
+        """Update the progress line of the terminal; fast enough for every step."""
         for sink in self.sinks:
             try:
                 sink.progress(step)
@@ -264,11 +265,15 @@ class Logger:
         length = metrics.get(length_of(key))
         lengths = [None] * len(scores) if length is None else _to_host(length).tolist()
         others = _other_values(name.removesuffix(key), metrics, key, len(scores))
-        for score, count, values in zip(scores.tolist(), lengths, others, strict=True):
-            self._scores.append(Score(step, name, score, count, seconds, values))
+        rows = zip(scores.tolist(), lengths, others, strict=True)
+        for score, episode_length, values in rows:
+            self._scores.append(
+                Score(step, name, score, episode_length, seconds, values)
+            )
         self._add_array(name, scores)
 
     def _add_array(self, name: str, value: Any) -> None:
+        """Store an image or video, or add numbers to the sums of a scalar."""
         ndim = value.ndim if isinstance(value, Tensor | np.ndarray) else np.ndim(value)
         if ndim in (3, 4):
             # A copy, because the caller may overwrite the memory.
@@ -296,6 +301,7 @@ class Logger:
         return {k: total / n if n else math.nan for k, (total, n) in sums.items()}
 
     def _clear(self) -> None:
+        """Delete the metrics that are not written yet."""
         for pending in (self._device_sums, self._host_sums, self._texts, self._images):
             pending.clear()
         self._scores.clear()
@@ -346,6 +352,7 @@ class _DeviceSums:
                 self.count = self.count.to(device) + counted
 
     def read(self) -> tuple[list[float], list[int]]:
+        """Return sums and counts; waits for the device."""
         assert self.sum is not None
         assert self.count is not None
         return self.sum.tolist(), self.count.tolist()
@@ -420,12 +427,12 @@ def _other_values(
 ) -> list[dict[str, float]]:
     """Return the other metrics of each episode, such as `episode/success`.
 
-    They have the group of the score (`episode/`), and no entry where they are NaN.
+    These are the metrics with the prefix of the score (`episode/`). NaN is left out.
     """
-    group, known = score.removesuffix("score"), (score, length_of(score))
+    group, excluded = score.removesuffix("score"), (score, length_of(score))
     rows: list[dict[str, float]] = [{} for _ in range(count)]
     for name, value in metrics.items():
-        if not group or not name.startswith(group) or name in known:
+        if not group or not name.startswith(group) or name in excluded:
             continue
         values = [] if isinstance(value, str) else _to_host(value).tolist()
         for row, number in zip(rows, values, strict=False):

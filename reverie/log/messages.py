@@ -7,7 +7,7 @@ import math
 import sys
 import time
 
-_last_output = -math.inf
+_last_output = -math.inf  # time of the last output; no output yet
 
 
 def print_message(text: str, end: str = "\n") -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Score(NamedTuple):
-    """Score of one episode, at the step it ended."""
+    """Score of one episode, at the step at which it ended."""
 
     step: int
     name: str

@@ -16,6 +16,7 @@ FIRST_SECONDS = 3.0
 NEXT_SECONDS = 25.0
 """Time without output after which each further line is printed."""
 POLL_SECONDS = 0.5
+"""Time between two checks of the thread."""
 MIN_SECONDS = 2.0
 """Shorter durations of an activity are not printed."""
 
@@ -36,7 +37,7 @@ class StatusLine:
 
     def begin(self, activity: str) -> None:
         """Set the activity, such as `building the environments`."""
-        self._activity = activity, time.monotonic()
+        self._activity = activity, time.monotonic()  # and its start
 
     def __enter__(self) -> StatusLine:
         self._thread.start()

@@ -36,8 +36,8 @@ class TensorboardSink(Sink):
         self._event, self._summary, self._tensor = event_pb2, summary_pb2, tensor_pb2
         self._text_metadata = metadata.create_summary_metadata("", "")
         self._record_writer = RecordWriter
-        stem = f"events.out.tfevents.{time.time_ns() / 1e9:.6f}.{socket.gethostname()}"
-        self._file = AppendFile(logdir / stem)
+        name = f"events.out.tfevents.{time.time_ns() / 1e9:.6f}.{socket.gethostname()}"
+        self._file = AppendFile(logdir / name)
         self._has_header = False
 
     def write(self, record: Record) -> None:
@@ -66,6 +66,7 @@ class TensorboardSink(Sink):
         self._file.close()
 
     def _image(self, frame: np.ndarray, encoded: bytes) -> Any:
+        """Return an image summary of encoded bytes, with the size of a frame."""
         height, width, channels = frame.shape
         return self._summary.Summary.Image(
             height=height,
@@ -75,8 +76,10 @@ class TensorboardSink(Sink):
         )
 
     def _append(self, **fields: Any) -> None:
+        """Append an event with these fields to the file."""
         events = [self._event.Event(wall_time=time.time(), **fields)]
         if not self._has_header:
+            # the first record of an event file has the version of its format
             header = self._event.Event(
                 wall_time=time.time(), file_version="brain.Event:2"
             )

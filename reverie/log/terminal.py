@@ -30,6 +30,9 @@ RATE_EPOCHS = 10
 LOSSES = ("train/opt/loss", "train/loss")
 """Metrics with the total loss; if none exists, it is the sum of `train/loss/*`."""
 
+MAX_SHORT = 60
+"""Maximum length of name and value of a metric that is printed in columns."""
+
 NOTHING = "(?!)"
 """Regular expression that matches nothing."""
 
@@ -83,9 +86,9 @@ class TerminalSink(Sink):
         self._is_shown: dict[str, bool] = {}  # by the name of the metric
         self.total, self.epochs = total, epochs
         self._stream = stream
-        self._loss = self._score = ""  # as printed
+        self._loss = self._score = ""  # newest values, formatted
         self._progress_metrics = dict.fromkeys(progress_metrics, "")
-        self._step_times: deque[tuple[float, int]] = deque()
+        self._step_times: deque[tuple[float, int]] = deque()  # times and steps
         # Time and number of completed epochs, at the end of each epoch. Rates are
         # computed from the end of the first epoch, which takes longer than others.
         self._epoch_times: deque[tuple[float, int]] = deque(maxlen=RATE_EPOCHS + 1)
@@ -166,6 +169,7 @@ class TerminalSink(Sink):
         return {name: text for name, text in metrics.items() if self._is_shown[name]}
 
     def _add_time(self, step: int) -> None:
+        """Store when a step, and possibly an epoch, was reached."""
         now = time.monotonic()
         self._step_times.append((now, step))
         while len(self._step_times) > 2 and self._step_times[1][0] < now - RATE_SECONDS:
@@ -180,17 +184,19 @@ class TerminalSink(Sink):
         if epochs and epochs.total:
             total, done = epochs.total, epochs.completed
             parts = [f"{epochs.describe()} ({done / total:.0%})", f"step {step:,}"]
-            left = self._seconds_left(total - done)
+            seconds_left = self._seconds_left(total - done)
         else:
             parts = [epochs.describe()] if epochs else []
             parts.append(f"step {step:,}")
             if self.total:
                 parts[-1] += f" of {self.total:,} ({min(step / self.total, 1):.0%})"
-            left = (self.total - step) / rate if self.total and rate > 0 else 0
+            seconds_left = 0.0
+            if self.total and rate > 0:
+                seconds_left = (self.total - step) / rate
         if rate > 0:
             parts.append(f"{format_number(rate)} steps/s")
-        if left > 0:
-            parts.append(f"{format_seconds(left)} left")
+        if seconds_left > 0:
+            parts.append(f"{format_seconds(seconds_left)} left")
         values = {"loss": self._loss, "score": self._score, **self._progress_metrics}
         parts += [f"{k.rsplit('/', 1)[-1]} {v}" for k, v in values.items() if v]
         return " · ".join(parts)
@@ -213,11 +219,12 @@ def _rate(times: Sequence[tuple[float, int]]) -> float:
 
 
 def _total_loss(scalars: dict[str, float]) -> float | None:
+    """Return the total loss (see `LOSSES`); None if there is no loss."""
     for name in LOSSES:
         if name in scalars:
             return scalars[name]
-    named = [v for k, v in scalars.items() if k.startswith("train/loss/")]
-    return sum(named) if named else None
+    terms = [v for k, v in scalars.items() if k.startswith("train/loss/")]
+    return sum(terms) if terms else None
 
 
 def format_number(value: float) -> str:
@@ -247,15 +254,18 @@ def format_seconds(seconds: float) -> str:
 def in_columns(pairs: dict[str, str], width: int) -> list[str]:
     """Format names and values in columns that fit, sorted by name down each column."""
     pairs = dict(sorted(pairs.items()))
-    short = {k: v for k, v in pairs.items() if "\n" not in v and len(k) + len(v) < 60}
+    short = {
+        k: v for k, v in pairs.items() if "\n" not in v and len(k) + len(v) < MAX_SHORT
+    }
     lines = []
     if short:
-        names = max(map(len, short))
-        values = max(map(len, short.values()))
-        cell = names + 2 + values
-        columns = max(1, (width - 2 + 3) // (cell + 3))
+        name_width = max(map(len, short))
+        value_width = max(map(len, short.values()))
+        cell_width = name_width + 2 + value_width
+        # lines are indented by 2, and there are 3 spaces between two cells
+        columns = max(1, (width - 2 + 3) // (cell_width + 3))
         rows = -(-len(short) // columns)
-        cells = [f"{k:<{names}}  {v:>{values}}" for k, v in short.items()]
+        cells = [f"{k:<{name_width}}  {v:>{value_width}}" for k, v in short.items()]
         for row in range(rows):
             lines.append("  " + "   ".join(cells[row::rows]))
     for key in pairs.keys() - short.keys():

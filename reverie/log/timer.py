@@ -46,9 +46,10 @@ class Timer:
             with self.region(name):
                 yield
             return
-        outer, is_own_thread = 0.0, threading.get_ident() == self._thread
+        is_own_thread = threading.get_ident() == self._thread
+        siblings = 0.0  # time of earlier sections inside the same outer section
         if is_own_thread:
-            outer, self._inner_seconds = self._inner_seconds, 0.0
+            siblings, self._inner_seconds = self._inner_seconds, 0.0
         start = time.perf_counter()
         try:
             with self.region(name):
@@ -58,7 +59,7 @@ class Timer:
             if is_own_thread:
                 own = self._own_seconds.get(name, 0.0) + seconds - self._inner_seconds
                 self._own_seconds[name] = own
-                self._inner_seconds = outer + seconds
+                self._inner_seconds = siblings + seconds
             with self._lock:
                 section = self._sections.setdefault(name, [0, 0.0, 0.0])
                 section[0] += 1
@@ -66,7 +67,10 @@ class Timer:
                 section[2] = max(section[2], seconds)
 
     def metrics(self) -> Metrics:
-        """Return mean and maximum in ms and share of the time since the last call."""
+        """Return mean and maximum duration of each section since the last call, in ms.
+
+        `share` is the fraction of the wall-clock time.
+        """
         with self._lock:
             now = time.perf_counter()
             wall = max(now - self._start, 1e-9)
@@ -89,6 +93,8 @@ class Timer:
 
 
 class HasTimer(Protocol):
+    """An object whose methods can be decorated with `timed`."""
+
     timer: Timer
 
 

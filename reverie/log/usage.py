@@ -22,6 +22,7 @@ class Usage:
     """
 
     def __init__(self) -> None:
+        # wall-clock time and CPU time of this process at the last call
         self._last = time.perf_counter(), sum(os.times()[:2])
         self._has_gpu_utilization = True
 
@@ -36,6 +37,10 @@ class Usage:
         return metrics
 
     def _memory(self) -> Metrics:
+        """Return the memory of this process and its workers, and the free memory.
+
+        Memory that processes share is counted once, in `usage/ram_gb`.
+        """
         if not Path("/proc/self/statm").exists():
             peak = peak_memory()
             return {} if peak is None else {"usage/ram_peak_gb": peak / GIB}
@@ -90,6 +95,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _available_bytes() -> int | None:
+    """Memory of the machine that processes can still allocate."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024

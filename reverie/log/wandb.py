@@ -20,6 +20,7 @@ from reverie.storage.atomic import make_folder, write_file
 from reverie.storage.limits import read_bytes
 
 MAX_ID_BYTES = 1000
+"""Maximum size of the file with the id of the W&B run."""
 
 
 class WandbSink(Sink):
