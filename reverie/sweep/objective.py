@@ -26,6 +26,7 @@ MetricSeries = list[tuple[float, float]]
 
 SERIES_FILES = (SCORES, METRICS)
 EVAL_FILE = "eval.json"
+"""Result file of `reverie eval`."""
 MAX_LISTED = 12
 """Maximum number of metrics that an error message lists."""
 
@@ -69,8 +70,8 @@ def summarize(series: MetricSeries, summary: Summary, count: int, goal: Goal) ->
 def metric_not_found(run: Path, metric: str) -> MetricNotFound:
     """Return an error that lists the metrics of the run."""
     names = metric_names(run)
-    skipped = ("timer/", "usage/", "fps/")
-    listed = [name for name in names if not name.startswith(skipped)]
+    omitted = ("timer/", "usage/", "fps/")
+    listed = [name for name in names if not name.startswith(omitted)]
     more = ["..."] if len(listed) > MAX_LISTED else []
     text = ", ".join(listed[:MAX_LISTED] + more)
     return MetricNotFound(

@@ -143,8 +143,9 @@ class Sweep(Resources):
         names = {name for _, name in code_in_spec(settings)}
         # Modules in the specification were checked when it was read. Check those that
         # occur only in earlier trials in the folder.
-        params = [pair for t in trials for pair in code_in_spec(t.params)]
-        check_trusted(self.path, [pair for pair in params if pair[1] not in names])
+        # each pair is a setting and the module that it names
+        pairs = [pair for t in trials for pair in code_in_spec(t.params)]
+        check_trusted(self.path, [pair for pair in pairs if pair[1] not in names])
         register(self.path, names)
         write_file(saved, self.spec.to_yaml().encode())
         make_folder(self.path / "trials")
@@ -192,7 +193,7 @@ class Sweep(Resources):
             started = {run.seed for run in self.runs if run.trial is trial}
             started |= set(trial.values)
             seeds = [s for s in range(self.config.seeds) if s not in started]
-            if len(seeds) <= 1:
+            if len(seeds) <= 1:  # its last run is started now
                 self.pending.pop(0)
             if seeds:
                 self._start(trial, seeds[0])
@@ -287,6 +288,7 @@ class Sweep(Resources):
                 self._complete(trial)
 
     def _complete(self, trial: RunningTrial) -> None:
+        """Store the objective of a trial whose runs have all finished, and print it."""
         value = self.study.complete(trial)
         best = best_trial(self.write_tables(), self.goal)
         assert best is not None
@@ -298,13 +300,17 @@ class Sweep(Resources):
         self._log({"value": value, "best": best.value, **numbers})
 
     def _fail(self, trial: RunningTrial, error: str) -> None:
+        """Record that a trial failed, and stop its other runs."""
         self.study.fail(trial, error)
         self._stop_trial(trial)
         self.write_tables()
         _print_trial(trial, f"failed: {error}")
 
     def _prune_if_worse(self, run: TrialRun) -> None:
-        """Stop a trial that is worse than the median of the finished trials."""
+        """Stop a trial that is worse than the median of the finished trials.
+
+        Only the first seed of each trial is compared.
+        """
         now, process = time.monotonic(), run.process
         if now - run.last_prune_check < PRUNE_SECONDS or process.stop_requested:
             return
@@ -328,7 +334,10 @@ class Sweep(Resources):
     def _is_worse_than_median(
         self, series: MetricSeries, others: Sequence[MetricSeries]
     ) -> bool:
-        """Compare a run with others at the last step it has reached."""
+        """True if a run is worse than the median of others at its last step.
+
+        False if too few others have reached this step, or if the run has just started.
+        """
         others = [other for other in others if other]
         if not series or len(others) < PRUNE_MIN_TRIALS:
             return False
@@ -361,6 +370,7 @@ class Sweep(Resources):
         return any(read_metric(folder, self.config.metric) for folder in folders)
 
     def _log(self, metrics: Metrics) -> None:
+        """Log metrics of the sweep; the step is the number of trials with a value."""
         with_value = [t for t in self.study.trials() if t.value is not None]
         self.logger.add(metrics, prefix="sweep")
         self.logger.write(len(with_value))

@@ -32,7 +32,7 @@ class CategoricalRange:
 
     options: tuple[tuple[str, ...], ...]
 
-    log = False
+    log = False  # as in `NumericRange`
 
     def suggest(self, trial: Any, name: str) -> str:
         """Return the value that an Optuna trial proposes."""
@@ -85,6 +85,7 @@ class NumericRange:
 
     def grid(self, name: str) -> list[Any]:
         step = self.step or 1
+        # 1e-9: a rounding error must not remove the last value
         steps = math.floor((self.high - self.low) / step + 1e-9)
         count = self.count or (steps + 1 if self.step or self.integer else 0)
         if count > MAX_POINTS and (self.count or not self.log):
@@ -95,7 +96,7 @@ class NumericRange:
         if self.count:
             space = np.geomspace if self.log else np.linspace
             values = space(self.low, self.high, self.count).tolist()
-            values[0] = self.low  # without rounding errors
+            values[0] = self.low  # `geomspace` has rounding errors
             values[-1] = self.high if self.count > 1 else self.low
         elif self.step or (self.integer and not self.log):
             values = [self.low + step * i for i in range(steps + 1)]
@@ -136,9 +137,10 @@ def parse_range(name: str, data: Any, setting_type: Any) -> Range:
 
 
 def _parse_numeric(
-    name: str, data: Mapping[str, Any], number: type | None
+    name: str, data: Mapping[str, Any], number_type: type | None
 ) -> NumericRange:
-    if number is None:
+    """Read and check a range with `low` and `high`."""
+    if number_type is None:
         problem = "has low and high, but the setting is not a number"
         raise _range_error(name, problem, f"{name}: [CHOICE, CHOICE]")
     keys = [field.name for field in fields(NumericRange) if field.name != "integer"]
@@ -151,7 +153,7 @@ def _parse_numeric(
         if key not in data:
             fix = f"{name}: {{low: 1, high: 10}}"
             raise _range_error(name, f"has no `{key}`", fix)
-    log, integer = data.get("log", False), number is int
+    log, integer = data.get("log", False), number_type is int
     if not isinstance(log, bool):
         problem = f"needs true or false for `log`, not {log!r}"
         raise _range_error(name, problem, "log: true")
@@ -176,6 +178,7 @@ def _parse_numeric(
 
 
 def _parse_number(name: str, key: str, value: Any, integer: bool) -> float:
+    """Return the number `key` of a range; raise if it is not finite or not integer."""
     try:
         # PyYAML reads 1e-3 as a string
         number = math.nan if isinstance(value, bool) else float(value)

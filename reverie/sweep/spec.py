@@ -46,6 +46,8 @@ EVAL_OPTIONS = ("episodes", "videos", "failures")
 
 @dataclass(frozen=True)
 class SweepConfig:
+    """Options of `reverie sweep`."""
+
     command: str = "train"
     """Command of every trial: train, train_eval, offline or bc."""
     metric: str = ""
@@ -91,6 +93,7 @@ class SweepSpec:
     config: SweepConfig
     ranges: dict[str, Range]
     settings: dict[str, list[str]]
+    """Settings of all runs, as command-line arguments by name."""
     seed: int = 0
     """Seed of the first run of every trial."""
 
@@ -142,6 +145,7 @@ def load_spec(
     space: dict[str, Range] = {}
     for name, value in ranges.items():
         setting = _find_setting(path, name, known)
+        # `configs` and `config` are no settings of `Config`
         type_ = known[setting].type if setting in known else str
         space[name] = parse_range(name, value, type_)
     _check_conflicts(path, space, settings, config)
@@ -179,7 +183,10 @@ def _check_eval_flags(path: Path, text: str | None) -> None:
 
 
 def _find_setting(path: Path, name: str, names: Collection[str]) -> str:
-    """Return the setting `name`, or the first one that matches it as a pattern."""
+    """Return the setting `name`, or the first one that matches it as a pattern.
+
+    Raise if there is none. A `+` at the end, which appends to a list, is ignored.
+    """
     plain = name.rstrip("+")
     if plain in ("configs", "config"):
         return plain
@@ -192,6 +199,7 @@ def _check_conflicts(
     settings: Mapping[str, list[str]],
     config: SweepConfig,
 ) -> None:
+    """Raise if settings, ranges and options contradict each other."""
     if "logdir" in (*ranges, *settings):
         raise UserError(
             f"{path} sets logdir, but runs are stored in the folder of the sweep.\n"

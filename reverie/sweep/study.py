@@ -24,7 +24,7 @@ from reverie.sweep.spec import DEFAULT_TRIALS, SweepSpec
 from reverie.sweep.trials import Trial, TrialState
 
 STUDY_NAME = "sweep"
-STATES: dict[str, TrialState] = {
+STATES: dict[str, TrialState] = {  # by the name of the state in Optuna
     "WAITING": "waiting",
     "RUNNING": "running",
     "COMPLETE": "done",
@@ -117,7 +117,7 @@ class Study:
         trial.optuna_trial.set_user_attr("seconds", before + seconds)
 
     def complete(self, trial: RunningTrial) -> float:
-        """Finish a trial; returns its objective, the mean over seeds."""
+        """Finish a trial; return its objective, the mean over seeds."""
         values = list(trial.values.values())
         if len(values) > 1:
             trial.optuna_trial.set_user_attr("std", float(np.std(values)))
@@ -130,6 +130,7 @@ class Study:
         self._study.tell(trial.optuna_trial, state=self.optuna.trial.TrialState.FAIL)
 
     def prune(self, trial: RunningTrial, value: float, step: float) -> None:
+        """Record that a trial was stopped early, and its value at that step."""
         trial.optuna_trial.report(value, int(step))
         self._study.tell(trial.optuna_trial, state=self.optuna.trial.TrialState.PRUNED)
 
@@ -138,10 +139,12 @@ class Study:
         return [self._to_trial(frozen) for frozen in self._started()]
 
     def _started(self) -> list[Any]:
+        """Return the trials of Optuna that have started."""
         trials = self._study.get_trials(deepcopy=False)
         return [trial for trial in trials if trial.state.name != "WAITING"]
 
     def _to_trial(self, frozen: Any) -> Trial:
+        """Convert a `FrozenTrial` of Optuna."""
         attrs = frozen.user_attrs
         names = [name for name in self.spec.ranges if name in frozen.params]
         return Trial(
@@ -155,6 +158,10 @@ class Study:
         )
 
     def _running_trial(self, optuna_trial: Any) -> RunningTrial:
+        """Return a trial with its hyperparameters and the values of finished seeds.
+
+        For a trial that was interrupted, Optuna returns the stored hyperparameters.
+        """
         with warnings.catch_warnings():  # about steps that do not divide the range
             warnings.simplefilter("ignore")
             params = {
@@ -169,16 +176,19 @@ class Study:
     def _make_sampler(self, started: int) -> Any:
         """Return the sampler; its seed depends on the number of trials started before.
 
-        Otherwise, a resumed sweep would propose the same hyperparameters again.
+        Otherwise, a resumed sweep would propose the same hyperparameters again. The
+        prime factor keeps the seeds of different sweeps apart.
         """
         samplers, seed = self.optuna.samplers, self.spec.seed + 7919 * started
         if self.spec.config.sampler == "bayes":
             with warnings.catch_warnings():  # experimental in older versions of Optuna
                 warnings.simplefilter("ignore")
+                # `constant_liar` avoids equal proposals for runs at the same time
                 return samplers.TPESampler(seed=seed, constant_liar=True)
         return samplers.RandomSampler(seed=seed)
 
     def _grid(self) -> dict[str, list[Any]]:
+        """Return the values of each hyperparameter in a grid search."""
         return {name: r.grid(name) for name, r in self.spec.ranges.items()}
 
     def _enqueue_grid(self) -> None:

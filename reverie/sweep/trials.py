@@ -27,6 +27,7 @@ class Trial(NamedTuple):
     std: float | None = None
     """Standard deviation of the objective over seeds."""
     seconds: float = 0.0
+    """Time of all of its runs."""
     error: str = ""
     """Why the trial failed."""
 
@@ -43,6 +44,7 @@ def rank_trials(trials: Sequence[Trial], goal: Goal) -> list[Trial]:
 
 
 def best_trial(trials: Sequence[Trial], goal: Goal) -> Trial | None:
+    """Return the best finished trial; None if no trial has finished."""
     done = [trial for trial in trials if trial.state == "done"]
     return rank_trials(done, goal)[0] if done else None
 
@@ -71,14 +73,14 @@ def format_table(trials: Sequence[Trial], names: Iterable[str], goal: Goal) -> s
 def format_csv(trials: Sequence[Trial], names: Iterable[str], goal: Goal) -> str:
     """Format the trials as CSV, from best to worst, with these parameters."""
     names = list(names)
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
     writer.writerow(["trial", "state", "value", "std", "seconds", *names, "error"])
     for trial in rank_trials(trials, goal):
         params = [trial.params.get(name, "") for name in names]
         numbers = [trial.value, trial.std, round(trial.seconds, 1)]
         writer.writerow([trial.number, trial.state, *numbers, *params, trial.error])
-    return out.getvalue()
+    return file.getvalue()
 
 
 def format_params(params: Mapping[str, Any]) -> str:
