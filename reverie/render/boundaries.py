@@ -18,6 +18,7 @@ BOUNDARY_COLOR = (250, 210, 40)
 NO_BOUNDARY_COLOR = (70, 90, 130)
 BACKGROUND = (24, 24, 28)
 BORDER, GAP, BAR_HEIGHT = 2, 2, 12
+"""Width of borders, distance between frames, and height of bars, in pixels."""
 
 
 def boundary_strip(
@@ -70,6 +71,7 @@ def boundary_video(
 
 
 def _row(frames: np.ndarray, marks: np.ndarray, color: tuple[int, ...]) -> np.ndarray:
+    """Draw frames next to each other, with a colored border where `marks` is True."""
     tiles = [_tile(f, m, color) for f, m in zip(frames, marks, strict=True)]
     return np.concatenate(tiles, 1)
 
@@ -94,7 +96,10 @@ def _bars(
     frames: np.ndarray,
     max_height: int,
 ) -> np.ndarray:
-    """Draw a bar below each frame; a height of 1 has `max_height` pixels."""
+    """Draw a bar below each frame; a height of 1 has `max_height` pixels.
+
+    Bars are colored where `marks` is True. `frames` is the row of frames above them.
+    """
     width = frames.shape[1] // len(heights)
     bars = _background(max_height + GAP, frames.shape[1])
     for t, (height, marked) in enumerate(zip(heights, marks, strict=True)):

@@ -1,4 +1,4 @@
-"""Conversion between image channels and RGB."""
+"""Conversion of images with any number of channels to RGB."""
 
 from __future__ import annotations
 

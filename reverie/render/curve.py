@@ -30,7 +30,9 @@ from reverie.render.video import write_image
 from reverie.storage.limits import InvalidFile, open_regular
 
 WIDTH, HEIGHT = 960, 560
+"""Size of the figure in pixels."""
 BOX = Box(84 * SCALE, 64 * SCALE, (WIDTH - 28) * SCALE, (HEIGHT - 64) * SCALE)
+"""Plot area."""
 
 Curve = Sequence[tuple[float, float]]
 """(x, score) of each episode; in scores of runs, x counts simulator frames."""
@@ -129,6 +131,7 @@ def _to_line(curve: Curve, smooth: bool, points: int = 200) -> BandedLine:
     """Return mean and band of a window of episodes around each of up to 200 points."""
     steps, scores = np.array(sorted(curve, key=lambda point: point[0])).T
     count = len(scores)
+    # a window has about 5 % of the episodes; its half, without the center
     half = max(1, count // 40) if smooth and count > 4 else 0
     centers = np.unique(np.linspace(0, count - 1, min(points, count)).round())
     rows = []
@@ -141,6 +144,7 @@ def _to_line(curve: Curve, smooth: bool, points: int = 200) -> BandedLine:
 
 
 def _ranges(lines: Mapping[str, BandedLine]) -> tuple[tuple[float, float], ...]:
+    """Return the ranges of the x and y axes that contain all lines and bands."""
     if not lines:
         return (0.0, 1.0), (0.0, 1.0)
     last = max(float(steps[-1]) for steps, *_ in lines.values())
@@ -160,12 +164,12 @@ def _draw_legend(
     rows.sort(key=lambda row: -row[0])
     texts = [f"{name}:  {format_tick(round(score, 4))}" for score, name, _ in rows]
     width = max(figure.draw.textlength(text, font(14)) for text in texts) + 72
-    left, top, pitch = BOX.left + 14 * SCALE, BOX.top + 8 * SCALE, 22 * SCALE
-    area = (left, top, left + width, top + pitch * len(rows) + 16)
+    left, top, row_height = BOX.left + 14 * SCALE, BOX.top + 8 * SCALE, 22 * SCALE
+    area = (left, top, left + width, top + row_height * len(rows) + 16)
     figure.draw.rounded_rectangle(
         area, 10, fill=(255, 255, 255, 225), outline=GRID, width=2
     )
     for i, (text, (_, _, color)) in enumerate(zip(texts, rows, strict=True)):
-        y = top + 8 + pitch * (i + 0.5)
+        y = top + 8 + row_height * (i + 0.5)
         figure.line([(left + 14, y), (left + 44, y)], color, 6)
         figure.text((left + 56, y), text, 14, BLACK, "lm")

@@ -22,10 +22,12 @@ OPACITY = 70
 
 
 class EnsembleLines(NamedTuple):
-    """S rollouts of a vector of size d, for the rows after `start` (last observed)."""
+    """Sampled rollouts of a vector that start at one row of an episode."""
 
     start: int
+    """Last row that the world model has observed."""
     rollouts: Float[np.ndarray, "S H d"]
+    """S samples of the next H rows."""
 
 
 def draw_ensembles(
@@ -47,17 +49,18 @@ def _draw_panel(
     truth: np.ndarray,
     ensembles: Sequence[EnsembleLines],
 ) -> None:
+    """Draw one entry of the vector; neighboring ensembles have different colors."""
     values = truth[:, entry]
     rollouts = [item.rollouts[..., entry].reshape(-1) for item in ensembles]
-    everything = np.concatenate([values, *rollouts])
-    extent = (float(everything.min()), float(everything.max()))
+    all_values = np.concatenate([values, *rollouts])
+    y_range = (float(all_values.min()), float(all_values.max()))
     steps = (0.0, max(1.0, len(truth) - 1.0))
-    to_x, to_y = figure.plot_axes(box, steps, extent, (6, 4), margin=0.05)
+    to_x, to_y = figure.plot_axes(box, steps, y_range, (6, 4), margin=0.05)
     figure.text((box.left, box.top - 6 * SCALE), f"[{entry}]", 12, anchor="lb")
-    for number, (start, paths) in enumerate(ensembles):
+    for number, (start, samples) in enumerate(ensembles):
         color = (*COLORS[number % 2], OPACITY)
         first = (to_x(start), to_y(values[start]))
-        for path in paths[..., entry]:
-            points = [(to_x(start + 1 + j), to_y(y)) for j, y in enumerate(path)]
+        for sample in samples[..., entry]:
+            points = [(to_x(start + 1 + j), to_y(y)) for j, y in enumerate(sample)]
             figure.line([first, *points], color)
     figure.line([(to_x(t), to_y(y)) for t, y in enumerate(values)], BLACK, 4)

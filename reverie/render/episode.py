@@ -30,12 +30,13 @@ def draw_episode_curves(
 
 
 def _draw_panel(figure: Figure, box: Box, key: str, lines: np.ndarray) -> None:
+    """Plot the columns of `lines` over time."""
     shown = np.nan_to_num(lines[:, :MAX_LINES].astype(np.float64))
     if shown.shape[1] < lines.shape[1]:
         key += f" ({shown.shape[1]} of {lines.shape[1]} entries)"
-    extent = (float(shown.min(initial=0)), float(shown.max(initial=0)))
+    y_range = (float(shown.min(initial=0)), float(shown.max(initial=0)))
     steps = (0.0, max(1.0, len(lines) - 1.0))
-    to_x, to_y = figure.plot_axes(box, steps, extent, (6, 4), margin=0.05)
+    to_x, to_y = figure.plot_axes(box, steps, y_range, (6, 4), margin=0.05)
     figure.text((box.left, box.top - 6 * SCALE), key, 12, anchor="lb")
     for number, line in enumerate(shown.T):
         points = [(to_x(t), to_y(y)) for t, y in enumerate(line)]
@@ -48,7 +49,7 @@ def contact_sheet(
     columns: int = 8,
     gap: int = 4,
 ) -> UInt8[np.ndarray, "H W c"]:
-    """Arrange up to `count` evenly spaced frames, including first and last, in rows."""
+    """Arrange up to `count` evenly spaced frames in rows, including first and last."""
     if not len(frames):
         raise ValueError("a contact sheet needs at least one frame")
     chosen = np.linspace(0, len(frames) - 1, min(count, len(frames))).round()

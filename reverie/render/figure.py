@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 SCALE = 2
+"""Factor by which figures are drawn larger."""
 
 WHITE, GRID, AXIS = (255, 255, 255), (232, 234, 237), (154, 160, 166)
 BLACK, GRAY = (32, 33, 36), (95, 99, 104)
@@ -131,6 +132,7 @@ class PanelGrid(NamedTuple):
         return figure, (self._box(*divmod(i, columns)) for i in range(count))
 
     def _box(self, row: int, column: int) -> Box:
+        """Return the plot area of a panel."""
         x, y = column * self.width, row * self.height + self.title_height
         left, top, right, bottom = self.margins
         return Box(
@@ -142,10 +144,11 @@ class PanelGrid(NamedTuple):
 
 
 def round_ticks(low: float, high: float, count: int) -> list[float]:
-    """Return about `count` multiples of 1, 2 or 5 times a power of ten."""
-    rough = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
+    """Return about `count` values in a range: multiples of 1, 2 or 5 times 10**n."""
+    # tolerances for rounding errors: 0.999 and 1e-9
+    min_step = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(min_step))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= min_step * 0.999)
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [i * step for i in range(first, last + 1)]
@@ -164,6 +167,7 @@ def linear_axis(low: float, high: float, start: float, end: float) -> ToPixel:
 
 
 def tick_labels(ticks: Sequence[float], to_pixel: ToPixel) -> list[tuple[float, str]]:
+    """Return pixel and label of each tick."""
     return [(to_pixel(tick), format_tick(tick)) for tick in ticks]
 
 
@@ -176,6 +180,7 @@ def format_tick(value: float) -> str:
 
 
 def font(size: int) -> Any:
+    """Return the font whose size in the final image is `size` pixels."""
     from PIL import ImageFont
 
     return ImageFont.load_default(size * SCALE)

@@ -18,13 +18,13 @@ from reverie.render.channels import to_rgb
 MIN_SIDE = 48
 """Frames whose shorter side has fewer pixels are enlarged by an integer factor."""
 MIN_FACTOR, TINY = 4, 32
-"""Minimum factor for frames whose shorter side has at most `TINY` pixels."""
+"""Minimum factor of tiny frames, whose shorter side has at most `TINY` pixels."""
 GAP = 6
 """Pixels between columns and rows."""
 MARKER = 2
 """Height of the line that shows whether frames are observed or predicted."""
 TITLE, LABELS = 18, 66
-"""Height of the title and width of the labels."""
+"""Height of the title and width of the labels, in pixels."""
 FONT_SIZE = 11
 PAUSE = 10
 """Number of times the last frame is repeated."""
@@ -51,9 +51,10 @@ def open_loop_video(
     count: int = 6,
     boundaries: Bool[np.ndarray, "B T"] | None = None,
 ) -> UInt8[np.ndarray, "frames height width 3"]:
-    """Make a video of `count` sequences, with `min(10, T)` more frames at the end.
+    """Make a video of `count` sequences.
 
-    The first `observed` frames of `model` are reconstructions. If the model has segment
+    The first `observed` frames of `model` are reconstructions, the others predictions.
+    The last frame is repeated `min(PAUSE, T)` times. If the model has segment
     boundaries, a strip below the real frames is red at boundaries and blue elsewhere.
     """
     truth, model = to_rgb(truth[:count], last=True), to_rgb(model[:count], last=True)

@@ -25,17 +25,17 @@ T = TypeVar("T")
 
 FORMATS = ("png", "svg", "pdf")
 DPI = 300
-WIDTHS = {1: 3.4, 2: 5.4, 3: 7.2, 4: 7.2, 5: 7.2}
+FIGURE_WIDTHS = {1: 3.4, 2: 5.4, 3: 7.2, 4: 7.2, 5: 7.2}
 """Width of a figure in inches, by its number of columns."""
 PANEL_HEIGHTS = {1: 2.0, 2: 2.0, 3: 2.0, 4: 1.7, 5: 1.4}
 """Height of a panel in inches, by the number of columns."""
 ROW_HEIGHT = 0.3
-"""Height of a row in a panel of intervals."""
+"""Height of a row in a panel of intervals, in inches."""
 LEGEND_HEIGHT, CAPTION_HEIGHT = 0.2, 0.15
-"""Heights of a line of the legend and of the caption."""
-LINE_WIDTH, LETTER_WIDTH = 0.4, 0.063
-"""Widths of the line and of a letter of an entry of the legend."""
-STYLES = ("-", "--", ":", "-.")
+"""Heights of a line of the legend and of a line of the caption, in inches."""
+SAMPLE_WIDTH, LETTER_WIDTH = 0.4, 0.063
+"""Widths of the line sample and of a letter in the legend, in inches."""
+LINE_STYLES = ("-", "--", ":", "-.")
 
 
 class Line(NamedTuple):
@@ -80,7 +80,7 @@ class IntervalPanel(NamedTuple):
 
 
 def _styled(function: Callable[P, T]) -> Callable[P, T]:
-    """Call a function with the style of all figures."""
+    """Decorate a function, so that it is called with the style of all figures."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -109,8 +109,9 @@ def draw_panels(panels: Sequence[Panel], caption: str = "") -> Any:
             handles[name] = axis.axhline(
                 value, color=_color(index), linestyle=(0, (4, 2)), linewidth=1
             )
-        is_lowest = i + columns >= len(panels) or columns < 4
-        _style_axis(axis, panel.title, panel.x_label if is_lowest else "")
+        # panels in narrow columns have an x label only in the lowest row
+        is_labeled = i + columns >= len(panels) or columns < 4
+        _style_axis(axis, panel.title, panel.x_label if is_labeled else "")
         if i % columns == 0 or panel.y_label != panels[i - 1].y_label:
             axis.set_ylabel(_wrap_label(panel.y_label, height))
         axis.set_xlim(left=min([0.0, *(float(line.x[0]) for line in panel.lines)]))
@@ -130,7 +131,7 @@ def draw_panels(panels: Sequence[Panel], caption: str = "") -> Any:
 def draw_intervals(panels: Sequence[IntervalPanel], caption: str = "") -> Any:
     """Draw panels of values with intervals, with the same rows in each panel."""
     rows = max(len(panel.rows) for panel in panels)
-    height = 0.65 + ROW_HEIGHT * rows
+    height = 0.65 + ROW_HEIGHT * rows  # 0.65 inches for title and x axis
     columns = min(len(panels), 2)
     figure, axes = _make_figure(len(panels), columns, height, [], caption)
     for i, (axis, panel) in enumerate(zip(axes, panels, strict=True)):
@@ -164,10 +165,14 @@ def encode_figure(figure: Any, format: str) -> bytes:
 def _make_figure(
     count: int, columns: int, height: float, legend: Sequence[str], caption: str
 ) -> tuple[Any, list[Any]]:
+    """Return a figure with room for legend and caption, and the axes of its panels.
+
+    `height` is that of a panel in inches; `legend` are the names of its entries.
+    """
     from matplotlib.figure import Figure
 
     rows = math.ceil(count / columns)
-    width = WIDTHS[columns]
+    width = FIGURE_WIDTHS[columns]
     legend_rows = math.ceil(len(legend) / _legend_columns(width, legend))
     legend_height = LEGEND_HEIGHT * legend_rows
     lines = _wrap(caption, width)
@@ -197,8 +202,9 @@ def _make_figure(
 
 
 def _draw_line(axis: Any, line: Line, index: int) -> Any:
+    """Draw a line and its band; return the handle for the legend."""
     color = _color(index)
-    style = STYLES[index // len(COLORS) % len(STYLES)]
+    style = LINE_STYLES[index // len(COLORS) % len(LINE_STYLES)]
     if np.isfinite(line.low).any():
         axis.fill_between(
             line.x, line.low, line.high, color=color, alpha=0.2, linewidth=0
@@ -218,7 +224,7 @@ def _style_axis(axis: Any, title: str, x_label: str) -> None:
 
 
 def _ticks(count: int) -> Any:
-    """Return up to `count` intervals between round values."""
+    """Return a locator of ticks at round values, with up to `count` intervals."""
     from matplotlib.ticker import MaxNLocator
 
     return MaxNLocator(nbins=count, steps=[1, 2, 2.5, 5, 10], min_n_ticks=3)
@@ -229,7 +235,7 @@ def _format_tick(value: float, position: int | None) -> str:
 
 
 def _panel_columns(count: int) -> int:
-    """Return a number of columns that leaves few places empty."""
+    """Return a number of columns that leaves few empty places in the last row."""
     if count > 12:
         return 5
     return {1: 1, 2: 2, 3: 3, 4: 2, 5: 3, 6: 3, 9: 3}.get(count, 4)
@@ -238,7 +244,7 @@ def _panel_columns(count: int) -> int:
 def _legend_columns(width: float, names: Sequence[str]) -> int:
     """Return how many entries of a legend fit into a row."""
     longest = max(map(len, names), default=0)
-    return max(1, int(width / (LINE_WIDTH + LETTER_WIDTH * longest)))
+    return max(1, int(width / (SAMPLE_WIDTH + LETTER_WIDTH * longest)))
 
 
 def _draw_legend(figure: Any, handles: dict[str, Any]) -> None:
@@ -260,14 +266,15 @@ def _wrap_label(label: str, height: float) -> str:
     """Break the label of a y axis that is longer than a panel of this height."""
     return textwrap.fill(
         label,
-        max(8, int(16 * (height - 0.6))),
+        max(8, int(16 * (height - 0.6))),  # 16 letters per inch of the axis
         break_long_words=False,
         break_on_hyphens=False,
     )
 
 
 def _wrap(caption: str, width: float) -> list[str]:
-    space = "\N{NO-BREAK SPACE}"  # before a unit
+    """Return the lines of a caption, with 20 letters per inch."""
+    space = "\N{NO-BREAK SPACE}"  # keeps a number and its % on the same line
     lines = textwrap.wrap(caption.replace(" %", f"{space}%"), int(width * 20))
     return [line.replace(space, " ") for line in lines]
 

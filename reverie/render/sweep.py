@@ -69,6 +69,7 @@ def draw_sweep(
 def _best_so_far(
     results: Sequence[float], finished: Sequence[bool], goal: str
 ) -> list[float]:
+    """Return the best result of the finished trials up to each trial."""
     sign = 1 if goal == "min" else -1
     pairs = zip(results, finished, strict=True)
     costs = [sign * value if done else math.inf for value, done in pairs]
@@ -84,6 +85,7 @@ def _draw_panel(
     best: Sequence[float],
     best_trial: int,
 ) -> None:
+    """Draw a dot for each trial, and `best` as a line; `best_trial` is highlighted."""
     low, high = (min(results), max(results)) if len(results) else (0.0, 1.0)
     low, high = with_margin(low, high, 0.08)
     to_y = linear_axis(low, high, box.bottom, box.top)
@@ -109,8 +111,8 @@ def _x_axis(box: Box, panel: SweepAxis) -> tuple[list[float], list[tuple[float, 
     if len(numbers) < len(panel.values) or not numbers:
         names = list(dict.fromkeys(str(value) for value in panel.values))
         to_x = linear_axis(-0.5, len(names) - 0.5, box.left, box.right)
-        every = math.ceil(len(names) / MAX_LABELS) if names else 1
-        ticks = [(to_x(i), n[:14]) for i, n in enumerate(names) if i % every == 0]
+        stride = math.ceil(len(names) / MAX_LABELS) if names else 1
+        ticks = [(to_x(i), n[:14]) for i, n in enumerate(names) if i % stride == 0]
         return [to_x(names.index(str(value))) for value in panel.values], ticks
     scaled = [math.log10(x) for x in numbers] if panel.log else numbers
     low, high = min(scaled), max(scaled)

@@ -24,7 +24,7 @@ FPS = 15
 """Default frames per second of a video."""
 
 MIN_SECONDS, PAUSE = 2.0, 1.0
-"""Shortest duration of a video, and additional duration of its last frame."""
+"""Minimum duration of a video, and additional duration of its last frame."""
 
 GIF_FPS = 50
 """Maximum frames per second of a GIF; browsers play faster ones slowly."""
@@ -75,8 +75,9 @@ def encode_gif(
     durations[-1] += round(1000 * PAUSE)
     images = [_to_pillow(frame) for frame in frames]
     if colors < 256:
-        some = np.concatenate(frames[:: max(1, len(frames) // 8)])
-        palette = _to_pillow(some).convert("RGB").quantize(colors)
+        # a palette of about eight frames, evenly spaced
+        sample = np.concatenate(frames[:: max(1, len(frames) // 8)])
+        palette = _to_pillow(sample).convert("RGB").quantize(colors)
         images = [
             image.convert("RGB").quantize(palette=palette, dither=0) for image in images
         ]
@@ -154,7 +155,7 @@ def _to_pillow(image: np.ndarray) -> Any:
 
 
 def _with_palette(image: Any) -> Any:
-    """Reduce to at most 256 colors; exact if the image has no more.
+    """Reduce an RGB image to 256 colors; it is unchanged if it has no more.
 
     Ten times faster than the conversion that Pillow does by default.
     """

@@ -40,7 +40,7 @@ def test_panels_share_a_legend_and_colors():
     assert len(first.collections) == 2  # bands
     assert second.get_ylim() == pytest.approx((-0.03, 1.03))
     assert first.get_xlim()[0] == 0
-    assert figure.get_figwidth() == panels.WIDTHS[2]
+    assert figure.get_figwidth() == panels.FIGURE_WIDTHS[2]
     assert [text.get_text() for text in figure.texts] == ["Mean of episodes."]
 
 
@@ -110,7 +110,7 @@ def test_files_of_all_formats_are_the_same_every_time():
         [panels.Panel("a", [line("one")], {}, "frames", "score")]
     )
     image = Image.open(io.BytesIO(panels.encode_figure(figure, "png")))
-    assert image.width == round(panels.WIDTHS[1] * panels.DPI)
+    assert image.width == round(panels.FIGURE_WIDTHS[1] * panels.DPI)
     starts = {"svg": b"<?xml", "pdf": b"%PDF"}
     for format, start in starts.items():
         content = panels.encode_figure(figure, format)
