@@ -178,7 +178,7 @@ class Agent(Protocol):
 
     def initial(self, batch: int) -> Carry: ...  # carry at the start of an episode
     def policy(self, carry: Carry, obs: Obs, mode: Mode = "train") -> PolicyOutput:
-        """Choose actions for a batch of observations; resets where `is_first`."""
+        """Choose actions for observations; the carry is reset where `is_first`."""
 
     def train(self, feed: Feed) -> Metrics: ...  # one update
     def report(self, feed: Feed) -> Metrics: ...  # losses and videos, no training

@@ -1,8 +1,7 @@
 """Optional protocols of agents, worlds and environments, and `AgentConfig`.
 
 Callers test for these protocols with `isinstance`, never for the class of an agent,
-world or environment. `AgentConfig` declares the properties of an agent that the rest of
-the package depends on.
+world or environment. `AgentConfig` is the base class of the settings of all agents.
 """
 
 from __future__ import annotations
@@ -53,9 +52,7 @@ class NeedsStatistics(Protocol):
 
     def set_statistics(self, statistics: Statistics) -> None:
         """Set the statistics of the training data, once, before the first update.
-
-        They are part of the checkpoint from then on.
-        """
+        Checkpoints include them."""
 
 
 @runtime_checkable
@@ -72,17 +69,17 @@ class HasEpisodeLosses(Protocol):
 
 @runtime_checkable
 class Profilable(Protocol):
-    """Can run the sections of one update separately, for `reverie bench`."""
+    """Can run the parts of one update separately; `reverie bench` times them."""
 
     def sections(self, feed: Feed) -> dict[str, Callable[[], Any]]:
-        """Return the sections in order, by name; each may be called repeatedly."""
+        """Return functions that run the parts, in order; they can be called again."""
 
 
 @runtime_checkable
 class CountsEpochs(Protocol):
     """A schedule of epochs: each collects data and then trains on it.
 
-    The progress display, checkpoint names and the setting `run.clock: epochs` use it.
+    Used by the progress display, checkpoint names and the setting `run.clock: epochs`.
     `AgentConfig.epochs` is the number of epochs.
     """
 
@@ -105,22 +102,20 @@ class CanRepeatUpdate(Protocol):
     """
 
     def state_changed_by_loss(self) -> tuple[list[Tensor], list[Stateful]]:
-        """Return tensors and generators that change before the optimizer step.
-
-        They are restored if the update is aborted.
-        """
+        """Return the tensors and random generators that change before the optimizer
+        step. They are restored if the update is aborted."""
 
 
 @runtime_checkable
 class HasParameterCount(Protocol):
-    """Has trained networks."""
+    """Can count its trainable parameters."""
 
-    def parameter_count(self) -> int: ...  # trained parameters
+    def parameter_count(self) -> int: ...
 
 
 @runtime_checkable
 class HasWorld(Protocol):
-    """An agent whose world model others can use (see `AgentConfig.base_run`)."""
+    """An agent whose world model other agents can use (`AgentConfig.base_run`)."""
 
     @property
     def world(self) -> World: ...
@@ -130,8 +125,7 @@ class HasWorld(Protocol):
 class ObsEncoder(Protocol):
     """An `nn.Module` that encodes observations."""
 
-    width: int
-    """Size E of the embedding."""
+    width: int  # size E of the embedding
 
     @property
     def keys(self) -> list[str]:
@@ -179,21 +173,17 @@ class FindsBoundaries(Agent, Protocol):
         """Rows of a sequence that are divided; earlier rows are context."""
 
     def evaluate(self, data: Batch) -> Any:
-        """Return the boundaries, reconstructions and losses of sequences.
-
-        They are the fields of `WindowEvaluation` in `worlds/vta/states.py`.
-        """
+        """Return the boundaries, reconstructions and losses of sequences, as a
+        `WindowEvaluation` (`worlds/vta/states.py`)."""
 
     def imagine(self, data: Batch, by_segment: bool) -> tuple[Tensor, Tensor]:
-        """Return images imagined from the context rows, and where segments begin.
-
-        With `by_segment`, there is one image per segment.
-        """
+        """Return images imagined from the context rows (with `by_segment`, one image
+        per segment), and a mask of the images with which a segment begins."""
 
 
 @runtime_checkable
 class ProfilableWorld(Protocol):
-    """A world whose loss `reverie bench` times in parts (`worlds/rssm/sections.py`)."""
+    """A world whose loss `reverie bench` can time in parts; see `Profilable`."""
 
     def sections(self, state: State, batch: Batch, rng: Any) -> dict[str, Any]: ...
 
@@ -219,8 +209,8 @@ class WorldModelEnv(Protocol):
     def begin(self, context: Batch) -> Any:
         """Return the state after observing real rows `(N, T, ...)` of N episodes.
 
-        The model starts from its initial state. The action of the last row is ignored:
-        it is an argument of `step`.
+        Starts from the model's initial state. The action of the last row is ignored,
+        because it is an argument of `step`.
         """
 
     def step(self, state: Any, action: Action) -> tuple[Any, Obs]:
@@ -233,16 +223,13 @@ class WorldModelEnv(Protocol):
 
 @runtime_checkable
 class PolicyWorldModelEnv(WorldModelEnv, Protocol):
-    """A world model that continues from the carry of its agent's policy.
-
-    Its methods take a state that `resume`, or `step` after it, returned.
-    """
+    """A world model that can continue from the carry of its agent's policy."""
 
     def resume(self, carry: Carry, context: Batch) -> Any:
         """Return the state after real rows, given the policy's carry after them.
 
-        Unlike the state of `begin`, it may depend on rows before `context`, through the
-        carry, and `act` accepts it.
+        Only this state, and states that `step` returns after it, can be passed to the
+        methods below. Through the carry, it may depend on rows before `context`.
         """
 
     def act(self, state: Any, greedy: bool = False) -> Action:
@@ -276,16 +263,14 @@ class InspectableWorldModelEnv(PolicyWorldModelEnv, Protocol):
         """Return the predictions for the first environment in a carry of the policy."""
 
     def observation_kl(self, carry: Carry, row: Obs) -> float | None:
-        """Return KL(posterior || prior) of a new row, in nats.
-
-        `carry` is the policy's carry before the row `(1, ...)`. None if the world model
-        has no such distributions.
+        """Return KL(posterior || prior) of a new row `(1, ...)`, in nats; None if the
+        model has no such distributions. `carry` is the policy's carry before the row.
         """
 
 
 @runtime_checkable
 class HasPriorKL(Protocol):
-    """A latent world with distributions of posterior and prior."""
+    """A latent world that can compute the KL divergence of posterior and prior."""
 
     def prior_kl(self, state: State, batch: Batch, rng: Any) -> Tensor:
         """Return KL(posterior || prior) `(B, T)` of rows after `state`, in nats."""
@@ -301,7 +286,7 @@ class HasBoundaryProbability(Protocol):
 
 @runtime_checkable
 class SeedablePolicy(Protocol):
-    """A policy with random numbers that can be repeated."""
+    """A policy whose random numbers can be seeded."""
 
     def seed_policy(self, seed: int) -> None:
         """Reset the random generator that `policy` uses in evaluation."""
@@ -309,13 +294,11 @@ class SeedablePolicy(Protocol):
 
 @runtime_checkable
 class CanReplaceAction(Protocol):
-    """A policy whose carry contains its previous actions.
-
-    They are replaced if other actions were executed, such as those of a human player.
-    """
+    """A policy whose carry contains its previous actions."""
 
     def replace_action(self, carry: Carry, action: Action) -> Carry:
-        """Replace the previous actions in the carry by the executed ones."""
+        """Return the carry with the executed actions as previous actions, if they are
+        not those of the policy (for example, if a human player chose them)."""
 
 
 @runtime_checkable
@@ -329,9 +312,8 @@ class HasWorldModelEnv(Protocol):
 class HasSimulatorState(Protocol):
     """An environment whose simulator can be set to recorded states.
 
-    `reverie data replay` and `reverie data render` use it. An environment whose `image`
-    has several cameras, stacked along the channels, lists their names in an attribute
-    `camera_names`.
+    Used by `reverie data replay` and `reverie data render`. If `image` has several
+    cameras, stacked along the channels, the attribute `camera_names` has their names.
     """
 
     def simulator_state(self) -> np.ndarray: ...  # the current state as one vector
@@ -339,10 +321,8 @@ class HasSimulatorState(Protocol):
         """Return the scene of the episode (XML); empty if it is always the same."""
 
     def set_simulator_state(self, state: np.ndarray, model: str = "") -> Obs:
-        """Set the state within an episode; return the observation.
-
-        `model` is the recorded scene, if any; it replaces the scene of the episode.
-        """
+        """Set the state within an episode; return the observation. `model` is the
+        recorded scene (XML), which replaces the current scene; empty to keep it."""
 
 
 class ExportStep(NamedTuple):
@@ -350,12 +330,12 @@ class ExportStep(NamedTuple):
 
     module: Any  # nn.Module: (inputs by name, state, rng) -> (outputs by name, state)
     inputs: Spaces  # in addition to the state
-    initial: Callable[[int], Any]  # a state for a batch size
+    initial: Callable[[int], Any]  # returns the initial state for a batch size
 
 
 @runtime_checkable
 class Exportable(SeedablePolicy, Protocol):
-    """Has a policy that `reverie export` can write."""
+    """Has a policy that `reverie export` can write to a file."""
 
     def export_policy(self, greedy: bool) -> ExportStep:
         """Return one step of `policy` in mode `greedy` or `eval`: observations and
@@ -388,19 +368,20 @@ class UnusedSetting(NamedTuple):
     name: str  # dotted name of a setting, or of a group with a dot at its end
     reason: str  # why it has no effect: a clause, without a period
     instead: str = ""
-    """Suggested fix, with `{value}` for the given value; empty to remove the flag."""
+    """Suggested fix, with `{value}` for the given value; empty: remove the flag."""
 
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """Base class of an agent's settings; declares properties that the package uses.
+    """Base class of an agent's settings, with properties of the agent that the rest of
+    the package depends on.
 
     The defaults describe an agent that acts in environments and trains on the replay.
     """
 
     importers: ClassVar[tuple[str, ...]] = ()
-    """Objects `package.module:NAME` of the class `reverie.convert.importer.Importer`,
-    which read checkpoints of other implementations of the agent."""
+    """Instances of `reverie.convert.importer.Importer`, each as `package.module:NAME`.
+    They read checkpoints of other implementations of the agent."""
     changeable_on_resume: ClassVar[tuple[str, ...]] = ()
     """Settings (in this dataclass) that may change when a run is resumed."""
     plugin_settings: ClassVar[tuple[str, ...]] = ()
@@ -419,9 +400,9 @@ class AgentConfig:
     policy_setting: ClassVar[str] = ""
     """Setting that enables training of the policy; empty if it is always trained."""
     sizes: ClassVar[tuple[str, ...]] = ()
-    """Presets with sizes of the agent's networks, largest first. A run whose
-    settings give no size uses the largest that fits on a CUDA GPU (see
-    `training_memory`), and the smallest on other devices."""
+    """Presets with sizes of the agent's networks, largest first. Without a size in its
+    settings, a run uses the largest preset that fits on its CUDA GPU (see
+    `training_memory`), or the smallest on other devices."""
     batch_settings: ClassVar[tuple[tuple[str, ...], ...]] = ()
     """Settings whose product is the number of rows of a batch, including imagined rows,
     for each kind of batch. Runs whose batches cannot fit into memory are refused, with
@@ -433,24 +414,23 @@ class AgentConfig:
         return not self.policy_setting or bool(getattr(self, self.policy_setting))
 
     def is_policy_trained(self, state: StateDict, updates: int) -> bool:
-        """True if an agent with this state and number of updates can be evaluated."""
+        """True if the policy is trained enough to be evaluated."""
         return updates > 0
 
     @property
     def sequence_window(self) -> Window | None:
-        """Batches of a sequence dataset, for agents that train on one."""
+        """Batches of a sequence dataset; None for agents that do not train on one."""
         return None
 
     @property
     def base_run(self) -> str:
-        """Run folder or checkpoint whose world model or encoder the agent uses; empty
-        if it uses none."""
+        """Run folder or checkpoint whose world model or encoder is used; or empty."""
         return ""
 
     @property
     def uses_base_world(self) -> bool:
-        """False if the agent uses only the encoder of the base run. The settings of the
-        world model are then not needed."""
+        """False if only the encoder of the base run is used. Settings of the world
+        model are then not needed."""
         return True
 
     @property
@@ -460,7 +440,7 @@ class AgentConfig:
 
     @property
     def rows_per_update(self) -> int:
-        """Dataset rows per update, for agents whose training length is given in passes
+        """Dataset rows per update, for agents whose training length is set in passes
         over the dataset; 0 for others."""
         return 0
 
@@ -481,8 +461,8 @@ class AgentConfig:
 
     @property
     def unused(self) -> tuple[UnusedSetting, ...]:
-        """Settings of the run and the agent that have no effect with this config. They
-        are refused if they are given as flags."""
+        """Settings of the run and the agent that have no effect with this config;
+        given as flags, they are an error."""
         return ()
 
 

@@ -46,7 +46,7 @@ PRESETS_FOLDER = Path(__file__).parent / "presets"
 T = TypeVar("T")
 
 Layer = Mapping[str, Any]
-"""Values by setting name."""
+"""Values by setting name or pattern."""
 _select_names = functools.lru_cache(maxsize=512)(select_names)
 
 
@@ -118,7 +118,7 @@ def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
 
 
 def values_in(schema: type, layers: Iterable[tuple[str, Layer]]) -> dict[str, Any]:
-    """Return the settings that `(origin, layer)` pairs set, by name."""
+    """Return the values that `(origin, layer)` pairs set, by setting name."""
     settings = settings_of(schema)
     values: dict[str, Any] = {}
     for origin, layer in layers:
@@ -157,6 +157,7 @@ def suggest(name: str, options: Collection[str]) -> str:
         if len(last_part) > 3:  # three letters are similar to too many words
             similar = [o for o, part in last_parts.items() if part in close[:1]]
         else:
+            # so the whole names must be similar as well
             whole = difflib.get_close_matches(name, options, n=3, cutoff=0.85)
             similar = [o for o in whole if last_parts[o] in close]
     best = difflib.get_close_matches(name, similar, n=1, cutoff=0)
@@ -302,9 +303,8 @@ class Setting:
             ) from None
 
     def _repeated(self, value: Any) -> str:
-        """Return the value once per item, if the setting is a list of fixed length.
-
-        Empty if the setting is not such a list, or its items have other types.
+        """Return the fix for a single value where a list of fixed length is needed:
+        the value repeated, such as `64 64`. Empty if the value is not a valid item.
         """
         types_ = typing.get_args(self.type)
         if typing.get_origin(self.type) is not tuple or Ellipsis in types_:
@@ -380,7 +380,7 @@ def _flatten_layer(
 
 
 def is_pattern(name: str) -> bool:
-    """True if a name is a regular expression of setting names."""
+    """True if a name has characters that setting names do not have."""
     return re.search(r"[^A-Za-z0-9_.-]", name) is not None
 
 

@@ -1,9 +1,9 @@
 """Regular expressions in settings, evaluated in bounded time.
 
-Python's engine backtracks: `(a+)+b` takes years on thirty letters. Patterns that cannot
-take long, such as those of all presets, are evaluated in this process; others in a
-child process that is ended after a few seconds. The time of all patterns together is
-limited, too, because a config may have thousands of them.
+Python's engine backtracks, so a pattern such as `(a+)+b` can take time exponential in
+the length of a name. Patterns that cannot take long, such as those of all presets, are
+evaluated in this process; others in a child process that is killed after a few seconds.
+The total time of all patterns is limited as well, because a config may have thousands.
 """
 
 from __future__ import annotations
@@ -24,21 +24,26 @@ Method = Literal["fullmatch", "match", "search"]
 MAX_LENGTH = 1000
 """Maximum number of characters of a pattern."""
 MAX_PATHS = 20_000
-"""Patterns with at most this many ways to match a name run in this process."""
+"""A pattern with at most this many ways to match a name is evaluated in this process.
+"""
 NAME_LENGTH = 60
-"""Typical length of the name of a setting, metric or parameter."""
+"""Typical length of a name of a setting, metric or parameter, for `_max_paths`."""
+MAX_NAME_LENGTH = 3 * NAME_LENGTH
+"""Longer names are always matched in a child process."""
 MAX_SECONDS = 5.0
 """Time limit of the child process."""
 MAX_TOTAL_SECONDS = 30.0
-"""Limit of the CPU time of all patterns of a process together."""
+"""Limit of the total CPU time of all patterns in a process."""
 CHILD_SECONDS = 0.1
-"""Counted for the start of a child process."""
+"""CPU time that is assumed for the start of a child process."""
 
 _used_seconds = 0.0
+"""CPU time of all patterns so far."""
 
 _FLAGS = re.compile(r"\(\?[a-zA-Z-]+[:)]")
-"""Flags such as `(?i)`, which is slow to compile, and `(?x)`, which allows spaces
-between a group and its repetition."""
+"""Flags such as `(?i)` and `(?x)`. Patterns with flags run in a child process: `(?i)`
+can be slow to compile, and `(?x)` allows spaces between a group and its repetition,
+which `_REPEATED_GROUP` would not find."""
 _REPETITION = re.compile(r"(?<!\()[*+?{]")  # not the ? of `(?:`
 _REPEATED_GROUP = re.compile(r"\)[*+?{]")
 _CHILD_CODE = """
@@ -77,7 +82,7 @@ def select_names(
     """
     check_pattern(pattern)
     names = list(names)
-    is_long = max(map(len, names), default=0) > 3 * NAME_LENGTH
+    is_long = max(map(len, names), default=0) > MAX_NAME_LENGTH
     if _max_paths(pattern, method) <= MAX_PATHS and not is_long:
         start = time.thread_time()
         find = getattr(re.compile(pattern), method)
@@ -94,7 +99,11 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def _max_paths(pattern: str, method: Method) -> float:
-    """Return an upper bound of the number of ways to match one name."""
+    """Return an upper bound of the number of ways to match one name.
+
+    Each repetition can match up to `NAME_LENGTH` different lengths, and each group can
+    choose between all alternatives. Repeated groups have no useful bound.
+    """
     if _REPEATED_GROUP.search(pattern) or _FLAGS.search(pattern):
         return float("inf")
     repetitions = len(_REPETITION.findall(pattern)) + (method == "search")
@@ -106,8 +115,8 @@ def _max_paths(pattern: str, method: Method) -> float:
 
 
 def _find_in_child(pattern: str, names: Sequence[str], method: Method) -> list[bool]:
-    """Return which names match; raise if the child process takes too long."""
-    return _run_child(pattern, tuple(names), method)
+    """Return for each name whether it matches, computed in a child process."""
+    return _run_child(pattern, tuple(names), method)  # the cache needs a tuple
 
 
 @functools.lru_cache(maxsize=256)
@@ -132,7 +141,7 @@ def _run_child(pattern: str, names: tuple[str, ...], method: Method) -> list[boo
 
 
 def _count_seconds(pattern: str, seconds: float) -> None:
-    """Add to the time of all patterns; raise if it exceeds the limit."""
+    """Add to the total time of all patterns; raise if it exceeds the limit."""
     global _used_seconds
     _used_seconds += seconds
     if _used_seconds > MAX_TOTAL_SECONDS:
@@ -140,6 +149,7 @@ def _count_seconds(pattern: str, seconds: float) -> None:
 
 
 def _too_slow(pattern: str, addition: str = "") -> UserError:
+    """Return the error for a pattern that takes too long."""
     return UserError(
         f"The regular expression {pattern!r}{addition} takes too long.\n  Fix: write "
         "it without repetitions inside of repetitions, such as (a+)+, and with fewer "

@@ -1,6 +1,6 @@
-"""Import classes of users, given as `package.module:Class`, and optional packages.
+"""Import plug-in classes, named `package.module:Class`, and optional packages.
 
-User code may raise any exception; `is_failure` and `summarize_error` handle them.
+Plug-in code may raise any exception; `is_failure` and `summarize_error` handle them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def is_plugin(name: str) -> bool:
 def import_object(name: str, flag: str) -> Any:
     """Import `package.module:Class`; modules in the current folder are found, too.
 
-    `flag` is the setting that named it, for error messages.
+    `flag` is the flag with which the user gave the name, for error messages.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
@@ -92,9 +92,10 @@ def add_current_folder(module_name: str) -> None:
 
 
 def is_failure(error: BaseException) -> bool:
-    """True if an exception of a user's code is a failure of that code.
+    """True if an exception of plug-in code is an error in that code.
 
-    This includes `sys.exit()`, and `KeyboardInterrupt` unless it is Ctrl-C.
+    This includes `sys.exit()`, and `KeyboardInterrupt` unless it is Ctrl-C, but not
+    `UserError`, which has its own message for the user.
     """
     if isinstance(error, KeyboardInterrupt):
         return not _is_ctrl_c(error)
@@ -104,8 +105,8 @@ def is_failure(error: BaseException) -> bool:
 def _is_ctrl_c(error: KeyboardInterrupt) -> bool:
     """True if the handler of SIGINT raised the error.
 
-    Python's default handler has no frame; with it, every KeyboardInterrupt counts as
-    Ctrl-C.
+    Python's default handler has no frame in the traceback. With this handler, every
+    KeyboardInterrupt counts as Ctrl-C.
     """
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.SIG_IGN:
@@ -159,10 +160,10 @@ def missing_packages(names: Sequence[str]) -> list[str]:
 
 
 def install_command(extra: str) -> str:
-    """Return the shell command that installs an extra.
+    """Return the shell command that installs an extra (optional dependencies).
 
-    The package is not in a package index, so the command uses the clone, if there is
-    one. Without a clone, pip adds the extra to the installed package.
+    Reverie is not in a package index, so the command installs from the git clone, if
+    there is one. Without a clone, pip adds the extra to the installed package.
     """
     clone = Path(__file__).resolve().parents[1]
     if not (clone / "pyproject.toml").is_file():

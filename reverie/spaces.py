@@ -1,4 +1,4 @@
-"""`Space` describes one observation, action or stored extra; and the reserved keys.
+"""`Space`: dtype, shape and bounds of one observation, action or extra.
 
 Shapes, unless a module lists its own: `B` batch, `T` time, `N` start states, `H`
 horizon, `A` action, `E` embedding, `F` feature, `D` deterministic, `S` stochastic
@@ -35,7 +35,7 @@ EVENT = "log/event"
 
 
 class Source(NamedTuple):
-    """A value in the environment's own, possibly nested space."""
+    """Where and how the environment itself has a value, in a possibly nested space."""
 
     path: tuple[str | int, ...]
     """Keys of Dict spaces and indices of Tuple spaces."""
@@ -68,7 +68,7 @@ class Space:
     source: Source | None = None
 
     def __post_init__(self) -> None:
-        set_ = object.__setattr__
+        set_ = object.__setattr__  # the dataclass is frozen
         set_(self, "dtype", np.dtype(self.dtype))
         shape = (self.shape,) if isinstance(self.shape, int) else self.shape
         set_(self, "shape", tuple(int(n) for n in shape))
@@ -208,7 +208,10 @@ class Space:
         return data
 
     def _to_json(self) -> dict[str, Any]:
+        """Return the JSON data without `source`."""
+
         def bound(value: np.ndarray) -> Any:
+            # one number if all bounds are equal; as a string, because JSON has no inf
             same = value.size and (value == value.flat[0]).all()
             numbers = value.flat[0].item() if same else value.tolist()
             return str(numbers) if isinstance(numbers, float) else numbers
@@ -243,8 +246,8 @@ class Space:
 Spaces = dict[str, Space]
 Arrays = dict[str, np.ndarray]
 MAX_ENTRIES = 1 << 25
-"""Maximum number of entries of all spaces of a file together. Both bounds of a space
-have this many entries, whatever the size of the file."""
+"""Maximum number of entries of all spaces in a file together. The bounds of a space are
+arrays of its shape, so a small file could otherwise use all memory."""
 
 
 def spaces_to_json(spaces: Spaces) -> list[list[Any]]:
