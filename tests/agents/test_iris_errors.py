@@ -54,14 +54,15 @@ def test_selecting_the_image():
     with pytest.raises(UserError, match="left, right"):
         make_agent(obs_space=two)
     assert (
-        make_agent(settings(**{"iris.image": "right"}), obs_space=two).image == "right"
+        make_agent(settings(**{"iris.image": "right"}), obs_space=two).image_key
+        == "right"
     )
     up = settings(**{"iris.image": "up"})
     with pytest.raises(UserError, match=r"(?s)'up'.*Fix: --iris.image left or right"):
         make_agent(up, obs_space=two)
     with pytest.raises(UserError, match=r"(?s)'up'.*Fix: choose an environment"):
         make_agent(up, obs_space=vector)
-    assert make_agent(obs_space={**two, "image": image}).image == "image"
+    assert make_agent(obs_space={**two, "image": image}).image_key == "image"
 
 
 def test_errors_for_image_sizes_suggest_sizes_that_work():

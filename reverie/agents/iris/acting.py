@@ -56,7 +56,8 @@ class ExportedPolicyState(NamedTuple):
 class PixelPolicy:
     """Policy steps with the online network of an actor-critic.
 
-    `rng` has the generators `policy` (for training) and `eval`. The mode `greedy` is
+    `actions` is the number of actions, and `shape` that of a frame. `rng` has the
+    generators `policy` (for training) and `eval`. The mode `greedy` is
     evaluation with the most probable action; `explore` acts as `train` does, with the
     actor-critic `explorer`.
     """
@@ -77,7 +78,7 @@ class PixelPolicy:
         self.actor_critics = dict.fromkeys(modes, actor_critic)
         if explorer:
             self.actor_critics["explore"] = explorer
-        self._run = {
+        self._policy_steps = {
             mode: accelerator.make_policy(
                 partial(self._step, mode),
                 (networks.online,),
@@ -126,8 +127,8 @@ class PixelPolicy:
             state, action, _ = self._step(mode, actor_critic.online, state, inputs)
             last_id = torch.where(outdated, current_id, last_id)
         else:
-            state, action, _ = self._run[mode](state, inputs)
-        index = action["index"]  # a NumPy array if computed by `self._run`
+            state, action, _ = self._policy_steps[mode](state, inputs)
+        index = action["index"]  # a NumPy array if from `self._policy_steps`
         index = index.cpu().numpy() if isinstance(index, Tensor) else index
         return IrisCarry(state.lstm, state.frames, last_id), index
 
@@ -170,6 +171,7 @@ class PixelPolicy:
     def _random_step(
         self, carry: DeviceCarry, inputs: Batch
     ) -> tuple[DeviceCarry, dict[str, Tensor]]:
+        """Take uniformly random actions; store the frame, but do not run the LSTM."""
         image = inputs["image"].to(self.device)
         lstm, frames = _reset(carry, inputs["is_first"])
         index = self._uniform(len(image), self.rng["policy"])
@@ -188,7 +190,10 @@ class PixelPolicy:
         return DeviceCarry(tree_where(outdated, new, lstm), frames)
 
     def _sample(self, logits: Tensor, mode: str, rng: Rng) -> Int[Tensor, " N"]:
-        """Sample actions or take the most probable ones; random with `epsilon`."""
+        """Sample actions or take the most probable ones, as configured for the mode.
+
+        Actions are random with probability `epsilon`.
+        """
         if mode == "greedy":
             return logits.argmax(-1)
         config, training = self.config, mode in COLLECTING_MODES
@@ -209,6 +214,7 @@ class PixelPolicy:
         return self.rng["policy" if mode in COLLECTING_MODES else "eval"]
 
     def _uniform(self, count: int, rng: Rng) -> Int[Tensor, " N"]:
+        """Sample action indices uniformly."""
         return rng.categorical(torch.ones(count, self.actions, device=self.device))
 
 
@@ -216,7 +222,7 @@ def burn_in_id(mode: str, epoch: int) -> int:
     """Return the number that identifies the epoch and policy of a burn-in.
 
     The exploration policy has negative numbers, so that a change of the policy causes
-    a burn-in.
+    a burn-in; -1 is `NO_BURN_IN`.
     """
     return -2 - epoch if mode == "explore" else epoch
 

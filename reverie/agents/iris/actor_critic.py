@@ -130,7 +130,10 @@ class UniformLinear(Linear):
 
 
 class PixelNet(nn.Module):
-    """Convolutional encoder and LSTM with a policy head and a value head."""
+    """Convolutional encoder and LSTM with a policy head and a value head.
+
+    `shape` is that of a frame, and `actions` the number of actions.
+    """
 
     fast_version = "reverie.agents.iris.fast:FastPixelNet"
 
@@ -311,7 +314,8 @@ class PixelActorCritic(nn.Module):
             "entropy": -config.entropy_scale * entropy,
             "values": self.value(output.value).loss(returns),
         }
-        # with these weights, a mean over all steps is the mean over unmasked steps
+        # with these weights, a mean over all steps of all ranks is the mean over the
+        # unmasked steps
         weight = mask / all_reduce_with_grad(mask.sum()) * global_count(mask.numel())
         losses = {k: torch.where(mask, x, 0) * weight for k, x in losses.items()}
         metrics: Metrics = {

@@ -94,16 +94,16 @@ class Iris(TrainedAgent):
             )
         self.config, self.device = config, device
         self.obs_space, self.act_space = obs_space, act_space
-        self.image = select_image(obs_space, config.image)
-        self.action, self.lowest_action, num_actions = select_action(act_space)
-        space = obs_space[self.image]
+        self.image_key = select_image(obs_space, config.image)
+        self.action_key, self.lowest_action, num_actions = select_action(act_space)
+        space = obs_space[self.image_key]
         self.world = IrisWorld(
             space,
             num_actions,
             tokenizer=config.tokenizer,
             dynamics=config.world_model,
             dtype=dtype,
-            key=self.image,
+            key=self.image_key,
         )
         self.actor_critic = PixelActorCritic(
             space.shape, num_actions, config.actor_critic, self.world.dtype
@@ -178,34 +178,35 @@ class Iris(TrainedAgent):
         carry, index = self._policy(
             mode,
             carry,
-            obs[self.image],
+            obs[self.image_key],
             obs["is_first"],
             obs["is_last"],
             epoch=self.schedule.epoch if training else 0,
             random=training and self.schedule.uses_random_actions,
         )
-        dtype = self.act_space[self.action].dtype
-        return carry, {self.action: (index + self.lowest_action).astype(dtype)}, {}
+        dtype = self.act_space[self.action_key].dtype
+        return carry, {self.action_key: (index + self.lowest_action).astype(dtype)}, {}
 
     # Export
 
     def export_policy(self, greedy: bool) -> ExportStep:
-        inner, initial = self._policy.exported_step("greedy" if greedy else "eval")
-        low, space = self.lowest_action, self.act_space[self.action]
+        mode = "greedy" if greedy else "eval"
+        policy_step, initial = self._policy.exported_step(mode)
+        low, space = self.lowest_action, self.act_space[self.action_key]
         dtype = torch.as_tensor(space.zeros()).dtype
 
         def step(inputs: api.Batch, state: Any, rng: Rng) -> Any:
-            frames = {"image": inputs[self.image], "is_first": inputs["is_first"]}
-            output, state = inner(frames, state, rng)
-            return {self.action: (output["index"] + low).to(dtype)}, state
+            frames = {"image": inputs[self.image_key], "is_first": inputs["is_first"]}
+            output, state = policy_step(frames, state, rng)
+            return {self.action_key: (output["index"] + low).to(dtype)}, state
 
-        inputs = {self.image: self.obs_space[self.image], "is_first": IS_FIRST}
-        return ExportStep(StepModule(step, inner), inputs, initial)
+        inputs = {self.image_key: self.obs_space[self.image_key], "is_first": IS_FIRST}
+        return ExportStep(StepModule(step, policy_step), inputs, initial)
 
     def world_steps(self) -> dict[str, ExportStep]:
         max_frames = self.config.world_model.transformer.blocks - 1  # one is imagined
         frames = max(2, min(self.config.actor_critic.burn_in + 1, max_frames))
-        image = self.obs_space[self.image]
+        image = self.obs_space[self.image_key]
         return iris_world_steps(self.world, frames, image, self.act_space)
 
     # Training
@@ -220,9 +221,9 @@ class Iris(TrainedAgent):
         if name is None:
             names = COMPONENTS if self.config.behaviour else WORLD_COMPONENTS
             metrics = [self._sample_and_update(name, feed) for name in names]
-            worst = torch.stack([x[CONSECUTIVE_SKIPS] for x in metrics]).amax()
+            skips = torch.stack([x[CONSECUTIVE_SKIPS] for x in metrics])
             merged = {key: x for each in metrics for key, x in each.items()}
-            return {**merged, CONSECUTIVE_SKIPS: worst}
+            return {**merged, CONSECUTIVE_SKIPS: skips.amax()}
         # uses are not counted in the first epoch, so episodes are sampled uniformly
         feed.count_uses(name, self.schedule.epoch > 1)
         return self._sample_and_update(name, feed)
@@ -230,14 +231,15 @@ class Iris(TrainedAgent):
     def _sample_and_update(
         self, name: str, feed: api.Feed, run: Update | None = None
     ) -> api.Metrics:
-        """Sample the batches of one update and run it."""
+        """Sample the batches of one update and run it, with `run` if given."""
         count = getattr(self.config.training, name).accumulate
         return self.update(name, [feed(name) for _ in range(count)], run)
 
     def update(
         self, name: str, batches: Sequence[api.Batch], run: Update | None = None
     ) -> api.Metrics:
-        """Run one update of a component with the mean gradient of all batches."""
+        """Run one update of a component, with the mean gradient of all batches.
+        `run` replaces the captured update."""
         if name == "actor_critic":
             self._refresh_imagination_world()
             self.accelerator.before_update()  # copies the weights for the policies
@@ -256,7 +258,7 @@ class Iris(TrainedAgent):
         count, names = len(batches), self._trained_with(name)
         totals = {key: torch.zeros((), device=self.device) for key in names}
         grads: dict[str, list[Tensor]] = {}
-        sums = dict[str, Any]()
+        means = dict[str, Any]()  # of metrics; sums until they are divided below
         stats = [] if self.explorer is None else self.explorer.running_stats(name)
         old_stats = [buffer.clone() for buffer in stats]
         for batch in batches:
@@ -275,19 +277,19 @@ class Iris(TrainedAgent):
                 for key, x in losses.items():
                     values[f"loss/{component}/{key}"] = x.mean().detach()
                 values |= {f"{component}/{key}": x for key, x in metrics.items()}
-            sums = {k: sums[k] + x for k, x in values.items()} if sums else values
+            means = {k: means[k] + x for k, x in values.items()} if means else values
         if count > 1:
-            sums = {key: value / count for key, value in sums.items()}
-        nonfinite = []
+            means = {key: value / count for key, value in means.items()}
+        skips = []
         for component, total in totals.items():
             stepped, metrics = self.opt[component].apply(total, grads[component])
-            nonfinite.append(metrics.pop(CONSECUTIVE_SKIPS))
-            sums |= {f"{component}/{key}": x for key, x in metrics.items()}
+            skips.append(metrics.pop(CONSECUTIVE_SKIPS))
+            means |= {f"{component}/{key}": x for key, x in metrics.items()}
         # `stats` belong to the exploration component, which is the last one
         for buffer, old in zip(stats, old_stats, strict=True):
             buffer.copy_(torch.where(stepped, buffer, old))
-        worst = torch.stack(nonfinite).amax() if len(names) > 1 else nonfinite[0]
-        return {**sums, CONSECUTIVE_SKIPS: worst}
+        most_skips = torch.stack(skips).amax() if len(names) > 1 else skips[0]
+        return {**means, CONSECUTIVE_SKIPS: most_skips}
 
     def _trained_with(self, name: str) -> list[str]:
         """Return a component and the exploration component trained with it, if any."""
@@ -377,7 +379,8 @@ class Iris(TrainedAgent):
 
     def _to_segment(self, batch: api.Batch) -> EpisodeSegment:
         end_key = "is_last" if self.config.ends == "last" else "is_terminal"
-        return to_segment(batch, self.image, self.action, self.lowest_action, end_key)
+        keys = (self.image_key, self.action_key)
+        return to_segment(batch, *keys, self.lowest_action, end_key)
 
     def sections(self, feed: api.Feed) -> dict[str, Callable[[], Any]]:
         """Return one update of each component, in order.
@@ -407,11 +410,12 @@ class Iris(TrainedAgent):
         """Return the world model losses of episodes; the first row is masked."""
         length, training = batch["mask"].shape[1], self.config.training
         lengths = {name: getattr(training, name).length for name in WORLD_COMPONENTS}
-        keys = (self.image, self.action, "reward", "is_last", "is_terminal", "mask")
+        flags = ("is_last", "is_terminal", "mask")
+        keys = (self.image_key, self.action_key, "reward", *flags)
         # a loss needs two frames and the reward and end after the second
         rows = {key: batch[key] for key in keys}
         if length < 3:
-            pad = (0, 3 - length)
+            pad = (0, 3 - length)  # of the time axis
             rows = {
                 k: F.pad(x, (*[0, 0] * (x.ndim - 2), *pad)) for k, x in rows.items()
             }
@@ -446,7 +450,7 @@ class Iris(TrainedAgent):
     # Construction
 
     def _capture_update(self, name: str) -> Update:
-        """Return the update of a component, as a CUDA graph if graphs are on."""
+        """Return the update of a component, captured as a CUDA graph if enabled."""
         label = f"update of the {name.replace('_', ' ')}"
         return self.accelerator.capture(
             partial(self._update, name), label, self.rng["train"]
@@ -470,7 +474,7 @@ class Iris(TrainedAgent):
             if parameter.requires_grad
         }
         decayed = [key for key in dense_weights(module) if key in trained]
-        # an exploration component has the settings of the one it is trained with
+        # an exploration component has the settings of the component it is trained with
         trained_with = {explore: own for own, explore in EXPLORE_COMPONENTS.items()}
         training = getattr(self.config.training, trained_with.get(name, name))
         return self.accelerator.make_optimizer(

@@ -14,19 +14,23 @@ from reverie.worlds.iris.segment import EpisodeSegment
 
 
 def to_segment(
-    batch: Batch, image: str, action: str, low: int, end_key: str = "is_last"
+    batch: Batch,
+    image_key: str,
+    action_key: str,
+    lowest_action: int,
+    end_key: str = "is_last",
 ) -> EpisodeSegment:
     """Convert a batch of T rows to a segment of T - 1 rows.
 
-    Row t has the observation and action of row t, and reward and end (`end_key`) of
-    row t + 1. It is `real` if both rows belong to the episode; rows that are not real
-    are zero. The action `low` has the index 0.
+    Row t of the segment has the observation and action of row t of the batch, and
+    reward and end (`end_key`) of its row t + 1. It is `real` if both rows belong to the
+    episode; rows that are not real are zero. The `lowest_action` has the index 0.
     """
     mask = batch["mask"]
     real = mask[:, :-1] & mask[:, 1:]
-    index = batch[action][:, :-1].long() - low
+    index = batch[action_key][:, :-1].long() - lowest_action
     return EpisodeSegment(
-        torch.where(real[..., None, None, None], batch[image][:, :-1], 0),
+        torch.where(real[..., None, None, None], batch[image_key][:, :-1], 0),
         torch.where(real, index, 0),
         torch.where(real, batch["reward"][:, 1:], 0.0),
         batch[end_key][:, 1:] & real,

@@ -150,6 +150,7 @@ class ActingConfig:
 class IrisConfig(AgentConfig):
     """Settings of Δ-IRIS."""
 
+    # the class variables are documented in `AgentConfig`
     importers: ClassVar[tuple[str, ...]] = (
         "reverie.convert.delta_iris.importer:IMPORTER",
     )
@@ -223,11 +224,9 @@ class IrisConfig(AgentConfig):
             "--iris.schedule.steps sets the environment steps per epoch, and "
             "--iris.training.world_model.steps the updates of a component."
         )
-        first = "--iris.training.world_model.first_steps sets the updates of epoch 1."
-        unused = [
-            UnusedSetting("run.train_ratio", reason, fix),
-            UnusedSetting("run.pretrain", reason, first),
-        ]
+        unused = [UnusedSetting("run.train_ratio", reason, fix)]
+        fix = "--iris.training.world_model.first_steps sets the updates of epoch 1."
+        unused.append(UnusedSetting("run.pretrain", reason, fix))
         if not self.behaviour:
             reason, fix = "it trains only the world model", "add --iris.behaviour True."
             groups = ("acting.", "training.actor_critic.")

@@ -112,6 +112,7 @@ def align_to_first_frame(segment: EpisodeSegment) -> EpisodeSegment:
     count, steps = segment.real.shape
     order = segment.real.sum(1).argsort(descending=True, stable=True)
     first = segment.real[order].long().argmax(1)
+    # rows to copy from; those beyond the end of a sequence are replaced by zeros
     index = first[:, None] + torch.arange(steps, device=first.device)
     inside = index < steps
 
@@ -192,15 +193,16 @@ def usage_image(counts: Int[np.ndarray, "K N"]) -> UInt8[np.ndarray, "height wid
     Unused codes are dark blue; the most frequent code of a band is white.
     """
     positions, codes = counts.shape
-    columns = max(1, 2 ** ((codes.bit_length()) // 2))
-    rows = -(-codes // columns)
+    columns = max(1, 2 ** ((codes.bit_length()) // 2))  # a band is about square
+    rows = -(-codes // columns)  # rounded up
     padded = np.zeros((positions, rows * columns))
     padded[:, :codes] = counts
-    most = padded.max(1, keepdims=True).clip(1)
-    brightness = np.sqrt(padded / most).reshape(positions, rows, columns)
-    bands = np.zeros((positions, rows + 1, columns, 3))
+    largest = padded.max(1, keepdims=True).clip(1)
+    # the square root makes rarely used codes visible
+    brightness = np.sqrt(padded / largest).reshape(positions, rows, columns)
+    bands = np.zeros((positions, rows + 1, columns, 3))  # a black row after each band
     bands[:, :rows] = brightness[..., None]
-    bands[:, :rows, :, 2] = np.maximum(brightness, 0.15)
+    bands[:, :rows, :, 2] = np.maximum(brightness, 0.15)  # blue channel
     image = bands.reshape(-1, columns, 3)[:-1]
     pixels: np.ndarray = np.rint(image * 255).astype(np.uint8)
     return pixels.repeat(CODE_PIXELS, 0).repeat(CODE_PIXELS, 1)
@@ -208,7 +210,7 @@ def usage_image(counts: Int[np.ndarray, "K N"]) -> UInt8[np.ndarray, "height wid
 
 def side_by_side(
     videos: UInt8[np.ndarray, "N T h w c"],
-) -> UInt8[np.ndarray, "T h2 w2 c"]:
+) -> UInt8[np.ndarray, "T h total_width c"]:
     """Join videos horizontally, with a gap of two pixels."""
     gap = [(0, 0), (0, 0), (0, 0), (0, 2), (0, 0)]
     padded = np.pad(videos, gap)

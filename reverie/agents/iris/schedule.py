@@ -29,7 +29,8 @@ MAX_UPDATES_DUE = 10
 class EpochSchedule:
     """Implements `api.Schedule`, `CountsEpochs` and `LimitsEnvSteps`.
 
-    Counts the steps and updates of the current epoch.
+    Counts environment steps, and the updates of the current epoch. `training` has the
+    settings of each component, in the order in which they are trained.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class EpochSchedule:
         self.env_steps = 0  # environment steps so far
         self.env_steps_goal = 0  # value of `env_steps` at which training starts
         self.goal_epoch = 0  # last epoch whose steps are included in the goal
-        self.index = 0  # of the component to train
+        self.index = 0  # of the component to train, in `training`
         self.updates = 0  # updates of that component in this epoch
         self.last_epoch = 0  # of the last action or update
         self.collected_epochs = 0  # epochs whose data is collected
@@ -120,8 +121,8 @@ class EpochSchedule:
 
     def _add_goal(self) -> None:
         """Add the steps of an epoch to the goal when it starts, if it collects data."""
-        starts = (self.index, self.updates) == (0, 0) and not self.finished
-        if starts and self.goal_epoch < self.epoch <= self.config.collect_epochs:
+        is_start = (self.index, self.updates) == (0, 0) and not self.finished
+        if is_start and self.goal_epoch < self.epoch <= self.config.collect_epochs:
             first = self.config.first_steps if self.epoch == 1 else 0
             self.env_steps_goal += first or self.config.steps
             self.goal_epoch = self.epoch
@@ -138,5 +139,6 @@ class EpochSchedule:
                 self.index = 0
                 self.epoch += 1
                 self._add_goal()
+                # an epoch that only trains counts as collected when it starts
                 trains_only = not self.should_collect and not self.finished
                 self.collected_epochs += int(trains_only)

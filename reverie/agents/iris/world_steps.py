@@ -51,7 +51,10 @@ class FrameContext(NamedTuple):
 def iris_world_steps(
     world: IrisWorld, frames: int, image: Space, act_space: Spaces
 ) -> dict[str, ExportStep]:
-    """Return the steps of a world model with a context of at least two frames."""
+    """Return the steps `observe`, `imagine` and `decode` (see `latent_world_steps`).
+
+    `frames` is the number of frames in the context, at least two.
+    """
     ((key, space),) = act_space.items()
     low, device = int(space.low), next(world.parameters()).device
 
@@ -74,12 +77,14 @@ def iris_world_steps(
 
     def imagine(inputs: Batch, state: FrameContext, rng: Rng) -> Any:
         action = inputs[key].long() - low
-        is_real, before = state.is_real[..., None], state.action[:, :-1]
+        is_real, past_actions = state.is_real[..., None], state.action[:, :-1]
         i_tokens = world.dynamics.embed_frames(state.image)
         i_tokens = torch.where(is_real, i_tokens, black_i_token)
-        tokens = world.tokenizer.tokenize(state.image, before)
+        tokens = world.tokenizer.tokenize(state.image, past_actions)
         tokens = torch.where(is_real[:, 1:], tokens, black_tokens)
-        start = world.state_from_tokens(state.image[:, -1], i_tokens, before, tokens)
+        start = world.state_from_tokens(
+            state.image[:, -1], i_tokens, past_actions, tokens
+        )
         step = world.step(start, action, rng)
         cont = step.end_logits.float().softmax(-1)[..., 0]
         outputs = {"reward": step.state.reward.float(), "cont": cont}

@@ -44,6 +44,7 @@ IMAGE_SEQUENCES = 4
 class VTAAgentConfig(AgentConfig):
     """Settings of VTA."""
 
+    # the class variables are documented in `AgentConfig`
     explore_policies: ClassVar[tuple[str, ...]] = ()
     importers: ClassVar[tuple[str, ...]] = ("reverie.convert.vta.importer:IMPORTER",)
     reconstruction_setting: ClassVar[str] = "world.loss"
@@ -85,9 +86,9 @@ class VTAAgent(TrainedAgent):
         self.accelerator = Accelerator(options.compile, device)
         self.accelerator.use_fast_modules(self.world)
         parameters: dict[str, Tensor] = dict(self.world.named_parameters())
-        is_half = dtype == torch.float16
+        scaling = dtype == torch.float16  # of the loss
         make_optimizer = self.accelerator.make_optimizer
-        self.opt = make_optimizer(parameters, config.opt, scaling=is_half)
+        self.opt = make_optimizer(parameters, config.opt, scaling=scaling)
         self.rng = {key: Rng(seed, key, device) for key in ("train", "report")}
         self._run_update = self.accelerator.capture(
             self._update, "update", self.rng["train"]
@@ -98,7 +99,7 @@ class VTAAgent(TrainedAgent):
         self.extras: Spaces = {}
         self.schedule = None
         self.last_metrics = {}
-        self._threshold: float | None = None  # of the pixel-change baseline
+        self._pixel_threshold: float | None = None  # of the pixel-change baseline
 
     def initial(self, batch: int) -> api.Carry:
         return ()
@@ -206,16 +207,16 @@ class VTAAgent(TrainedAgent):
         if EVENT not in data:
             return metrics
         events, change = self._events_and_changes(data)
-        if self._threshold is None and EVENT in (labelled := feed("labelled")):
-            pair = self._events_and_changes(labelled)
-            self._threshold = boundary_metrics.best_threshold(*pair)
+        if self._pixel_threshold is None and EVENT in (labelled := feed("labelled")):
+            labelled_pair = self._events_and_changes(labelled)
+            self._pixel_threshold = boundary_metrics.best_threshold(*labelled_pair)
         boundaries = boundaries[:, 1:]
         probs = evaluation.detector_prob.cpu().numpy()[:, 1:].astype(np.float64)
         groups = {
             "boundaries": boundary_metrics.scores(events, boundaries),
             "calibration": boundary_metrics.calibration(events, probs),
             "baselines": boundary_metrics.baselines(
-                events, change, float(boundaries.mean()), self._threshold
+                events, change, float(boundaries.mean()), self._pixel_threshold
             ),
         }
         for key, loss in evaluation.losses.items():
@@ -259,11 +260,11 @@ class VTAAgent(TrainedAgent):
         return {"world": self.world}
 
     def state_dict(self) -> api.StateDict:
-        return {**super().state_dict(), "threshold": self._threshold}
+        return {**super().state_dict(), "threshold": self._pixel_threshold}
 
     def load_state_dict(self, state: api.StateDict) -> None:
         super().load_state_dict(state)
-        self._threshold = state["threshold"]
+        self._pixel_threshold = state["threshold"]
 
     def _flat_buffers(self) -> list[tuple[list[Tensor], Tensor]]:
         """Return the buffers by dtype, each with one flat copy (fewer GPU kernels)."""
@@ -280,9 +281,11 @@ class VTAAgent(TrainedAgent):
 
 
 def _concatenate(results: list[WindowEvaluation]) -> WindowEvaluation:
+    """Join the results of several batches."""
     losses = {
         key: torch.cat([result.losses[key] for result in results])
         for key in results[0].losses
     }
+    # all fields but the first, `losses`, are tensors
     fields = zip(*(result[1:] for result in results), strict=True)
     return WindowEvaluation(losses, *(torch.cat(field) for field in fields))

@@ -90,8 +90,8 @@ def cohens_kappa(first: FrameMask, second: FrameMask) -> float:
     No events are needed. The result is 0 if both detectors mark all frames, or none.
     """
     agreement = float((first == second).mean())
-    a, b = first.mean(), second.mean()
-    chance = float(a * b + (1 - a) * (1 - b))
+    rate1, rate2 = first.mean(), second.mean()
+    chance = float(rate1 * rate2 + (1 - rate1) * (1 - rate2))
     return (agreement - chance) / (1 - chance) if chance < 1 else 0.0
 
 
@@ -162,8 +162,9 @@ def roc_auc(labels: Bool[np.ndarray, "*b"], values: Float[np.ndarray, "*b"]) -> 
     if not positive or not negative or np.isnan(values).any():
         return float(np.nan)
     _, inverse, count = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(count)
-    rank = (last - (count - 1) / 2)[inverse.ravel()]  # ties share their mean rank
+    last_rank = np.cumsum(count)
+    rank = (last_rank - (count - 1) / 2)[inverse.ravel()]  # ties share their mean rank
+    # Mann-Whitney U: number of pairs in which the positive has the higher value
     wins = rank[labels].sum() - positive * (positive + 1) / 2
     return float(wins / (positive * negative))
 
@@ -201,12 +202,14 @@ def baselines(
 
 
 def _periodic(count: int, steps: int, period: int, phase: int = 0) -> FrameMask:
+    """Return boundaries at every `period`-th frame from `phase`, for all sequences."""
     marks = np.zeros((count, steps), bool)
     marks[:, phase::period] = True
     return marks
 
 
 def _periodic_with_rate(count: int, steps: int, rate: float) -> FrameMask:
+    """Return periodic boundaries with about this rate; none if the rate is 0."""
     period = min(steps, max(1, round(1 / rate))) if rate > 0 else steps
     return _periodic(count, steps, period) & (rate > 0)
 
@@ -224,6 +227,7 @@ def frame_change(frames: np.ndarray) -> Float[np.ndarray, "*b T"]:
 
 def best_threshold(events: FrameMask, change: Float[np.ndarray, "N T"]) -> float:
     """Return the threshold on pixel changes with the best exact F1."""
-    thresholds = np.unique(np.quantile(change, np.linspace(0.02, 0.98, 49)))
+    quantiles = np.linspace(0.02, 0.98, 49)
+    thresholds = np.unique(np.quantile(change, quantiles))
     f1 = [_f1_or_zero(match(events, change >= x)) for x in thresholds]
     return float(thresholds[int(np.argmax(f1))])
