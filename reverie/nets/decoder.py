@@ -69,7 +69,7 @@ class Decoder(nn.Module):
             self.mlp = type(self).HiddenLayers(stoch + deter, config)
             heads: dict[str, nn.Module] = {}
             for key, space in self.vectors.items():
-                kind, shape = "pred", space.shape
+                kind, shape = "pred", space.shape  # names of layers as in DreamerV3
                 if space.is_discrete:
                     kind, shape = "logits", (*shape, space.classes)
                 head = type(self).OutputLayer(self.mlp.width, shape, config.outscale)
@@ -112,6 +112,7 @@ class Decoder(nn.Module):
         return MSE(pred, dims, *transforms)
 
     def _build_images(self, deter: int, stoch: int) -> None:
+        """Create the layers that decode images."""
         config = self.config
         height, width = padded_size(self.images, config.mults, config.outer)
         factor = 2 ** (len(config.mults) - int(config.outer))
@@ -183,6 +184,7 @@ class Decoder(nn.Module):
         return outputs
 
     def _squash(self, x: Tensor) -> Tensor:
+        """Map outputs of the last layer to pixels in [0, 1]."""
         return torch.sigmoid(x)
 
     def _image_distribution(self, key: str, image: Tensor) -> Distribution:
@@ -190,6 +192,7 @@ class Decoder(nn.Module):
 
 
 def to_unit_range(image: Tensor) -> Tensor:
+    """Scale pixels from [0, 255] to [0, 1]."""
     return image / 255
 
 

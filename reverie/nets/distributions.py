@@ -34,7 +34,7 @@ class Distribution(Protocol):
 class ActionDistribution(Distribution, Protocol):
     """A distribution over actions."""
 
-    maxent: float | None  # the largest possible entropy, if there is one
+    maxent: float | None  # maximum entropy, to normalize metrics; None if not defined
 
     def sample(self, rng: Rng) -> Tensor: ...
 
@@ -118,6 +118,7 @@ class Categorical:
     ):
         self.dims, logits = dims, logits.float()
         classes = logits.shape[-1]
+        # as in DreamerV3, only defined for a single categorical variable
         self.maxent = None if dims else math.log(classes) if classes > 1 else None
         if allowed is not None:
             logits = logits.masked_fill(~allowed, torch.finfo(logits.dtype).min)
@@ -269,6 +270,7 @@ class TwoHot(BinnedScalar):
         above = above.clamp(0, last)
         to_below = torch.abs(self.bins[below] - target)
         to_above = torch.abs(self.bins[above] - target)
+        # a target outside the bins gets equal weights of the same bin, not 0 / 0
         same = below == above
         to_below = torch.where(same, 1.0, to_below)
         to_above = torch.where(same, 1.0, to_above)

@@ -185,6 +185,7 @@ class Encoder(ObsEncoderBase):
         return x.reshape(*batch, -1)  # flattened in (h, w, c) order
 
     def _scale(self, key: str, image: Tensor, dtype: torch.dtype) -> Tensor:
+        """Shift pixels to [-0.5, 0.5], or standardize them."""
         if self.standardizers is None:
             return image.to(dtype) / 255 - 0.5
         standardized: Tensor = self.standardizers[key](image.float() / 255)

@@ -1,9 +1,8 @@
 """GRUs over sequences whose inputs are all known in advance.
 
-The product of inputs and weights, the inputs' contribution to the pre-activations of
-the gates, is computed for all steps at once (`gates`). The loop over time (`scan`) only
-computes what depends on the state (`step`). Several GRUs of the same size are computed
-by batched products.
+The contribution of the inputs to the pre-activations of the gates is computed for all
+steps at once (`gates`). The loop over time (`scan`) only computes what depends on the
+state (`step`). Several GRUs of the same size are computed by batched matrix products.
 """
 
 from __future__ import annotations
@@ -62,13 +61,14 @@ class GRU(nn.Module):
             parameter.uniform_(-bound, bound, generator=generator)
 
     def gates(self, x: Float[Tensor, "*b I"]) -> Float[Tensor, "G *b W"]:
-        """Return the product of inputs and weights of every GRU, plus bias."""
+        """Return what inputs contribute to the gates: `weight_ih @ x + bias_ih`."""
         y = F.linear(x, self.weight_ih.flatten(0, 1), self.bias_ih.flatten())
         return y.reshape(*x.shape[:-1], self.count, -1).movedim(-2, 0)
 
     def step(
         self, gates: Float[Tensor, "G B W"], state: Float[Tensor, "G B D"]
     ) -> Float[Tensor, "G B D"]:
+        """Return the next states."""
         hidden = torch.baddbmm(self.bias_hh[:, None], state, self.weight_hh.mT)
         if state.is_cuda:  # the same as `gru_cell`, in one kernel
             rows = [x.contiguous().flatten(0, 1) for x in (gates, hidden, state)]
@@ -125,7 +125,10 @@ def gru_cell(
     hidden: Float[Tensor, "*b W"],
     state: Float[Tensor, "*b D"],
 ) -> Float[Tensor, "*b D"]:
-    """Return the next state, given the products of weights with input and state."""
+    """Return the next state of a GRU.
+
+    `gates` and `hidden` are the pre-activations from the input and from the state.
+    """
     width = state.shape[-1]
     both = torch.sigmoid(gates[..., : 2 * width] + hidden[..., : 2 * width])
     reset, update = both.chunk(2, -1)

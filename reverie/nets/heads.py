@@ -164,6 +164,7 @@ class PolicyHead(nn.Module):
             return Categorical(logits, dims, self.config.unimix, allowed)
         low, high = self.config.minstd, self.config.maxstd
         mean = torch.tanh(out.get_submodule("mean")(x).float())
+        # + 2, as in DreamerV3: the initial std is near its maximum
         std = torch.sigmoid(out.get_submodule("stddev")(x).float() + 2.0)
         return Normal(mean, (high - low) * std + low, dims)
 

@@ -14,10 +14,11 @@ from reverie.distributed.collective import all_gather
 
 @dataclass(frozen=True)
 class NormalizeConfig:
-    """Running offset and scale."""
+    """Normalization by a running offset and scale."""
 
     impl: Literal["none", "perc", "meanstd"] = "none"
-    """Statistics: none, perc (range between two percentiles) or meanstd."""
+    """Statistics: none, perc (lower percentile, and the range up to the upper one) or
+    meanstd (mean and standard deviation)."""
     rate: float = 0.01
     """Rate of the exponential moving averages."""
     limit: float = 1e-8
@@ -40,11 +41,12 @@ class NormalizeConfig:
 class Normalize(nn.Module):
     """Tracks running statistics of values; callers compute `(x - offset) / scale`."""
 
-    corr: Tensor
+    corr: Tensor  # sum of the weights in the averages; they are divided by it
 
     def __init__(self, config: NormalizeConfig):
         super().__init__()
         self.config = config
+        # `sqrs` is the mean of the squares
         names = {"none": (), "perc": ("lo", "hi"), "meanstd": ("mean", "sqrs")}
         self.averages = names[config.impl]
         for name in self.averages:
@@ -54,6 +56,7 @@ class Normalize(nn.Module):
 
     @torch.no_grad()
     def update(self, x: Float[Tensor, "*any"]) -> None:
+        """Update the moving averages with the values of all ranks."""
         config = self.config
         if config.impl == "none":
             return
@@ -86,6 +89,7 @@ class Normalize(nn.Module):
     def forward(
         self, x: Float[Tensor, "*any"], update: bool
     ) -> tuple[Tensor | float, Tensor | float]:
+        """Return offset and scale, after an update with `x` if `update` is True."""
         if update:
             self.update(x)
         return self.stats()

@@ -1,7 +1,8 @@
 """Quantization of images to fewer than 256 levels, with uniform dequantization.
 
-The likelihood of a continuous density is unbounded on discrete values. Fewer levels,
-and uniform noise within the bin of each level, avoid that.
+The likelihood of discrete values under a continuous density is unbounded: the density
+can concentrate on them. Fewer levels, and uniform noise within the bin of each level,
+avoid that.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ GROUPS = 32
 """Groups of every group norm; all channel counts are multiples of 32."""
 
 EPS = 1e-5
+"""Epsilon of the group norms."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ class Rng:
     def __init__(self, seed: int, purpose: str, device: torch.device):
         entropy = np.random.SeedSequence([seed, *purpose.encode()])
         self.generator = torch.Generator(device)
+        # 63 bits, because PyTorch stores seeds as signed integers
         self.generator.manual_seed(int(entropy.generate_state(1, np.uint64)[0]) >> 1)
 
     def reseed(self, seed: int) -> None:
@@ -59,6 +60,7 @@ class Rng:
     def normal(
         self, mean: Float[Tensor, "*b"], std: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b"]:
+        """Return a reparameterized sample of a normal distribution."""
         return mean + std * self._draw(mean, Tensor.normal_)
 
     def uniform(self, like: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
@@ -69,7 +71,7 @@ class Rng:
         """Return all indices, starting with those where `mask` is True, shuffled."""
         keys = torch.empty(mask.shape, device=mask.device)
         keys.uniform_(generator=self.generator)
-        return torch.argsort(torch.where(mask, keys, 2.0))
+        return torch.argsort(torch.where(mask, keys, 2.0))  # all keys are below 2
 
     def _draw(self, like: Tensor, fill: Callable[..., Tensor]) -> Tensor:
         """Return random numbers in the shape of `like`; the first axis is the batch."""

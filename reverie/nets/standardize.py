@@ -51,13 +51,14 @@ class Standardize(nn.Module):
 
     @torch.no_grad()
     def _batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and std of the global batch, and update the moving averages."""
         if local_sequences() is None:
             mean, std = x.mean(0), x.std(0, correction=0)
         else:
             count = global_count(len(x))
             mean = all_reduce_with_grad(x.sum(0)) / count
             std = (all_reduce_with_grad((x - mean).square().sum(0)) / count).sqrt()
-        rate = torch.where(self.seen > 0, RATE, 1.0)
+        rate = torch.where(self.seen > 0, RATE, 1.0)  # 1: the first batch is copied
         self.mean.lerp_(mean, rate)
         self.std.lerp_(std, rate)
         self.seen.add_(1)

@@ -61,6 +61,7 @@ class DreamerV3TorchEncoder(ObsEncoderBase):
             for mult in config.mults:
                 units = config.depth * mult
                 self.convs.append(DownConv(channels, units, config.kernel, config))
+                # half the size, rounded up
                 channels, height, width = units, -(-height // 2), -(-width // 2)
             self.width += height * width * channels
         if vectors:
@@ -96,7 +97,10 @@ class DreamerV3TorchEncoder(ObsEncoderBase):
 
 
 def as_floats(spaces: Spaces) -> Spaces:
-    """Return the spaces with integers as floats: there are no one-hot inputs here."""
+    """Return the spaces with discrete ones as floats.
+
+    The networks of dreamerv3-torch take integers as numbers, without one-hot encoding.
+    """
     return {
         key: Space(np.float32, space.shape) if space.is_discrete else space
         for key, space in spaces.items()

@@ -43,6 +43,7 @@ class HiddenLayer(nn.Module):
         return self.act(self.norm(self._product(x, self.weight.to(x.dtype))))
 
     def _product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Apply the weight: a matrix product or a convolution."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -147,7 +148,7 @@ class HiddenMLP(nn.Module):
 
 def transposed_conv(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Double the height and width of images `(b, h, w, c)`."""
-    excess = weight.shape[-1] - STRIDE
+    excess = weight.shape[-1] - STRIDE  # pixels beyond twice the size, without padding
     padding = math.ceil(excess / 2)
     y = F.conv_transpose2d(
         x.permute(0, 3, 1, 2), weight, bias, STRIDE, padding, 2 * padding - excess

@@ -2,7 +2,7 @@
 
 AMSGrad has the formula of `torch.optim.Adam(amsgrad=True)` after `clip_grad_norm_`. The
 bias correction of `mu` is part of `scalars.rate`. In a skipped update, `gate`,
-`scalars.rate` and all gradients are 0 (`optimizer.py`).
+`scalars.rate` and all gradients are 0, so nothing changes (see `optimizer.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from reverie.nets.optim.optimizer import (
 
 @dataclass(frozen=True)
 class ClippedConfig(OptimizerConfig):
-    """Fields of Adam and AMSGrad."""
+    """Settings that Adam and AMSGrad share."""
 
     clip: float = 10.0
     """Maximum global norm of the gradients; 0 disables clipping."""
@@ -72,16 +72,19 @@ class ClippedRule(UpdateRule):
     ) -> PerTensor:
         if not self.config.clip:
             return torch.ones_like(norms)
+        # the epsilon of `clip_grad_norm_`
         factor = (self.config.clip / (norm + 1e-6)).clamp(max=1)
         return factor.repeat(len(norms))
 
 
 class Adam(ClippedRule):
+    """Adam with decoupled weight decay."""
+
     NAME = "adam"
     config: AdamConfig
 
     def weight_decay(self) -> float:
-        """Return the fraction by which an update reduces the decayed weights."""
+        """Return the fraction by which one update shrinks weights with weight decay."""
         return self.config.lr * self.config.wd
 
     def update(
@@ -104,11 +107,14 @@ class Adam(ClippedRule):
 
 
 class AMSGrad(ClippedRule):
+    """AMSGrad; `nu_max` is the maximum of `nu` over all updates."""
+
     NAME = "amsgrad"
     MOMENTS = ("mu", "nu", "nu_max")
 
     def scalars(self, lr: Scalar | float, gate: Scalar, step: Scalar) -> StepScalars:
         scalars = super().scalars(lr, gate, step)
+        # `update` divides the square root of `nu_max` by it, as PyTorch does
         return scalars._replace(nu_correction=torch.sqrt(scalars.nu_correction))
 
     def update(

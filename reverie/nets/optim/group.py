@@ -56,7 +56,7 @@ class OptimizerGroup:
 
     @staticmethod
     def metrics(by_name: Mapping[str, Metrics]) -> Metrics:
-        """Prefix metrics with the optimizer's name, and add reductions over all."""
+        """Prefix metrics with the optimizer's name, and add those in `REDUCTIONS`."""
         metrics: Metrics = {}
         for name, values in by_name.items():
             for key, value in values.items():

@@ -82,6 +82,8 @@ class LaPropConfig(OptimizerConfig):
 
 
 class LaProp(UpdateRule):
+    """LaProp; constants without a setting are those of DreamerV3."""
+
     NAME = "laprop"
     CLIPS_PER_TENSOR = True
     LOSS_SCALING = LossScaling(1e4, growth_interval=1000, minimum=1e-4, maximum=1e5)
@@ -114,6 +116,7 @@ class LaProp(UpdateRule):
         agc = self.config.agc
         if not agc:
             return torch.ones_like(norms)
+        # at least 1e-3, so that weights that are initially zero can change
         excess = norms / (agc * weight_norms.clamp(min=1e-3))
         return 1 / excess.clamp(min=1)
 
@@ -144,6 +147,7 @@ class LaProp(UpdateRule):
     def _debiased_momentum(
         self, mu: list[Tensor], grads: list[Tensor], correction: Scalar
     ) -> list[Tensor]:
+        """Return the bias-corrected momentum, with a Nesterov step if configured."""
         beta = self.config.beta1
         if not self.config.nesterov:
             return list(torch._foreach_div(mu, correction))
@@ -153,5 +157,6 @@ class LaProp(UpdateRule):
 
 
 def _norm(tensors: Tensors) -> Scalar:
+    """Return the L2 norm of all tensors together."""
     norms = torch.stack(torch._foreach_norm(tensors))
     return torch.sqrt(torch.square(norms).sum())

@@ -32,6 +32,7 @@ from reverie.nets.blocks import Linear
 Tensors = list[Tensor] | tuple[Tensor, ...]
 Scalar = Float[Tensor, ""]
 PerTensor = Float[Tensor, " P"]
+"""One number for each of the P parameter tensors, such as its norm."""
 
 
 class LossScaling(NamedTuple):
@@ -52,18 +53,21 @@ class StepScalars(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What an update computes from the norms of gradients and parameters."""
+    """Intermediate results of one update, before parameters change."""
 
     ok: Bool[Tensor, ""]  # loss and gradients are finite
     gate: Scalar  # `ok` as a float
     norm: Scalar  # of all gradients
     lr: Scalar | float
-    clip: PerTensor  # factor of each gradient
+    clip: PerTensor  # clipping factor of each gradient
     scalars: StepScalars
 
 
 class UpdateRule:
-    """Clipping and formula of one optimizer; stateless, see `Optimizer`."""
+    """How one optimizer clips gradients and updates parameters.
+
+    A rule has no state: `Optimizer` stores the running averages.
+    """
 
     NAME: ClassVar[str]
     MOMENTS: ClassVar[tuple[str, ...]] = ("mu", "nu")
@@ -91,7 +95,11 @@ class UpdateRule:
     def clip_factors(
         self, norms: PerTensor, weight_norms: PerTensor, norm: Scalar
     ) -> PerTensor:
-        """Return a factor for each gradient; `norm` is the global norm."""
+        """Return the clipping factor of each gradient.
+
+        `norms` and `weight_norms` are the norms of each gradient and each parameter;
+        `norm` is the norm of all gradients together.
+        """
         raise NotImplementedError
 
     def scalars(self, lr: Scalar | float, gate: Scalar, step: Scalar) -> StepScalars:
@@ -130,6 +138,7 @@ class OptimizerConfig:
             raise ValueError("beta1 and beta2 must be at least 0 and below 1")
 
     def rule(self) -> UpdateRule:
+        """Return the update rule with these settings."""
         raise NotImplementedError
 
 
@@ -159,7 +168,8 @@ class Optimizer:
     ):
         self.config, self.rule, self.scaling = config, config.rule(), scaling
         self.names, self.tensors = list(parameters), list(parameters.values())
-        self.leaves = self.tensors  # tensors to compute gradients for
+        # tensors to compute gradients for; kernels replace them by low-precision copies
+        self.leaves = self.tensors
         if decayed is None:
             decayed = self.rule.default_decayed(self.names)
         self.decayed = set(decayed)
@@ -268,6 +278,7 @@ class Optimizer:
         return Step(ok, gate, norm, lr, clip, scalars)
 
     def _update(self, grads: list[Tensor], step: Step) -> tuple[Scalar, Scalar] | None:
+        """Clip the gradients and apply the rule; return what `rule.update` returns."""
         # `where`, because 0 * inf is not 0
         grads = [torch.where(step.ok, grad.float(), 0) for grad in grads]
         torch._foreach_mul_(grads, list(step.clip.unbind()))
