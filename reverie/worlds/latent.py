@@ -107,7 +107,7 @@ class LatentWorldBase(nn.Module):
         super().__init__()
         deter, stoch = config.feature_widths
         self.config, self.networks, self.dtype = config, networks, dtype
-        self.width = deter + stoch
+        self.width = deter + stoch  # of the features
         self.enc = self._make_encoder(obs_space)
         self.dyn = type(self).Dynamics(self.enc.width, act_space, config)
         self.dec: Any = None
@@ -115,8 +115,8 @@ class LatentWorldBase(nn.Module):
             self.dec = self._make_decoder(obs_space, deter, stoch)
         self.representation: RepresentationLoss | None = None
         if networks.representation != "decoder":
-            make = REPRESENTATIONS[networks.representation]
-            self.representation = make(
+            make_loss = REPRESENTATIONS[networks.representation]
+            self.representation = make_loss(
                 self.width, self.enc.width, lambda: self._make_encoder(obs_space)
             )
         self.rew = type(self).Head(self.width, networks.rewhead)
@@ -138,10 +138,11 @@ class LatentWorldBase(nn.Module):
         return encoder
 
     def features(self, states: Any) -> Float[Tensor, "*b F"]:
+        """Return the features of states, for heads and actor-critic."""
         raise NotImplementedError
 
     def decoder_inputs(self, states: Any) -> tuple[Tensor, Tensor]:
-        """Return the deterministic and the stochastic features."""
+        """Return the deterministic and the stochastic part of the features."""
         raise NotImplementedError
 
     def reward_and_cont(

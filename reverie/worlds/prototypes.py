@@ -42,6 +42,7 @@ PROTOTYPES, PROTOTYPE_DIM = 2500, 32
 TEMPERATURE, SINKHORN_TEMPERATURE = 0.1, 0.05
 """Softmax temperatures of the predictions and of the targets."""
 SINKHORN_ITERATIONS = 3
+"""Iterations that balance the assignments over the batch."""
 SLOW_RATE = 0.05
 """Rate of the moving average of weights (EMA) in the slow encoder."""
 FROZEN_UPDATES = 10_000
@@ -84,8 +85,8 @@ class Prototypes(RepresentationLoss):
         """Return a batch with two views of each sequence, shifted at random."""
         views: Batch = repeat_sequences(batch, self.views)
         size = len(views["is_first"])
-        like = torch.zeros(size, 2, device=views["is_first"].device)
-        offset = MAX_SHIFT * (2 * rng.uniform(like) - 1)
+        zeros = torch.zeros(size, 2, device=views["is_first"].device)
+        offset = MAX_SHIFT * (2 * rng.uniform(zeros) - 1)  # (x, y) in pixels
         for key in self.image_keys:
             views[key] = shift_images(views[key], offset)
         return views
@@ -133,7 +134,8 @@ class Prototypes(RepresentationLoss):
     def _scores(
         self, x: Float[Tensor, "B T W"]
     ) -> tuple[Float[Tensor, "B T P"], Float[Tensor, "B T"]]:
-        """Return inner products of normalized vectors with prototypes, and norms."""
+        """Return inner products of normalized vectors with all prototypes, and the
+        norms of the vectors."""
         weight = F.normalize(self.prototypes.weight, dim=-1)
         # gradients are zero until `FROZEN_UPDATES`, without a host sync
         trained = self.updates >= FROZEN_UPDATES
@@ -157,11 +159,11 @@ def sinkhorn(scores: Float[Tensor, "N P"]) -> Float[Tensor, "N P"]:
 
     Each iteration divides by the sums over rows, then by the sums over prototypes.
     """
-    log = scores / SINKHORN_TEMPERATURE
+    logits = scores / SINKHORN_TEMPERATURE
     for _ in range(SINKHORN_ITERATIONS):
-        log = log - log.logsumexp(0, keepdim=True)
-        log = log - log.logsumexp(1, keepdim=True)
-    return log.exp()
+        logits = logits - logits.logsumexp(0, keepdim=True)
+        logits = logits - logits.logsumexp(1, keepdim=True)
+    return logits.exp()
 
 
 def shift_images(
@@ -175,12 +177,13 @@ def shift_images(
     """
     length, height, width = images.shape[1:4]
     x = images.float().permute(0, 1, 4, 2, 3).flatten(1, 2)  # (B, T c, h, w)
+    # centers of the pixels, in the coordinates of `grid_sample`: from -1 to 1
     axes = [
         (torch.arange(n, device=images.device) + 0.5) * 2 / n - 1
         for n in (width, height)
     ]
     columns, rows = torch.meshgrid(axes[0], axes[1], indexing="xy")
-    dx, dy = (x[:, None, None] for x in offset.unbind(1))
+    dx, dy = (shift[:, None, None] for shift in offset.unbind(1))
     grid = torch.stack([columns + dx * 2 / width, rows + dy * 2 / height], -1)
     x = F.grid_sample(x, grid, "bilinear", "border", align_corners=False)
     x = x.reshape(len(x), length, -1, height, width).permute(0, 1, 3, 4, 2)
@@ -188,6 +191,7 @@ def shift_images(
 
 
 def _cross_entropy(target: Tensor, scores: Tensor) -> Float[Tensor, "B T"]:
+    """Return the cross-entropy of soft assignments, predicted from scores."""
     return -(target * F.log_softmax(scores / TEMPERATURE, -1)).sum(-1)
 
 

@@ -157,6 +157,7 @@ def barlow_loss(
 
 
 def _standardized(x: Float[Tensor, "N E"]) -> Float[Tensor, "N E"]:
+    """Return rows with mean 0 and standard deviation 1 in every dimension."""
     # clamped, because the gradient of the root is infinite at a variance of 0
     deviation = x.var(0).clamp(min=1e-20).sqrt()
     return (x - x.mean(0)) / (deviation + EPS)

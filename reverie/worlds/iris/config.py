@@ -19,8 +19,9 @@ class QuantizerConfig:
     width: int = 64
     """Dimension of a code."""
     revive_until: int | None = 0
-    """Number of first updates in which unused codes may be re-initialized; none for no
-    limit. If the codebook is about to collapse, they always are."""
+    """Number of updates, from the start, in which unused codes may be re-initialized;
+    none for no limit. If the codebook is about to collapse, they are re-initialized at
+    any time."""
 
     def __post_init__(self) -> None:
         if self.codes < 2 or self.codes & (self.codes - 1):
@@ -117,7 +118,7 @@ def check_image_size(
         f"set world_model.frame.latent to {nearest} and "
         f"world_model.transformer.width to {area * nearest}"
     )
-    if area * nearest > 8 * embed:
+    if area * nearest > 8 * embed:  # the transformer would be too large
         fix = "add downsampling: longer `mults` and `halve`, the same in each network"
     raise UserError(
         f"Images of {height}x{width} give I-tokens of size {area} * {latent}, but the "

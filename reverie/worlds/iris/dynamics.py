@@ -44,7 +44,7 @@ from reverie.worlds.iris.segment import EpisodeSegment, scale_by_mask, to_float
 BINS = 255
 """Bins of two-hot rewards."""
 SIGNS = 3
-"""Classes of sign rewards."""
+"""Classes of rewards if only their sign is predicted: -1, 0 and 1."""
 
 
 class PredictionLogits(NamedTuple):
@@ -68,7 +68,10 @@ class LogitHead(nn.Module):
 
 
 class TransformerDynamics(nn.Module):
-    """Predicts reward, end and `tokens` Δ-tokens, each one of `codes`."""
+    """Predicts reward, end and `tokens` Δ-tokens, each one of `codes`.
+
+    `shape` is that of a frame, and `actions` the number of actions.
+    """
 
     bins: Tensor
 
@@ -133,7 +136,7 @@ class TransformerDynamics(nn.Module):
         return PredictionLogits(latents, self.rewards(at_action), self.ends(at_action))
 
     def reward(self, logits: Float[Tensor, "*b R"], rng: Rng) -> Float[Tensor, "*b"]:
-        """Return the expected reward; with sign rewards, sample one."""
+        """Return the expected reward, or sample its sign without `two_hot_rewards`."""
         if self.config.two_hot_rewards:
             return DeltaIrisTwoHot(logits, self.bins).pred()
         return rng.categorical(softmax(logits)).float() - 1
@@ -151,7 +154,7 @@ class TransformerDynamics(nn.Module):
         outputs, _ = self(sequence)
         logits = self.predict(outputs)
 
-        latents = rearrange(logits.latents, "b (l k) n -> b l k n", k=self.tokens)
+        latents = rearrange(logits.latents, "b (l k) c -> b l k c", k=self.tokens)
         dist = Categorical(latents[:, :-1])
         rewards = self._reward_loss(logits.rewards, segment.reward)
         ends = Categorical(logits.ends).loss(segment.end.long())
@@ -171,6 +174,7 @@ class TransformerDynamics(nn.Module):
     def _reward_loss(
         self, logits: Float[Tensor, "B L R"], reward: Float[Tensor, "B L"]
     ) -> Float[Tensor, "B L"]:
+        """Return the cross-entropy of two-hot rewards, or of their signs."""
         if self.config.two_hot_rewards:
             return DeltaIrisTwoHot(logits, self.bins).loss(reward)
         return Categorical(logits).loss(torch.sign(reward).long() + 1)

@@ -62,6 +62,7 @@ class Quantizer(nn.Module):
 
     @torch.no_grad()
     def initialize(self, generator: torch.Generator) -> None:
+        """Draw small random codes, which the first update scales to unit length."""
         bound = 1 / self.config.codes
         self.codebook.uniform_(-bound, bound, generator=generator)
         self.usage.fill_(bound)
@@ -87,8 +88,8 @@ class Quantizer(nn.Module):
     def update_codebook(
         self, vectors: Float[Tensor, "R W"], tokens: Int[Tensor, " R"], rng: Rng
     ) -> Metrics:
-        """Update the codebook with one batch, unless a vector is not finite."""
-        vectors, tokens = all_gather(vectors), all_gather(tokens)
+        """Update the codebook with `R` vectors, unless one of them is not finite."""
+        vectors, tokens = all_gather(vectors), all_gather(tokens)  # of all ranks
         config, rows = self.config, len(vectors)
         is_finite = torch.isfinite(vectors).all()
         vectors = torch.where(is_finite, vectors, 0.0)
@@ -100,6 +101,7 @@ class Quantizer(nn.Module):
         usage = self.usage.lerp(counts / rows, USAGE_RATE)
 
         bits = entropy_bits(usage)
+        # re-initialize unused codes, if allowed
         limit = math.inf if config.revive_until is None else config.revive_until
         allowed = (bits < COLLAPSE_BITS) | (self.updates < limit)
         revive = allowed & (bits < math.log2(config.codes) - MAX_ENTROPY_GAP)

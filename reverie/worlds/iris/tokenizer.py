@@ -36,7 +36,11 @@ FRAME_FEATURES = SideStream("frame_features")
 
 
 class Tokenizer(nn.Module):
-    """Images are uint8 `(h, w, c)` in all arguments. Networks compute in `dtype`."""
+    """Autoencoder of transitions between frames, with vector quantization.
+
+    `shape` is that of a frame, and `actions` the number of actions. Images are uint8
+    `(h, w, c)` in all arguments. Networks compute in `dtype`.
+    """
 
     def __init__(
         self,
@@ -67,10 +71,12 @@ class Tokenizer(nn.Module):
         next_image: UInt8[Tensor, "R h w c"],
     ) -> Float[Tensor, "R K F"]:
         """Return the features of transitions, before quantization."""
+        # the embedding of the action is an additional channel of the input
         plane = self.encoder_action(action, self.dtype).view(*image.shape[:-1], 1)
         before, after = (to_float(x, self.dtype) for x in (image, next_image))
         maps: Tensor = self.encoder(torch.cat([before, plane, after], -1))
-        # one flattened patch per token, channels last
+        # g x k patches of p x q positions; each patch, flattened with channels last, is
+        # the input of one token
         pattern, grid = "b (g p) (k q) c -> b (g k) (p q c)", self.grid
         return rearrange(maps, pattern, g=grid, k=grid)
 
@@ -80,8 +86,8 @@ class Tokenizer(nn.Module):
     ) -> Int[Tensor, "B T K"]:
         """Return the Δ-tokens of the T = L - 1 transitions of segments."""
         before, steps = image[:, :-1].flatten(0, 1), image.shape[1] - 1
-        after, act = image[:, 1:].flatten(0, 1), action[:, :steps].flatten()
-        tokens: Tensor = self.quantizer(self.encode(before, act, after)).tokens
+        after, actions = image[:, 1:].flatten(0, 1), action[:, :steps].flatten()
+        tokens: Tensor = self.quantizer(self.encode(before, actions, after)).tokens
         return tokens.view(image.shape[0], steps, -1)
 
     def frame_features(
@@ -142,14 +148,14 @@ class Tokenizer(nn.Module):
         action = segment.action[:, :-1].flatten()
         with on_stream(before, FRAME_FEATURES):
             frame_features = self.frame_features(before)
-        q = self.quantizer(self.encode(before, action, after))
+        quantized = self.quantizer(self.encode(before, action, after))
         wait_for(before, FRAME_FEATURES)
-        decoded = self.decode(before, action, q.features, frame_features)
+        decoded = self.decode(before, action, quantized.features, frame_features)
         error = (to_float(after, torch.float32) - decoded).flatten(1)
         square = error.square()
         mask = segment.real[:, :-1] & segment.real[:, 1:]  # no padding
         # unit vectors before quantization, and their nearest codes (without gradient)
-        commit = (q.vectors - q.codes).square().mean((-2, -1))
+        commit = (quantized.vectors - quantized.codes).square().mean((-2, -1))
         pixel_losses = {
             "l1": config.l1_scale * error.abs().mean(-1),
             "l2": config.l2_scale * square.mean(-1),
@@ -162,9 +168,11 @@ class Tokenizer(nn.Module):
         losses["commit"] = config.commit_scale * commit.view(shape)
         metrics = {}
         if update_codebook:
-            vectors, tokens = q.vectors.detach().flatten(0, 1), q.tokens.flatten()
+            vectors = quantized.vectors.detach().flatten(0, 1)
+            tokens = quantized.tokens.flatten()
             metrics = self.quantizer.update_codebook(vectors, tokens, rng)
-        return WorldLoss(losses, q.tokens.view(*shape, config.tokens), metrics)
+        tokens = quantized.tokens.view(*shape, config.tokens)
+        return WorldLoss(losses, tokens, metrics)
 
     def unpatchify(self, features: Float[Tensor, "R K F"]) -> Float[Tensor, "R r s c"]:
         """Arrange the features of all tokens as one feature map."""

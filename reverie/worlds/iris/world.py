@@ -47,7 +47,7 @@ from reverie.worlds.iris.tokenizer import FRAME_FEATURES, Tokenizer
 from reverie.worlds.rollout import stack_actions, stack_time
 
 I_TOKEN, OUTCOME = SideStream("i_token", priority=1), SideStream("outcome")
-"""CUDA streams of the I-tokens, and of rewards and ends."""
+"""CUDA streams on which I-tokens, and rewards and ends, are computed."""
 
 
 class IrisState(NamedTuple):
@@ -100,7 +100,8 @@ class IrisFrames(NamedTuple):
 class IrisWorld(nn.Module):
     """Models one image key and one discrete action. Networks compute in `dtype`.
 
-    Actions are indices from 0, under the key `action`.
+    `image` is the space of a frame, `key` its observation key, and `actions` the number
+    of actions. Actions are indices from 0, under the key `action`.
     """
 
     def __init__(
@@ -154,8 +155,8 @@ class IrisWorld(nn.Module):
     ) -> UInt8[Tensor, "B L h w c"]:
         """Reconstruct each frame, given the *true* preceding one; copy the first."""
         steps, tokens = image.shape[1] - 1, self.tokenizer.tokenize(image, action)
-        before, acts = image[:, :-1].flatten(0, 1), action[:, :steps].flatten()
-        decoded = self.tokenizer.decode_tokens(before, acts, tokens.flatten(0, 1))
+        before, actions = image[:, :-1].flatten(0, 1), action[:, :steps].flatten()
+        decoded = self.tokenizer.decode_tokens(before, actions, tokens.flatten(0, 1))
         decoded = decoded.view(image.shape[0], steps, *self.shape)
         return torch.cat([image[:, :1], decoded], 1)
 
@@ -198,9 +199,9 @@ class IrisWorld(nn.Module):
     def step(self, state: IrisState, action: Int[Tensor, " N"], rng: Rng) -> IrisStep:
         """Imagine one step.
 
-        Random numbers are drawn in this order: sign of the reward (with sign rewards),
-        end, Δ-tokens. When the KV cache cannot hold another time step, it is cleared,
-        and the context is the newest frame alone.
+        Random numbers are drawn in this order: sign of the reward (without
+        `two_hot_rewards`), end, Δ-tokens. When the KV cache cannot hold another time
+        step, it is cleared, and the context is the newest frame alone.
         """
         dynamics, dtype = self.dynamics, self.dtype
         cache, last, is_cached = state.cache, state.last_token, state.i_token_is_cached
@@ -226,26 +227,27 @@ class IrisWorld(nn.Module):
                 predictors.append(outputs[:, -1])
                 logits.append(dynamics.latents(predictors[-1]))
             tokens.append(rng.categorical(softmax(logits[-1])))
-        delta = torch.stack(tokens, 1)  # Δ-tokens (N, K)
+        delta_tokens = torch.stack(tokens, 1)  # (N, K)
         wait_for(action, OUTCOME)
         if state.frame_features is not None:
             wait_for(state.image, FRAME_FEATURES)
         image = self.tokenizer.decode_tokens(
-            state.image, action, delta, state.frame_features
+            state.image, action, delta_tokens, state.frame_features
         )
         next_state = IrisState(
             image, reward, end, cache, i_token_is_cached=False, last_token=tokens[-1]
         )
         latent_logits = torch.stack(logits, 1)
         return IrisStep(
-            next_state, predictors, delta, latent_logits, reward_logits, end_logits
+            *(next_state, predictors, delta_tokens),
+            *(latent_logits, reward_logits, end_logits),
         )
 
     @torch.no_grad()
     def precompute(self, state: IrisState) -> IrisState:
         """Start encoding the newest frame for the next step on side streams.
 
-        The policy then runs in parallel with it.
+        The policy can then run in parallel with the encoders.
         """
         image, i_token, features = state.image, state.i_token, state.frame_features
         if i_token is None and not state.i_token_is_cached:
@@ -317,6 +319,7 @@ class IrisWorld(nn.Module):
                 layer.prepare()  # type: ignore[operator]
 
     def _i_token(self, state: IrisState) -> Tensor:
+        """Return the I-token of the newest frame, precomputed if possible."""
         if state.i_token is None:
             return self.dynamics.embed_frames(state.image)
         wait_for(state.image, I_TOKEN)

@@ -25,6 +25,8 @@ from reverie.worlds.rssm.config import RSSMConfig
 
 
 class RSSMState(NamedTuple):
+    """Deterministic and stochastic part of the latent state."""
+
     deter: Float[Tensor, "*b D"]
     stoch: Float[Tensor, "*b S K"]
 
@@ -39,6 +41,12 @@ class KLTerms(NamedTuple):
 
 
 class RSSMDynamics(nn.Module):
+    """Block-diagonal GRU, prior and posterior, with the names of danijar/dreamerv3.
+
+    `dynin0`, `dynin1` and `dynin2` embed `deter`, `stoch` and actions, `dynhid` and
+    `dyngru` compute the next `deter`, `obs` the posterior, and `prior` the prior.
+    """
+
     fast_version = "reverie.worlds.rssm.fast:FastRSSMDynamics"
 
     def __init__(self, token_width: int, act_space: Spaces, config: RSSMConfig):
@@ -47,7 +55,7 @@ class RSSMDynamics(nn.Module):
         deter, hidden, blocks = config.deter, config.hidden, config.blocks
         stoch = config.stoch * config.classes
         self.act = activation(config.act)
-        self.actions = Concat(act_space)
+        self.actions = Concat(act_space)  # converts actions by key to one vector
         self.has_continuous = not all(s.is_discrete for s in act_space.values())
         for i, width in enumerate((deter, stoch, self.actions.width)):
             self._add(f"dynin{i}", Linear(width, hidden), hidden)
@@ -124,7 +132,7 @@ class RSSMDynamics(nn.Module):
         x = self.actions(action, like.dtype)
         if is_first is not None:
             x = torch.where(is_first[..., None], 0, x)
-        if self.has_continuous:  # one-hot entries are never larger than one
+        if self.has_continuous:  # limit entries to [-1, 1], as one-hot entries are
             x = x / x.abs().clamp(min=1).detach()
         return self._layer("dynin2", x)
 
@@ -190,9 +198,11 @@ class RSSMDynamics(nn.Module):
         self.add_module(f"{name}norm", Norm(self.config.norm, width))
 
     def _layer(self, name: str, x: Tensor) -> Tensor:
+        """Apply a layer, its norm and the activation function."""
         return self.act(getattr(self, f"{name}norm")(getattr(self, name)(x)))
 
     def _add_logits(self, name: str, width: int, layers: int) -> None:
+        """Add hidden layers and a layer for the logits of `stoch`."""
         config = self.config
         for i in range(layers):
             self._add(f"{name}{i}", Linear(width, config.hidden), config.hidden)
@@ -201,6 +211,7 @@ class RSSMDynamics(nn.Module):
         self.add_module(f"{name}logit", Linear(width, shape, config.outscale))
 
     def _logits(self, name: str, layers: int, x: Tensor) -> Tensor:
+        """Return the logits of `stoch`, with the layers of `_add_logits`."""
         for i in range(layers):
             x = self._layer(f"{name}{i}", x)
         logits: Tensor = getattr(self, f"{name}logit")(x)
@@ -212,5 +223,5 @@ def update_deter(
 ) -> Tensor:
     """Return the next `deter`, given the gates of the GRU before activation."""
     candidate = torch.tanh(torch.sigmoid(reset) * candidate)
-    update = torch.sigmoid(update - 1)
+    update = torch.sigmoid(update - 1)  # the bias of -1 favors keeping the old `deter`
     return update * candidate + (1 - update) * deter

@@ -9,7 +9,8 @@ the action are computed on a side stream (`HIDDEN_INPUTS`), in parallel with pri
 policy.
 
 Shapes: N states, deterministic size D = G * W (G blocks of W values, I inputs each),
-S stochastic variables with K classes, hidden size H, A discrete actions.
+S stochastic variables with K classes (SK = S * K), hidden size H (H2 = 2 * H), A
+discrete actions.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from reverie.api import Policy, Rollout
-from reverie.kernels.heads import sample_layer as fused
+from reverie.kernels.heads import sample_layer as sampling
 from reverie.kernels.heads.onehot import onehot_kl, sample_onehot
 from reverie.kernels.launch import cached_padded_weights, can_launch
 from reverie.kernels.norm.norm_linear import is_linear_fusable, norm_silu_linear
@@ -86,6 +87,8 @@ class _PartialHidden(NamedTuple):
 
 
 class FastRSSMDynamics(RSSMDynamics):
+    """`RSSMDynamics` with fused kernels, for the configs that they support."""
+
     dynin0: Linear
     dynin1: Linear
     dynhid0: BlockLinear
@@ -211,6 +214,7 @@ class FastRSSMDynamics(RSSMDynamics):
         return actions
 
     def _hidden_weights(self, dtype: torch.dtype) -> _HiddenWeights:
+        """Return the weights of `dynhid0` by input, prepared once per rollout."""
         config = self.config
         width, hidden = config.deter // config.blocks, config.hidden
         weight, _ = self.dynhid0.cast(dtype)
@@ -308,9 +312,10 @@ class FastRSSMDynamics(RSSMDynamics):
             bias, norm = layer.cast(x.dtype)[1], next_norm
         wait_for(deter, NOISE)
         args = (x, bias, norm, self.priorlogit, noise, unimix)
-        return fused.sample_layer(*args, torch.int32, out)
+        return sampling.sample_layer(*args, torch.int32, out)
 
     def _prior_layer(self, i: int) -> tuple[Linear, Norm]:
+        """Return hidden layer `i` of the prior, and its norm."""
         return getattr(self, f"prior{i}"), getattr(self, f"prior{i}norm")
 
     def _has_fused_prior(self, dtype: torch.dtype) -> bool:
@@ -318,7 +323,7 @@ class FastRSSMDynamics(RSSMDynamics):
         config = self.config
         return (
             config.imglayers > 0
-            and config.classes <= fused.MAX_CLASSES
+            and config.classes <= sampling.MAX_CLASSES
             and is_linear_fusable(self.dynin0norm, self.act, dtype)
         )
 
@@ -351,6 +356,6 @@ class FastRSSMDynamics(RSSMDynamics):
     def _has_fused_layers(self, x: Tensor) -> bool:
         """True if the kernels support the configured layers, norm and dtype."""
         config = self.config
-        layers = (config.dynlayers, config.obslayers) == (1, 1)
-        supported = layers and not config.absolute
+        has_single_layers = (config.dynlayers, config.obslayers) == (1, 1)
+        supported = has_single_layers and not config.absolute
         return supported and is_fusable(self.dynin0norm, self.act, x.dtype)

@@ -77,4 +77,5 @@ def rssm_sections(
 
 
 def _leaf(x: Tensor) -> Tensor:
+    """Return a copy that is a leaf of the autograd graph and needs a gradient."""
     return x.detach().clone().requires_grad_()

@@ -114,7 +114,7 @@ class RSSM(LatentWorldBase):
         return self.dyn.kl_terms(logits, self.dyn.prior_logits(states.deter)).dyn
 
     def sections(self, state: RSSMState, batch: Batch, rng: Rng) -> dict[str, Section]:
-        """Return the sections of `loss`, for profiling."""
+        """Return the sections of `loss` that `reverie bench` times separately."""
         return rssm_sections(self, state, batch, rng)
 
     def _observe(

@@ -24,6 +24,8 @@ FORCED_LOGIT = math.log((1 - 1e-3) / 1e-3)
 
 
 class BoundaryFlags(NamedTuple):
+    """Sampled boundary flags; the last axis has the two classes."""
+
     mask: Float[Tensor, "*b 2"]  # exactly 0 or 1, with the gradient of the soft sample
     log_sample: Float[Tensor, "*b 2"]  # logarithm of the soft sample
 
@@ -33,13 +35,14 @@ def sample_flags(
     temperature: Float[Tensor, ""] | float,
     uniform: Float[Tensor, "*b 2"] | None,
 ) -> BoundaryFlags:
-    """Sample flags with Gumbel noise computed from `uniform`; None for the mode."""
+    """Sample flags with Gumbel noise that is computed from `uniform`, samples between
+    0 and 1. If it is None, return the mode."""
     if uniform is not None:
         logits = logits - torch.log(-torch.log(uniform))
     log_sample = torch.log_softmax(logits / temperature, -1)
     soft = torch.exp(log_sample)
-    update = (log_sample[..., :1] >= log_sample[..., 1:]).to(soft.dtype)
-    hard = torch.cat([update, 1 - update], -1)
+    is_boundary = (log_sample[..., :1] >= log_sample[..., 1:]).to(soft.dtype)
+    hard = torch.cat([is_boundary, 1 - is_boundary], -1)
     # this order of operations has no rounding errors: the mask is exactly 0 or 1
     return BoundaryFlags(hard + (soft - soft.detach()), log_sample)
 
@@ -49,7 +52,10 @@ def log_density(
     log_sample: Float[Tensor, "*b 2"],
     temperature: Float[Tensor, ""] | float,
 ) -> Float[Tensor, "*b"]:
-    """Return the log density of `log_sample`, up to a term of the temperature."""
+    """Return the log density of `log_sample` in the Gumbel-softmax distribution.
+
+    A term that depends only on the temperature is left out; it cancels in the KL.
+    """
     score = logits - temperature * log_sample
     return score.sum(-1) - 2 * torch.logsumexp(score, -1)
 
@@ -101,6 +107,7 @@ def annealed_temperature(
     """Return the temperature of an update (counted from 1); see `VTAConfig.anneal`."""
     if not anneal:
         return torch.full_like(update, initial)
+    # log(0.999) is about -1 / 1000, as `anneal` is in thousands of updates
     rate = math.log(0.999) / anneal
     return (initial - final) * torch.exp(update * rate) + final
 

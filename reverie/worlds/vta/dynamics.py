@@ -32,7 +32,8 @@ from reverie.worlds.vta.boundaries import (
 from reverie.worlds.vta.config import RecurrentVTAConfig
 
 UNIFORM_MARGIN = 1e-8
-"""Distance from 0 and 1 of the uniform samples that Gumbel noise is made from."""
+"""Minimum distance from 0 and 1 of the uniform samples for Gumbel noise, which would
+be infinite there."""
 NORM = "layer1em3"
 """Layer norm with an epsilon of 1e-3."""
 
@@ -61,6 +62,8 @@ class VTADistributions(NamedTuple):
 
 
 class RecurrentVTADynamics(nn.Module):
+    """Recurrent cells, priors and posteriors of both levels, and boundary flags."""
+
     def __init__(self, token_width: int, act_space: Spaces, config: RecurrentVTAConfig):
         super().__init__()
         self.config = config
@@ -68,11 +71,13 @@ class RecurrentVTADynamics(nn.Module):
         hidden, acts = config.hidden, self.actions.width
         upper = config.abs_belief + config.abs_stoch
         lower = config.obs_belief + config.obs_stoch
+        # upper belief at the start of an episode
         self.start = nn.Parameter(torch.zeros(config.abs_belief))
-        # prior of the next boundary flag
+        # prior of the next boundary flag, computed from the lower level
         self.flag_prior_in = DenseNormSiLU(lower, hidden)
         self.flag_prior_out = Linear(hidden, 2)
         inputs = token_width + int(config.reward_to_detector)
+        # posterior of all boundary flags of a sequence
         self.detector = TimeConvs(inputs, hidden, config.layers, 2, F.silu)
         self.abs_cell = NormGRUCell(config.abs_stoch + acts, hidden, config.abs_belief)
         self.obs_cell = NormGRUCell(
@@ -152,14 +157,14 @@ class RecurrentVTADynamics(nn.Module):
         self, rng: Rng, state: RecurrentVTAState, action: dict[str, Tensor]
     ) -> RecurrentVTAState:
         """Imagine one step: return the next state, sampled from the priors."""
-        vectors: Tensor = self.actions(action, state.abs_belief.dtype)
+        action_vector: Tensor = self.actions(action, state.abs_belief.dtype)
         mask = self._imagined_flags(state, rng)
         if self.config.imagination == "jumpy":
             mask = all_boundaries_mask(mask)
-        state = self.update_upper(state, mask, vectors)
+        state = self.update_upper(state, mask, action_vector)
         sample = self.prior_abs(state.abs_belief).sample(rng)
         state = _replace_upper(state, mask, sample)
-        belief, _ = self.lower_belief(state, mask, vectors)
+        belief, _ = self.lower_belief(state, mask, action_vector)
         stoch = self.prior_obs(belief).sample(rng).to(state.abs_belief.dtype)
         return state._replace(obs_belief=belief, obs_stoch=stoch)
 
@@ -217,6 +222,7 @@ class RecurrentVTADynamics(nn.Module):
     def _imagined_flags(
         self, state: RecurrentVTAState, rng: Rng
     ) -> Float[Tensor, "B 2"]:
+        """Return the boundary flags of an imagined step (`imagined_boundaries`)."""
         config = self.config
         if config.imagination == "full" and config.imagined_boundaries == "prior":
             logits, noise = self.prior_flag(state), None
@@ -229,6 +235,7 @@ class RecurrentVTADynamics(nn.Module):
         return torch.stack([update, 1 - update], -1)
 
     def _uniform(self, like: Tensor, rng: Rng) -> Tensor:
+        """Return uniform samples for Gumbel noise, in the shape of `like`."""
         return rng.uniform(like).clamp(UNIFORM_MARGIN, 1 - UNIFORM_MARGIN)
 
 

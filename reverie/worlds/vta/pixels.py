@@ -35,7 +35,7 @@ class PixelModel:
         return raw.sigmoid() if self.config.loss == "bernoulli" else raw.tanh()
 
     def nll(self, raw: Tensor, target: Tensor) -> Tensor:
-        """Return the negative log-likelihood of each frame, for decoder outputs."""
+        """Return the negative log-likelihood of frames `(B, T)` for decoder outputs."""
         if self.config.loss == "bernoulli":
             nll = F.binary_cross_entropy_with_logits(raw, target, reduction="none")
             return nll.flatten(2).sum(-1)

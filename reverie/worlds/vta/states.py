@@ -32,7 +32,7 @@ class WindowPosterior(NamedTuple):
     embed: Float[Tensor, "B T D"]
     detector_logits: Float[Tensor, "B T 2"]
     log_sample: Float[Tensor, "B T 2"]  # of the boundary flags
-    abs_fwd: Float[Tensor, "B T D"]  # forward and backward recurrent encoders
+    abs_fwd: Float[Tensor, "B T D"]  # recurrent encoders, see `VTA._run_encoders`
     abs_bwd: Float[Tensor, "B T D"]
     obs_fwd: Float[Tensor, "B T D"]
     mask: Float[Tensor, "B S 2"]  # boundary flags

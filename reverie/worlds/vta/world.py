@@ -70,7 +70,8 @@ from reverie.worlds.vta.states import (
 )
 
 UNIFORM_MARGIN = 1e-4
-"""Distance from 0 and 1 of the uniform samples that Gumbel noise is made from."""
+"""Minimum distance from 0 and 1 of the uniform samples for Gumbel noise, which would
+be infinite there."""
 
 
 class SigmoidGaussian(nn.Module):
@@ -135,7 +136,7 @@ class VTA(nn.Module):
         self.obs_cell: GRU | None = None
         if not config.static_lower_belief:
             self.obs_cell = GRU(state + belief, belief, dtype=dtype)
-        self.hold = SegmentHold()
+        self.hold = SegmentHold()  # keeps the upper state within a segment
         self.abs_feat = nn.Linear(belief + state, belief)
         self.obs_feat = nn.Linear(belief + state, belief)
         self.prior_abs = SigmoidGaussian(belief, state)
@@ -272,7 +273,7 @@ class VTA(nn.Module):
         logits = self.detector(embed)
         noise = None
         if self.training:
-            if config.random_boundary_steps:
+            if config.random_boundary_steps:  # zero logits give random boundaries
                 logits = logits * (self.updates > config.random_boundary_steps)
             noise = rng.uniform(logits) * (1 - 2 * UNIFORM_MARGIN) + UNIFORM_MARGIN
         mask, log_sample = sample_flags(logits, self.temperature, noise)
@@ -290,8 +291,8 @@ class VTA(nn.Module):
         inputs = [abs_state[:, :-1]]
         if self.actions is not None:
             actions = {key: batch[key] for key in self.actions.spaces}
-            vectors = self.actions(actions, torch.float32)
-            inputs.append(vectors[:, context : context + length - 1])
+            action_vectors = self.actions(actions, torch.float32)
+            inputs.append(action_vectors[:, context : context + length - 1])
         gates = self.abs_cell.gates(torch.cat(inputs, -1))  # (1, B, S - 1, P)
         start = abs_fwd[:, context - 1]
         change_at_boundaries = StateUpdate(
@@ -395,6 +396,7 @@ class VTA(nn.Module):
         return image.float().reshape(*feat.shape[:-1], *image.shape[1:])
 
     def _scaled(self, losses: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Multiply the losses with their configured weights."""
         config = self.config
         return {
             "image": losses["image"],
