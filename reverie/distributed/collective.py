@@ -55,7 +55,7 @@ class _SyncState:
         self.sequences: list[SequenceRange] = []  # by rank; empty before `set_batch`
 
 
-_sync: _SyncState | None = None
+_sync: _SyncState | None = None  # None if collectives are not active
 
 captured_graphs: weakref.WeakSet[Any] = weakref.WeakSet()
 """CUDA graphs that contain collectives. `Group.close` calls their method `reset`,
@@ -134,9 +134,10 @@ def agree(value: bool) -> bool:
 
 
 def global_count(local_count: int) -> int:
-    """Return how many entries all ranks have, if this rank has `local_count`.
+    """Return the number of entries on all ranks; `local_count` is that of this rank.
 
-    The number must be a multiple of the sequences of this rank, such as B * T.
+    `local_count` must be a multiple of the number of sequences of this rank, such as
+    B * T.
     """
     local = local_sequences()
     if local is None:
@@ -166,7 +167,8 @@ def all_gather_with_grad(x: Tensor) -> Tensor:
     """Concatenate the tensors of all ranks along the first axis; differentiable.
 
     The order is that of the global batch. After `set_batch`, the length of the axis
-    must be a multiple of the number of sequences; before it, any length is allowed.
+    must be a multiple of the number of sequences of this rank; before, the ranks may
+    have any lengths, which are exchanged first.
     """
     if _sync is None:
         return x
@@ -227,7 +229,7 @@ def average_metrics(metrics: Metrics) -> Metrics:
     local = local_sequences()
     if local is None:
         return metrics
-    # grouped, because one kernel can stack many tensors of the same dtype
+    # group by dtype, because one kernel can stack many tensors of the same dtype
     names: dict[torch.dtype, list[str]] = {}
     for key, x in metrics.items():
         if isinstance(x, Tensor) and not x.ndim:
@@ -253,6 +255,7 @@ def _has_group() -> bool:
 
 
 def _per_sequence(length: int, local: SequenceRange) -> int:
+    """Return the number of entries per sequence, such as the number of time steps."""
     per_sequence, rest = divmod(length, local.size)
     assert not rest, f"{length} is not a multiple of {local.size} sequences"
     return per_sequence

@@ -27,16 +27,18 @@ UPDATE_TIMEOUT = timedelta(minutes=10)
 COMMAND_TIMEOUT = timedelta(days=365)
 """Maximum time to wait for the next command of rank 0, which may be evaluating."""
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-"""Variable that torchrun sets to `True` if it hosts the store; else rank 0 does."""
+"""Environment variable that torchrun sets to `True` if it hosts the store. Otherwise,
+rank 0 hosts it."""
 LOST_RANK_EXIT_CODE = 2
 """Exit code of a process that ends because another one is lost."""
 
-_CONNECTION = re.compile(
+_CONNECTION_ERROR = re.compile(
     "gloo|nccl|connection (closed|reset|refused)|broken pipe", re.I
 )
+"""Matches messages of errors that are caused by a lost connection."""
 
 
-_open_heartbeats: list[Heartbeat] = []
+_open_heartbeats: list[Heartbeat] = []  # of the groups that are not closed
 
 
 class Group:
@@ -48,7 +50,7 @@ class Group:
 
     def __init__(self, launch: Launch, fail: Callable[[str], None]):
         self.launch = launch
-        self.in_command = False  # stays True after a command that failed
+        self.in_command = False  # True during a command, and after one that failed
         has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
         # NCCL must not register the buffers of captured operations: ranks would wait
         # for each other during the capture, which may fail on one of them.
@@ -129,14 +131,18 @@ def lost_rank_message(reason: str) -> str:
 
 @contextlib.contextmanager
 def explain_lost_rank() -> Iterator[None]:
-    """Convert connection errors: `UserError` on the first rank with one, else exit."""
+    """Context that ends the run with one error message if a connection fails.
+
+    The first rank that gets a connection error raises a `UserError`. The others exit
+    without a message.
+    """
     try:
         yield
     except RuntimeError as error:
         is_network = isinstance(error, (dist.DistError, dist.DistNetworkError))
-        if not is_network and not _CONNECTION.search(str(error)):
+        if not is_network and not _CONNECTION_ERROR.search(str(error)):
             raise
-        # without the path of a source file, such as `[/pytorch/.../pair.cc:553]`
+        # remove the path of a source file, such as `[/pytorch/.../pair.cc:553]`
         detail = re.sub(r"\[/[^]]*\] ?", "", str(error).strip().splitlines()[0])
         detail = detail.split(". ")[0][:100]
         reason = f"The connection to another process of this run failed ({detail})."

@@ -21,7 +21,7 @@ from reverie.distributed.launch import Launch
 HEARTBEAT_SECONDS = 2.0
 """Interval between two heartbeats of a process."""
 RANK_TIMEOUT = 25.0
-"""Default of `run.rank_timeout`."""
+"""Default of `run.rank_timeout`, in seconds."""
 ALIVE, FAILURE = "alive", "failure"
 """Keys of the store: heartbeats by rank, and the reason why the run ends."""
 
@@ -54,12 +54,15 @@ class RankProgress:
             self.changes += 1
 
     def allow(self, seconds: float) -> None:
-        """Give the current activity at least this much time."""
+        """Increase the limit of the current activity to at least this duration."""
         self.limit = max(self.limit, seconds)
 
     @contextlib.contextmanager
     def waiting(self, collective: bool = False) -> Iterator[None]:
-        """Context of a call that waits for another rank."""
+        """Context of a call that waits for another rank.
+
+        With `collective`, the call is counted as a collective operation.
+        """
         self.collectives += collective
         self.is_waiting = True
         try:
@@ -115,7 +118,10 @@ class Heartbeat:
         self._thread.join(2 * HEARTBEAT_SECONDS)
 
     def claim_message(self, reason: str) -> bool:
-        """True if this rank is the first that finds a failure, so that it prints it."""
+        """Write the reason of a failure to the store, if no rank has done so before.
+
+        Returns True if this rank is the first and has to print the reason.
+        """
         own = f"{self.launch.rank}: {reason}"
         self._reports_failure = True
         try:
@@ -134,11 +140,13 @@ class Heartbeat:
                 beats = [Beat.decode(x) for x in self.store.multi_get(self.keys)]
                 has_failed = self.store.check([FAILURE])
             except RuntimeError:
-                # Errors of connections reach the main thread, too, which prints them.
+                # The main thread gets an error of its connection, too, and prints it.
+                # End the process only if the main thread has not done so in time.
                 if not self._stop.wait(self.timeout / 2):
                     self.fail("The process of rank 0 has ended.")
                 return
-            # limited: while this process was suspended, the others did not hang
+            # Limit the elapsed time: if this process was suspended, the missing
+            # heartbeats of the other ranks do not mean that they hang.
             now = time.monotonic()
             elapsed, last = min(now - last, 2 * HEARTBEAT_SECONDS), now
             if self._reports_failure:
@@ -173,7 +181,12 @@ class Heartbeat:
         return ""
 
     def _slowest(self) -> int:
-        """Return the rank for which the others wait."""
+        """Return the rank for which the others wait.
+
+        It has started the fewest collective operations; of several such ranks, it is
+        one that does not wait for another. This rank is checked first with its current
+        state, because the states of the others are from their last heartbeats.
+        """
         own = self.launch.rank
         if not progress.is_waiting and self._beats[own].collectives == min(
             beat.collectives for beat in self._beats

@@ -14,7 +14,9 @@ from typing import NamedTuple
 from reverie.api import UserError
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+"""Environment variables of `torchrun`, in the order of the fields of `Launch`."""
 SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+"""Environment variables that `srun` sets: rank, world size and local rank."""
 MASTER_PORT = 29500
 """Default port of the store, as in PyTorch."""
 
@@ -35,7 +37,10 @@ class Launch(NamedTuple):
 
 
 def find_launch(environ: Mapping[str, str] | None = None) -> Launch:
-    """Return the rank of this process; `Launch()` if it was started alone."""
+    """Return the rank of this process and the number of processes.
+
+    `Launch()` if this process was started alone. `environ` replaces `os.environ`.
+    """
     env = os.environ if environ is None else environ
     try:
         if "RANK" in env and "WORLD_SIZE" in env:

@@ -1,4 +1,4 @@
-"""Messages between rank 0 and the other ranks: objects, trees of tensors, batches."""
+"""Send objects, pytrees of tensors and batches between rank 0 and the other ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from reverie.distributed.collective import SequenceRange, rank, world_size
 from reverie.distributed.heartbeat import progress
 
 ALIGNMENT = 16
-"""Tensors in a packed message begin at multiples of this many bytes."""
+"""Tensors in a packed message begin at multiples of this many bytes, because
+`Tensor.view(dtype)` needs an offset that is a multiple of the element size."""
 
 
 def broadcast(value: Any, group: Any) -> Any:
@@ -33,7 +34,7 @@ def gather_objects(value: Any, group: Any) -> list[Any]:
 
 
 def broadcast_tree(tree: Any, group: Any) -> Any:
-    """Return the tree of rank 0 on all ranks, with tensors in host memory.
+    """Return the pytree of rank 0 on all ranks, with tensors in host memory.
 
     Tensors are sent one by one, not pickled: the state of an agent may be large.
     """
@@ -60,39 +61,45 @@ def broadcast_tree(tree: Any, group: Any) -> Any:
 
 
 class BatchLayout:
-    """Keys, dtypes and shapes (without the batch axis) of the tensors of a batch."""
+    """Keys, dtypes and shapes (without the batch axis) of the tensors of a batch.
+
+    Converts between these tensors and one flat tensor of bytes, which is sent as a
+    single message.
+    """
 
     def __init__(self, tensors: dict[str, Tensor]):
         self.fields = [(key, x.dtype, x.shape[1:]) for key, x in tensors.items()]
 
-    def nbytes(self, length: int) -> int:
+    def nbytes(self, batch_size: int) -> int:
         """Return the bytes of a message with this number of sequences."""
         return sum(
-            self._padded(dtype, shape, length) for _, dtype, shape in self.fields
+            self._padded_nbytes(dtype, shape, batch_size)
+            for _, dtype, shape in self.fields
         )
 
     def pack(self, tensors: dict[str, Tensor]) -> Tensor:
         """Copy the tensors of a batch into one flat message."""
         first = next(iter(tensors.values()))
-        length = len(first)
-        flat = torch.empty(self.nbytes(length), dtype=torch.uint8, device=first.device)
-        for key, view in self.unpack(flat, length).items():
+        batch_size, device = len(first), first.device
+        flat = torch.empty(self.nbytes(batch_size), dtype=torch.uint8, device=device)
+        for key, view in self.unpack(flat, batch_size).items():
             view.copy_(tensors[key])
         return flat
 
-    def unpack(self, flat: Tensor, length: int) -> dict[str, Tensor]:
+    def unpack(self, flat: Tensor, batch_size: int) -> dict[str, Tensor]:
         """Return the tensors of a message as views of its memory."""
         tensors, start = {}, 0
         for key, dtype, shape in self.fields:
-            size = length * shape.numel() * dtype.itemsize
+            size = batch_size * shape.numel() * dtype.itemsize
             part = flat[start : start + size].view(dtype)
-            tensors[key] = part.view(length, *shape)
-            start += self._padded(dtype, shape, length)
+            tensors[key] = part.view(batch_size, *shape)
+            start += self._padded_nbytes(dtype, shape, batch_size)
         return tensors
 
     @staticmethod
-    def _padded(dtype: torch.dtype, shape: torch.Size, length: int) -> int:
-        size = length * shape.numel() * dtype.itemsize
+    def _padded_nbytes(dtype: torch.dtype, shape: torch.Size, batch_size: int) -> int:
+        """Return the bytes of a tensor, rounded up to a multiple of `ALIGNMENT`."""
+        size = batch_size * shape.numel() * dtype.itemsize
         return -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -104,6 +111,7 @@ def scatter_batch(
     for other in range(1, len(ranges)):
         part = slice(ranges[other].start, ranges[other].stop)
         message = layout.pack({key: x[part] for key, x in tensors.items()})
+        # keep a reference to the message until it is sent
         requests.append((message, dist.isend(message, other)))
     for _, request in requests:
         assert request is not None
