@@ -108,8 +108,8 @@ def split_stochastic(
 ) -> tuple[int, int]:
     """Return number and classes of the categorical variables; their product is `width`.
 
-    `stoch` and `classes` are 0 if not known. The error names `options` of the original
-    config and the settings in `group`.
+    `stoch` and `classes` are 0 if not known. Raises if they do not fit, with a message
+    that names `options` of the original config and the settings in `group`.
     """
     number = stoch or (width // classes if classes else 0)
     if not number or number * (classes or width // number) != width:

@@ -17,7 +17,9 @@ from reverie.storage.limits import InvalidFile, parse_yaml
 from reverie.storage.torch_file import read_torch_file
 
 CODEBOOK = "tokenizer.quantizer.codebook"
+"""A tensor that all checkpoints have."""
 MASK = "world_model.transformer.blocks.0.sa.mask"
+"""Attention mask of the first transformer layer."""
 
 
 def is_checkpoint(contents: Any) -> bool:

@@ -56,6 +56,7 @@ LAYERS = [
 DERIVED = r".*\.(indices|mask)$"
 """Buffers of the original that are not imported, because they follow from the sizes."""
 QKV = ("query", "key", "value")
+"""Names of the separate matrices of the original, in the order of their rows here."""
 ADVICE = (
     "use the settings and the environment of the checkpoint, as in "
     "`--configs iris_crafter` or `--configs iris_atari --task atari_breakout`."
@@ -80,7 +81,10 @@ class Target(NamedTuple):
 def find_targets(
     originals: Iterable[str], rules: list[tuple[str, str]]
 ) -> dict[str, Target]:
-    """Return the target of each original name; derived buffers are left out."""
+    """Return the target of each original name; derived buffers are left out.
+
+    `rules` is one of the lists of replacements above.
+    """
     names = [name for name in originals if not re.fullmatch(DERIVED, name)]
     targets = {}
     for original in names:
@@ -102,7 +106,7 @@ def copy_weights(
     rules: list[tuple[str, str]],
     template: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Return a state with the names and sizes of `template` and the original values."""
+    """Return a state dict like `template`, with the values of the original tensors."""
     state = {name: tensor.detach().clone() for name, tensor in template.items()}
     targets = find_targets(tensors, rules)
     for original, target in targets.items():
@@ -126,10 +130,10 @@ def copy_weights(
 
 
 def _rename_last(name: str, targets: Iterable[Target]) -> str:
-    """Return the new name if it is of the norm or convolution after the last block.
+    """Correct the layer index of the norm and convolution after the last block.
 
-    The original counts the activation between them as a layer; here it is part of the
-    norm.
+    The original counts the activation between the two as a layer; here it is part of
+    the norm. Other names are returned unchanged.
     """
     match = re.fullmatch(r"(\w+\.layers\.)(\d+)\.(weight|bias)", name)
     if not match or name.startswith("transformer."):

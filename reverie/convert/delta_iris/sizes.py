@@ -15,7 +15,9 @@ from reverie.convert.importer import Settings, select_prefix
 
 HEADS = "iris.world_model.transformer.heads"
 KNOWN_HEADS = {512: 8, 256: 4}
-"""Attention heads by the width of the transformer, for Crafter and Atari."""
+"""Attention heads by the width of the transformer: for Crafter, for Atari."""
+BURN_IN = 5
+"""Burn-in of the actor-critic in the configs of the original, in steps."""
 TWO_HOT = 255
 """Outputs of a head with two-hot targets."""
 
@@ -51,11 +53,12 @@ def infer_training(tensors: Mapping[str, Tensor]) -> Settings:
 
     In the configs of the original, sequences and imagined rollouts fill the context.
     """
+    # any number of heads, because it does not affect the context
     world = infer_settings(tensors, {HEADS: 1}).get("world_model", {})
     blocks = world.get("iris.world_model.transformer.blocks")
     if blocks is None:
         return {}
-    burn_in = max(0, min(5, blocks - 2))
+    burn_in = max(0, min(BURN_IN, blocks - 2))
     return {
         "iris.training.world_model.length": blocks,
         "iris.actor_critic.burn_in": burn_in,
@@ -71,7 +74,7 @@ def _tokenizer_settings(shapes: Shapes) -> Settings:
     pixels, (_, patch) = shapes[names[0]][1], shapes[names[1]]
     encoder = _frame_settings(shapes, "encoder.encoder.")
     frame = _frame_settings(shapes, "frame_cnn.encoder.")
-    area = pixels // 4 ** sum(encoder["halve"])
+    area = pixels // 4 ** sum(encoder["halve"])  # of the smallest feature map
     inputs = shapes["decoder.decoder.0.weight"][1]
     return {
         "tokens": encoder["latent"] * area // patch,
@@ -143,14 +146,14 @@ def _decoder_settings(shapes: Shapes, net: str) -> Settings:
     """Return the settings of a decoder, the mirror image of an encoder."""
     layers = select_prefix(shapes, net)
     channels, units, halve = layers[f"{_last_index(layers)}.weight"][1], [], []
-    doubles = 0
+    upsampled = 0  # 1 after an upsampling layer, which precedes its residual block
     for index in range(1, _last_index(layers)):
         if f"{index}.f.2.weight" in layers:
             units.append(layers[f"{index}.f.2.weight"][1])
-            halve.append(doubles)
-            doubles = 0
+            halve.append(upsampled)
+            upsampled = 0
         elif f"{index}.conv.weight" in layers:
-            doubles = 1
+            upsampled = 1
     return {
         "channels": channels,
         "mults": tuple(count // channels for count in reversed(units)),

@@ -22,12 +22,14 @@ from reverie.convert.importer import select_prefix
 from reverie.patterns import select_names
 from reverie.storage.torch_file import read_tensors
 
+# Regular expressions and replacements, as in `names.py`.
 ACTOR_CRITIC = [
     (r"cnn\.0\.encoder", "frame.layers"),
     (r"actor_linear", "actor"),
     (r"critic_linear", "critic"),
 ]
 NETS = {"model.": "online.", "target_model.": "target."}
+"""Prefixes of the actor-critic and its target network: original, and in Reverie."""
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Tensor]:

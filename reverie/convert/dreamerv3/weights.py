@@ -27,6 +27,7 @@ from reverie.storage.outline import MAX_PICKLE_BYTES
 
 NETWORKS = ("enc", "dyn", "dec", "rew", "con", "pol", "val", "slowval")
 NORMS = ("retnorm", "valnorm", "advnorm")
+"""Running statistics of returns, values and advantages."""
 
 
 def from_original(
@@ -74,6 +75,7 @@ def from_original(
     if "opt/step/value" in arrays:
         state["opt"] = dict(template["opt"])
         state["opt"]["step"] = take("opt/step/value", torch.zeros(()))
+        # in the state of each moment, entry 0 is the step and entry 1 has the arrays
         for moment, prefix in zip(("nu", "mu"), _moment_prefixes(arrays), strict=True):
             state["opt"][moment] = {
                 key: take(f"{prefix}/1/{_opt_name(key)}", old)
@@ -101,6 +103,7 @@ def to_original(state: StateDict) -> dict[str, np.ndarray]:
             arrays[f"{part}/{key}/value"] = _to_original_layout(tensor)
     count = np.asarray(int(state["counters"]["updates_taken"]), np.int32)
     arrays["slowval_count/value"] = count
+    # optimizer state: 1 scales by the RMS, 2 is the momentum, 3 the learning rate
     step = np.asarray(int(state["opt"]["step"]), np.int32)
     for index, moment in ((1, "nu"), (2, "mu")):
         arrays[f"opt/state/{index}/0"] = step
@@ -180,12 +183,16 @@ def _to_original_layout(tensor: Tensor) -> np.ndarray:
 
 
 def _opt_name(key: str) -> str:
+    """Return the original's name of a parameter such as `dyn.dynin0.weight`."""
     part, name = key.split(".", 1)
     return original_name(part, name)
 
 
 def _moment_prefixes(arrays: Mapping[str, Any]) -> list[str]:
-    """Return the name prefixes of the two moments, which depend on the optimizer."""
+    """Return the name prefixes of `nu` and `mu`.
+
+    Their numbers depend on the optimizer's settings.
+    """
     prefixes = {m[1] for k in arrays if (m := re.match(r"(opt/state/\d+)/1/", k))}
     if len(prefixes) != 2:
         raise UserError(

@@ -48,6 +48,7 @@ OPTIMIZERS_BY_MODULE = {
 """New names of the optimizers. A key is the module that has the optimizer, True if it
 is in the `_behavior` of that module, and the optimizer's name without `_opt`."""
 
+# Layers of the dynamics, and parameters of norms: original names and those in Reverie.
 DYNAMICS = {
     "_img_in_layers": "input",
     "_cell.layers.GRU": "gru",
@@ -115,12 +116,12 @@ def read_optimizers(path: str | Path) -> dict[str, Mapping[str, Any]]:
 
 
 def rename(names: Iterable[str], action: str = "action") -> dict[str, tuple[str, str]]:
-    """Return component and parameter name of each original name.
+    """Return `(component, parameter name)` in Reverie of each original name.
 
     `action` is the key of the action. Names without an equivalent are left out.
     """
     names = list(names)
-    # Indices of `_cnn.layers` count a convolution, its norm (if any) and activation.
+    # `_cnn.layers` has 2 or 3 entries per layer: convolution, norm (if any), activation
     strides = {
         part: 3 if any(n.startswith(part) and ".norm." in n for n in names) else 2
         for part in ("_wm.encoder._cnn.", "_wm.heads.decoder._cnn.")

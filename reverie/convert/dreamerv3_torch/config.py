@@ -21,7 +21,7 @@ PRESET = "dreamerv3_torch"
 WORLD, ACTOR_CRITIC = "dreamer.dreamerv3_torch", "dreamer.dreamerv3_torch_ac"
 """Settings of the world model and of the actor-critic."""
 HEADS = ("rewhead", "conhead", "policy", "value")
-LAYER_NORM = "layer1em3"
+LAYER_NORM = "layer1em3"  # with an epsilon of 1e-3
 ENSEMBLE = "explore.ensemble"
 
 NAMES = {
@@ -43,7 +43,7 @@ NAMES = {
     "decoder.outscale": "dreamer.dec.outscale",
     "encoder.symlog_inputs": "dreamer.enc.symlog",
     **{
-        f"{group}.{key}": f"dreamer.{group[:3]}.{name}"
+        f"{group}.{key}": f"dreamer.{group[:3]}.{name}"  # `enc` or `dec`
         for group in ("encoder", "decoder")
         for key, name in (
             ("cnn_depth", "depth"),
@@ -131,6 +131,7 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 """Values that can be converted; most others raise an error in the original too."""
 OUTPUTS = {"symlog_disc": "symlog_twohot", "symlog_mse": "symlog_mse"}
+"""Distributions of heads, and their names in Reverie."""
 
 
 class ConvertedConfig(NamedTuple):
@@ -253,7 +254,7 @@ def _image_settings(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _standardization(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the standardization of images, an option of the robomimic fork."""
+    """Return the standardization of images, an option of the fork for robomimic."""
     if not given.get("image_standardize"):
         return {}
     mode = "dataset" if given.get("image_standardize_dataset") else "batch"
@@ -266,6 +267,7 @@ def _standardization(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _actor_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the distribution of continuous actions."""
     settings: dict[str, Any] = {}
     if given.get("actor.dist", "onehot") != "onehot":
         settings[f"{ACTOR_CRITIC}.normal.dist"] = given["actor.dist"]

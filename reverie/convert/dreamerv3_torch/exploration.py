@@ -19,6 +19,7 @@ from reverie.api import UserError
 NETWORKS = "_expl_behavior._networks."
 BEHAVIOR = "_expl_behavior._behavior."
 LEAVES = {"linear.weight": "weight", "norm.weight": "scale", "norm.bias": "shift"}
+"""Parameters of a hidden layer: original names, and those of the ensemble here."""
 
 
 def is_exploration(name: str) -> bool:

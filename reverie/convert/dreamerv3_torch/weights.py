@@ -24,6 +24,7 @@ from reverie.convert.dreamerv3_torch.exploration import (
 )
 from reverie.convert.importer import is_selected
 
+# Optimizers of the agent, with their name and parameter prefix in the original.
 OPTIMIZERS = {
     "world": ("model", "_wm."),
     "actor": ("actor", "_task_behavior.actor."),
@@ -33,7 +34,6 @@ EXPLORE_OPTIMIZERS = {
     "actor": ("explore_actor", f"{BEHAVIOR}actor."),
     "critic": ("explore_value", f"{BEHAVIOR}value."),
 }
-"""Optimizers of the agent; each with its name and parameter prefix in the original."""
 ALTERNATIVES = ((".mean.", ".logits."), (".logits.", ".pred."), (".pred.", ".logits."))
 """Other names of output layers, which depend on the distribution."""
 
@@ -95,7 +95,7 @@ def from_original(
 def new_names(
     weights: Mapping[str, Tensor], template: StateDict
 ) -> dict[str, tuple[str, str]]:
-    """Return component and parameter name of each tensor, as in `template`.
+    """Return `(component, parameter name)` of each tensor, as in `template`.
 
     The names of output layers depend on the distributions of the agent.
     """
@@ -160,6 +160,7 @@ def _optimizer_states(
 
 
 def _moment(saved: Mapping[Any, Any], index: int, entry: str, like: Tensor) -> Tensor:
+    """Return a running average of Adam for one parameter, after checking its shape."""
     value = saved.get(index, {}).get(entry)
     if not isinstance(value, Tensor) or value.shape != like.shape:
         raise UserError(

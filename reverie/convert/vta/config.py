@@ -14,7 +14,9 @@ from reverie.api import UserError
 
 MAZE = "3d_maze_default"  # folder of the maze dataset in the port
 PRESETS = {"bouncing_balls": "vta_balls", "3d_maze": "vta_maze"}
+"""Presets of Reverie by `env_type`."""
 LOSSES = {"bce": "bernoulli", "mse": "gaussian"}
+"""Values of `vta.world.loss` by `loss_type`."""
 
 NAMES = {
     "seed": "seed",
@@ -68,7 +70,9 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "loss_type": tuple(LOSSES),
     "use_amp": (True, False),
 }
+"""Allowed values of keys that are converted in `from_vta_file`."""
 PATHS = ("exp_name", "work_dir", "data_root")
+"""Keys whose values are paths or parts of them."""
 
 
 def is_vta_file(data: Mapping[str, Any]) -> bool:
@@ -108,7 +112,7 @@ def from_vta_file(data: Mapping[str, Any]) -> VTAFile:
         name = given.get("exp_name", "vta_bouncing_balls")
         settings["logdir"] = f"{given.get('work_dir', '.')}/{name}"
     if kind == "bouncing_balls":
-        settings.pop("sequences.folder", None)  # the folder of the maze
+        settings.pop("sequences.folder", None)  # `maze_data_dir` has no effect
         if "loss_type" in given:
             settings["vta.world.loss"] = LOSSES[given["loss_type"]]
         if "obs_bit" in given:

@@ -17,13 +17,15 @@ from torch import Tensor
 from reverie.api import StateDict, UserError
 from reverie.storage.torch_file import read_tensors
 
-_HEADS = ("prior_abs", "prior_obs", "post_abs", "post_obs")
+# Names in the original: `abs` is the upper level (segments) and `obs` the lower one.
+# Dicts also have the names in Reverie.
+_HEADS = ("prior_abs", "prior_obs", "post_abs", "post_obs")  # Gaussian heads
 _NETS = {"enc_obs": "enc", "dec_obs": "dec", "post_boundary": "detector"}
-_ENCODERS = ("abs_post_fwd", "obs_post_fwd", "abs_post_bwd")
+_ENCODERS = ("abs_post_fwd", "obs_post_fwd", "abs_post_bwd")  # recurrent encoders
 _CELLS = {"update_abs_belief": "abs_cell", "update_obs_belief": "obs_cell"}
 _GRU = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 _NOT_IMPORTED = r"^updates$|^temperature$|num_batches_tracked$"
-"""Counters that keep their initial values."""
+"""Pattern of counters and of the temperature, which keep their initial values."""
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
@@ -88,7 +90,7 @@ def infer_sizes(weights: Mapping[str, Tensor]) -> dict[str, int | bool]:
 
 
 def action_width(weights: Mapping[str, Tensor]) -> int:
-    """Return the number of entries of an action in a model with these weights."""
+    """Return the size of an action in a model with these weights; 0 without actions."""
     if "abs_cell.weight_ih" not in weights:
         return 0
     belief, features = weights["abs_feat.weight"].shape
