@@ -30,6 +30,9 @@ from reverie.worlds.latent import eval_mode
 LatentPolicy = Callable[[Any, Rng, bool], dict[str, Tensor]]
 """Maps latent states, a generator and `greedy` to actions (greedy: most probable)."""
 
+RNG_NAME = "dreams"
+"""Name of the random generators, which is a part of their seed."""
+
 Tensors = dict[str, Tensor]
 Capture = Callable[[Callable[[Tensors], Tensors], Rng], Callable[[Tensors], Tensors]]
 """Returns a function of tensors that samples from a generator, captured as a CUDA graph
@@ -62,7 +65,7 @@ class LatentWorldModelEnv:
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
-        self.rng = Rng(seed, "dreams", self.device)
+        self.rng = Rng(seed, RNG_NAME, self.device)
 
     @functools.cached_property
     def predicted_keys(self) -> list[str]:
@@ -193,11 +196,11 @@ class IrisWorldModelEnv:
         self.obs_space = {world.key: obs_space[world.key]}
         ((self.action_key, space),) = act_space.items()
         self.lowest_action = int(space.low)
-        self.rng = Rng(seed, "dreams", device)
+        self.rng = Rng(seed, RNG_NAME, device)
 
     def seed(self, seed: int) -> None:
         # keep the generator, which CUDA graphs refer to
-        new = Rng(seed, "dreams", self.device)
+        new = Rng(seed, RNG_NAME, self.device)
         self.rng.reseed(new.generator.initial_seed())
 
     @property

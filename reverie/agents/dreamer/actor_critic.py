@@ -160,7 +160,7 @@ class ActorCritic(nn.Module):
         num_starts, start_states, start = self.start_states(states)
         rollout = self.imagine(world, start, rng)
         feat = world.features(rollout.states)  # (N, H + 1, F)
-        if config.ac_grads:
+        if config.ac_grads:  # the start states are detached in the rollout
             first = world.features(start_states).flatten(0, 1)[:, None]
             feat = torch.cat([first, feat[:, 1:]], 1)
         reward_fn = reward_fn or (lambda feat, actions: world.reward_and_cont(feat))

@@ -121,7 +121,7 @@ class Dreamer(TrainedAgent):
             )
         self.config, self.device = config, device
         detached = tuple(self.obs_space) if config.has_detached_decoder else ()
-        self.detached_decoder_losses = detached
+        self.detached_decoder_losses = detached  # named after observation keys
 
         self.world: Any = make_world(config, obs_space, act_space, dtype)
         make_actor_critic = ACTOR_CRITICS[config.actor_critic]

@@ -144,8 +144,8 @@ def episode_losses(
             chunk = EpisodeSegment(*(x[:, start : start + length] for x in segment))
             real = chunk.real & (chunk.real.sum(1, keepdim=True) > 1)
             chunk, has_next = chunk._replace(real=real), real[:, :-1] & real[:, 1:]
-            # rows over which each loss is averaged: `scale_by_mask` has multiplied the
-            # loss by all rows / these rows, which is undone below
+            # `counted` are the rows over which `scale_by_mask` averages each loss. It
+            # multiplies the loss by all rows / these rows, which is undone below.
             if component == "tokenizer":
                 terms = world.tokenizer.loss(chunk, rng, update_codebook=False).losses
                 counted = dict.fromkeys(terms, has_next)

@@ -304,6 +304,7 @@ class FastRSSMDynamics(RSSMDynamics):
             wait_for(deter, NOISE)
             sample_onehot(logits, noise, unimix, out=out)
             return None
+        # each kernel applies bias, norm and SiLU of a layer and the weights of the next
         weight, bias = self._prior_layer(0)[0].cast(deter.dtype)
         x, norm = F.linear(deter, weight), self._prior_layer(0)[1]
         for i in range(1, self.config.imglayers):

@@ -229,7 +229,11 @@ class VTA(nn.Module):
         return {self.key: self.pixels.postprocess(image).movedim(-3, -1)}
 
     def elbo(self, batch: Batch, rng: Rng) -> ELBOTerms:
-        """Infer the posterior of windows and compute the terms of the ELBO."""
+        """Infer the posterior of windows and compute the terms of the ELBO.
+
+        The losses are the reconstruction error `image`, and the KL of the upper level
+        (`abs`), of the lower level (`obs`), and of the boundary flags (`mask`).
+        """
         config = self.config
         context, length = config.context, config.length
         target = self.pixels.preprocess(batch[self.key], rng)
@@ -285,8 +289,10 @@ class VTA(nn.Module):
         modeled = slice(context, context + length)
         mask = mask[:, modeled]
         update, copy = mask[..., BOUNDARY], mask[..., NO_BOUNDARY]
-        before = abs_fwd[:, context - 1 : context + length - 1]
-        post_abs = self.post_abs(torch.cat([before, abs_bwd[:, modeled]], -1))
+        # upper level: where a segment begins, the posterior depends on all frames
+        # before it, and on the frames of the segment
+        past = abs_fwd[:, context - 1 : context + length - 1]
+        post_abs = self.post_abs(torch.cat([past, abs_bwd[:, modeled]], -1))
         abs_state = self.hold(post_abs.sample(rng), update, copy)
         inputs = [abs_state[:, :-1]]
         if self.actions is not None:
@@ -294,7 +300,7 @@ class VTA(nn.Module):
             action_vectors = self.actions(actions, torch.float32)
             inputs.append(action_vectors[:, context : context + length - 1])
         gates = self.abs_cell.gates(torch.cat(inputs, -1))  # (1, B, S - 1, P)
-        start = abs_fwd[:, context - 1]
+        start = abs_fwd[:, context - 1]  # the first belief encodes the context frames
         change_at_boundaries = StateUpdate(
             output_scale=update[None, :, 1:], state_scale=copy[None, :, 1:]
         )
@@ -302,11 +308,12 @@ class VTA(nn.Module):
         abs_belief = torch.cat([start[:, None], beliefs], 1)
         abs_feat = self.abs_feat(torch.cat([abs_belief, abs_state], -1))
 
+        # lower level: the posterior depends on the frames of the segment so far
         post_obs = self.post_obs(torch.cat([obs_fwd[:, modeled], abs_feat], -1))
         obs_state = post_obs.sample(rng)
         obs_belief = abs_feat
         if self.obs_cell is not None:
-            previous = F.pad(obs_state[:, :-1], (0, 0, 1, 0))
+            previous = F.pad(obs_state[:, :-1], (0, 0, 1, 0))  # zero at the first step
             gates = self.obs_cell.gates(torch.cat([previous, abs_feat], -1))
             new_belief = (update[..., None] * abs_feat)[None]
             reset_at_boundaries = StateUpdate(
