@@ -45,7 +45,8 @@ from reverie.run.repeatable import train_or_abort
 from reverie.run.resources import Resources
 from reverie.run.signals import Interrupted, Stopper
 
-SAVING = "saving a checkpoint"  # an activity of the status line
+SAVING = "saving a checkpoint"
+"""Activity that the status line shows while a checkpoint is written."""
 NOTICE_SECONDS = 10.0
 """A run that has not stopped this long after a signal prints its activity."""
 
@@ -142,7 +143,7 @@ class BaseRun(Resources):
             frames,
             settings,
             render_fps,
-            epochs=self._epochs if self.clock.epochs else None,
+            epochs=self._epoch_progress if self.clock.epoch_schedule else None,
         )
         self.logger.timer = self.timer
         if self.profile:
@@ -154,7 +155,11 @@ class BaseRun(Resources):
         self.status.details = self._details
 
     def _connect_ranks(self, spaces: Any, folder: Path | None = None) -> None:
-        """Build the agent in the other processes, if this run has several."""
+        """Build the agent on the other ranks, if this run has several processes.
+
+        `spaces` has `obs_space` and `act_space`. With a run `folder`, the other ranks
+        also build environments and replay buffers, if the replay is sharded.
+        """
         self.leader = make_leader(
             self.config, self.agent, spaces, self.device, self.precision, folder
         )
@@ -175,6 +180,7 @@ class BaseRun(Resources):
             self._cleanup.callback(self.compiler.close)
 
     def _wait_for_kernels(self) -> None:
+        """Wait until the compiler process has compiled the kernels of the agent."""
         if self.compiler is None:
             return
         self.status.begin("compiling kernels")
@@ -210,7 +216,8 @@ class BaseRun(Resources):
             self.has_started = True
             replayed = self.feed.served - served
             if self.leader and self.leader.other_shards:
-                replayed *= self.leader.group.launch.world_size  # of all ranks
+                # every rank has sampled as many rows from its own replay buffer
+                replayed *= self.leader.group.launch.world_size
             self.rates.add("train", replayed)
             self.clock.add_update()
             if self.profiler:
@@ -220,7 +227,7 @@ class BaseRun(Resources):
 
     @functools.cached_property
     def _timed_feed(self) -> _TimedFeed:
-        # always the same object: an agent reuses the memory of the batches of a feed
+        # cached: an agent reuses the memory of earlier batches of the same feed object
         return _TimedFeed(self.feed, self.timer)
 
     @contextlib.contextmanager
@@ -259,8 +266,8 @@ class BaseRun(Resources):
     def _run_metrics(self) -> Metrics:
         """Return rates, timings and usage since the last call."""
         metrics: Metrics = {"train/opt/updates": self.clock.updates}
-        if self.clock.epochs:
-            metrics["train/epoch"] = self.clock.epochs.last_epoch
+        if self.clock.epoch_schedule:
+            metrics["train/epoch"] = self.clock.epoch_schedule.last_epoch
         for source in (self.rates, self.timer, self.usage):
             metrics |= source.metrics()
         return metrics
@@ -268,11 +275,17 @@ class BaseRun(Resources):
     def _details(self) -> str:
         """Return the progress of the run, for the status line."""
         steps = f"step {self.clock.step:,}, {self.clock.updates:,} updates"
-        return f"{self._epochs().describe()}, {steps}" if self.clock.epochs else steps
+        return self._with_epochs(steps)
 
-    def _epochs(self) -> Epochs:
+    def _with_epochs(self, steps: str) -> str:
+        """Return a text about steps; before it, the epochs, if they are counted."""
+        if self.clock.epoch_schedule is None:
+            return steps
+        return f"{self._epoch_progress().describe()}, {steps}"
+
+    def _epoch_progress(self) -> Epochs:
         """Return the progress of a run that counts epochs."""
-        schedule = self.clock.epochs
+        schedule = self.clock.epoch_schedule
         assert schedule
         total = (
             self.config.agent_config.epochs if self.clock.ends_after_epochs else None
@@ -280,7 +293,10 @@ class BaseRun(Resources):
         return Epochs(schedule.last_epoch, schedule.completed_epochs, total)
 
     def _stop_notice(self, activity: str) -> str:
-        """Return a message if a signal was received and the run has not stopped yet."""
+        """Return a message if the run has not stopped `NOTICE_SECONDS` after a signal.
+
+        Otherwise, and after the message was shown once, return an empty string.
+        """
         if not self.stopper.is_set() or activity == SAVING or self._notice_was_shown:
             return ""
         if time.monotonic() - self.stopper.time < NOTICE_SECONDS:
@@ -333,6 +349,7 @@ class BaseRun(Resources):
         }
 
     def _restore_loop(self, state: StateDict) -> None:
+        """Restore clock and logger; set `was_finished`."""
         self.clock.load_state_dict(state["clock"])
         final = state["final_log"]
         self.logger.load_state_dict(state["logger"], final)

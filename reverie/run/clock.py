@@ -141,7 +141,8 @@ class TrainRatio:
     def __init__(self, updates_per_step: float, pretrain: int = 0):
         assert updates_per_step >= 0
         self.updates_per_step, self.pretrain = updates_per_step, pretrain
-        self.trained_step: float | None = None  # due updates up to here were run
+        self.trained_step: float | None = None
+        """Agent step up to which all due updates were returned by `updates_due`."""
 
     def updates_due(self, step: int) -> int:
         if self.updates_per_step == 0:
@@ -171,7 +172,7 @@ class Clock:
 
     def __init__(self, config: RunConfig, schedule: Schedule, repeat: int = 1):
         self.schedule = schedule
-        self.epochs = schedule if isinstance(schedule, CountsEpochs) else None
+        self.epoch_schedule = schedule if isinstance(schedule, CountsEpochs) else None
         """The schedule, if it counts epochs."""
         self.repeat = repeat
         self.max_steps = config.steps
@@ -187,9 +188,9 @@ class Clock:
             "save": config.save_every,
             "eval": config.eval_every,
         }
-        self._keep_epochs = config.keep_epochs if self.epochs else 0
+        self._keep_epochs = config.keep_epochs if self.epoch_schedule else 0
         self._collected_epochs = 0  # at the last call of `collection_ended`
-        self._seen_epochs = 0  # completed at the last call of `_is_epoch_to_keep`
+        self._checked_epochs = 0  # completed at the last call of `_is_epoch_to_keep`
         self._restart_intervals()
 
     @property
@@ -200,8 +201,8 @@ class Clock:
     @property
     def running(self) -> bool:
         """True if agent steps remain, or updates for the steps so far."""
-        more = self.step < self.max_steps or not self.should_collect
-        return more and not self.schedule.finished
+        has_work = self.step < self.max_steps or not self.should_collect
+        return has_work and not self.schedule.finished
 
     @property
     def should_collect(self) -> bool:
@@ -209,7 +210,10 @@ class Clock:
         return self.schedule.should_collect and not self.updates_left
 
     def advance(self, steps: int, env_steps: int = 0) -> None:
-        """Count agent steps; `env_steps` are those whose action was executed."""
+        """Count agent steps; `env_steps` is the number of them with an executed action.
+
+        The action in the last row of an episode is not executed.
+        """
         self.step += steps
         self.schedule.add_env_steps(env_steps)
 
@@ -222,18 +226,18 @@ class Clock:
     @property
     def completed_epochs(self) -> int | None:
         """Epochs that are collected and trained; None if epochs are not counted."""
-        return self.epochs.completed_epochs if self.epochs else None
+        return self.epoch_schedule.completed_epochs if self.epoch_schedule else None
 
     @property
     def ends_after_epochs(self) -> bool:
         """True if the run ends after all epochs; False if after `run.steps`."""
-        epochs = self.epochs
-        return epochs is not None and epochs.planned_env_steps <= self.max_steps
+        schedule = self.epoch_schedule
+        return schedule is not None and schedule.planned_env_steps <= self.max_steps
 
     def collection_ended(self) -> bool:
         """True once after the collection of each epoch, if epochs are counted."""
-        before = self._collected_epochs
-        self._collected_epochs = self.epochs.collected_epochs if self.epochs else 0
+        before, schedule = self._collected_epochs, self.epoch_schedule
+        self._collected_epochs = schedule.collected_epochs if schedule else 0
         return self._collected_epochs != before
 
     def updates_due(self, ready: bool) -> int:
@@ -280,17 +284,19 @@ class Clock:
             self._last |= state["last"]
 
     def _restart_intervals(self) -> None:
+        schedule = self.epoch_schedule
         self._last = dict.fromkeys(self._every, self._now())
-        self._collected_epochs = self.epochs.collected_epochs if self.epochs else 0
-        self._seen_epochs = self.completed_epochs or 0
+        self._collected_epochs = schedule.collected_epochs if schedule else 0
+        self._checked_epochs = self.completed_epochs or 0
 
     def _is_epoch_to_keep(self) -> bool:
-        """True once after every epoch whose checkpoint is kept."""
-        before, self._seen_epochs = self._seen_epochs, self.completed_epochs or 0
+        """True once after every epoch whose checkpoint is kept (`run.keep_epochs`)."""
+        before, self._checked_epochs = self._checked_epochs, self.completed_epochs or 0
         every = self._keep_epochs
-        return bool(every) and before // every != self._seen_epochs // every
+        return bool(every) and before // every != self._checked_epochs // every
 
     def _now(self) -> float:
+        """Return the current time in the unit `run.clock`."""
         if self._unit == "seconds":
             return time.monotonic()
         if self._unit == "steps":

@@ -45,7 +45,7 @@ from reverie.storage.limits import InvalidFile
 from reverie.storage.os_errors import WriteFailed
 from reverie.storage.run_spaces import write_spaces
 
-EVAL_REPLAY = "eval_replay"
+EVAL_REPLAY = "eval_replay"  # name of the replay buffer of evaluation episodes
 
 
 class OnlineRun(BaseRun):
@@ -234,17 +234,17 @@ class OnlineRun(BaseRun):
         # Files of a run that was killed before its first checkpoint.
         self._delete_unused_replay_files([])
         self.logger.truncate_after(-1)
-        start, agent = self.config.run.from_checkpoint, self.agent
+        weights, agent = self.config.run.from_checkpoint, self.agent
         needs_statistics = isinstance(agent, NeedsStatistics) and agent.needs_statistics
-        # imported checkpoints contain no statistics
-        is_reverie_checkpoint = start and not find_imported(start, type(self.config))
-        if needs_statistics and not is_reverie_checkpoint:
+        # checkpoints of other implementations contain no statistics
+        has_statistics = weights and not find_imported(weights, type(self.config))
+        if needs_statistics and not has_statistics:
             raise UserError(
                 "Images can be standardized with dataset statistics only in training "
                 "on recorded episodes.\n  Fix: --configs standardize_batch, or weights "
                 "that include the statistics (--run.from_checkpoint)."
             )
-        if start:
+        if weights:
             self.print_message(load_initial_weights(agent, self.config))
         self.status.begin("resetting the environments")
         if self.config.run.episodes:
@@ -290,8 +290,10 @@ class OnlineRun(BaseRun):
 
     @contextmanager
     def _collecting_on_all_ranks(self) -> Iterator[None]:
-        """Start collecting on the other ranks; after an error in this context, wait for
-        them. Otherwise, the caller gets their results with `end_collect`."""
+        """Context in which the other ranks collect, too, if the replay is sharded.
+
+        Their results are returned by `end_collect`, or ignored after an error inside.
+        """
         if self.other_shards is None:
             yield
             return
@@ -424,14 +426,13 @@ class OnlineRun(BaseRun):
 
     def _position(self) -> str:
         """Return the progress of the run, for messages."""
-        step = f"agent step {self.clock.step}"
-        return f"{self._epochs().describe()}, {step}" if self.clock.epochs else step
+        return self._with_epochs(f"agent step {self.clock.step}")
 
     def _warn_if_untrained(self) -> None:
         trains = self.agent.schedule is not None or self.config.run.train_ratio > 0
         windows = set(self.agent.windows) - {"report"}
-        done = self.clock.updates or self.clock.schedule.finished
-        if trains and windows and not done:
+        has_trained = self.clock.updates or self.clock.schedule.finished
+        if trains and windows and not has_trained:
             self.print_message(
                 f"No update was run: {self.config.run.steps:,} steps ended before the "
                 "first update was due.\n  Fix: give more --run.steps."
@@ -447,8 +448,8 @@ class OnlineRun(BaseRun):
                 self.print_message(
                     f"Saved at {self._position()}; the same command resumes."
                 )
-        except Exception as second:  # the first error is raised
-            self.print_message(f"The run could not be saved after the error: {second}")
+        except Exception as failure:  # printed only: `error` is the one to raise
+            self.print_message(f"The run could not be saved after the error: {failure}")
         finally:
             self.close()
 

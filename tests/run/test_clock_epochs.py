@@ -109,11 +109,11 @@ def test_steps_end_a_run_that_is_too_short_for_its_epochs():
 
 def test_the_last_epoch_is_that_of_the_last_action_or_update():
     clock = make()
-    assert (clock.epochs.last_epoch, clock.completed_epochs) == (0, 0)
+    assert (clock.epoch_schedule.last_epoch, clock.completed_epochs) == (0, 0)
     seen = []
     while clock.running:
         turn(clock)
-        seen.append((clock.epochs.last_epoch, clock.completed_epochs))
+        seen.append((clock.epoch_schedule.last_epoch, clock.completed_epochs))
     assert list(dict.fromkeys(seen)) == [
         (1, 0), (1, 1), (2, 1), (2, 2), (3, 2), (3, 3), (4, 3), (4, 4),
     ]  # fmt: skip

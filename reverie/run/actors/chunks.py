@@ -70,8 +70,8 @@ class ChunkRequest:
     steps: int
     """Maximum steps of every environment."""
     first_step: int
-    """Number of agent steps of the run before this chunk; the first `run.prefill` have
-    random actions."""
+    """Number of agent steps of the run before this chunk. It determines whether actions
+    are random (`run.prefill`) or exploratory."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,7 @@ class Chunk:
     incarnation: int
     """As in `ActorSpec`."""
     number: int
+    """As in `ChunkRequest`."""
     version: int
     """Version of the weights with which it was collected."""
     values: dict[str, np.ndarray]
@@ -129,7 +130,11 @@ class Chunk:
         return len(self.streams)
 
     def steps(self, first_stream: int) -> Iterator[Rows]:
-        """Iterate over the rows of each step, adding `first_stream` to the streams."""
+        """Iterate over the rows of each step.
+
+        `first_stream`, the stream of the actor's first environment, is added to the
+        streams of the rows.
+        """
         counts = self.envs_per_step
         stop = np.cumsum(counts)
         for step, (end, count) in enumerate(zip(stop, counts, strict=True)):
@@ -145,9 +150,11 @@ class ChunkSequence:
     def __init__(self, incarnation: int, envs: int):
         self.incarnation = incarnation
         self.next_number = 0
-        self._next_rows = np.zeros(envs, np.int64)
+        self._row_counts = np.zeros(
+            envs, np.int64
+        )  # delivered rows of each environment
         self._early: dict[int, Chunk] = {}  # received before a previous chunk
-        self.duplicates = 0
+        self.duplicates = 0  # number of chunks that were ignored
 
     def add(self, chunk: Chunk) -> list[Chunk]:
         """Buffer the chunk; return all chunks that can now be delivered in order.
@@ -162,13 +169,13 @@ class ChunkSequence:
         ready = []
         while self.next_number in self._early:
             chunk = self._early.pop(self.next_number)
-            if not np.array_equal(chunk.row_offsets, self._next_rows):
+            if not np.array_equal(chunk.row_offsets, self._row_counts):
                 raise MissingChunkError(
                     f"chunk {chunk.number} starts at rows {chunk.row_offsets.tolist()} "
-                    f"instead of {self._next_rows.tolist()}"
+                    f"instead of {self._row_counts.tolist()}"
                 )
-            self._next_rows += np.bincount(
-                chunk.streams, minlength=len(self._next_rows)
+            self._row_counts += np.bincount(
+                chunk.streams, minlength=len(self._row_counts)
             )
             self.next_number += 1
             ready.append(chunk)

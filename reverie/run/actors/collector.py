@@ -38,6 +38,7 @@ MAX_COPY_FRACTION = 0.05
 CHECK_SECONDS = 0.02
 """Time between two checks for new chunks while the queue is not empty."""
 
+# with the keys that the training loop reads from all rows
 NO_ROWS = Rows({name: np.zeros(0, bool) for name in ("is_first", "is_last")})
 
 log = logging.getLogger("reverie.envs")
@@ -64,7 +65,7 @@ class QueuedFailure(NamedTuple):
 
 
 class RemoteCollector:
-    """Implements `api.Collector`."""
+    """The `api.Collector` of a run with remote actors."""
 
     def __init__(
         self,
@@ -79,21 +80,25 @@ class RemoteCollector:
         self.timer, self.rates, self.should_stop = timer, rates, should_stop
         self.envs, self.lockstep = pool.config.envs, pool.config.lockstep
         self.steps = 0
-        """Number of rows that were returned."""
+        """Number of rows returned so far, which are agent steps of the run."""
         self._queue: deque[QueuedStep | QueuedFailure | ActorLost] = deque()
         self._round: list[QueuedStep | QueuedFailure] = []
         """Steps of the current round of chunks, in lockstep."""
         self._queued_rows = 0
-        self._ahead = [0] * pool.config.count  # chunks requested and not returned
+        self._ahead = [0] * pool.config.count
+        """Chunks of each actor that were requested and not yet returned as rows."""
         self._last: dict[int, tuple[Rows, int]] = {}
-        """Rows and index of the newest row of each stream whose episode continues."""
+        """Newest row of each stream (environment) whose episode has not ended: the rows
+        that contain it, and its index in them."""
         self._weights: tuple[Any, Any] = ((-1, -1), None)
         """Version (updates, completed epochs) and reference of published weights."""
-        self._publish_time, self._publish_cost = -math.inf, 0.0
-        self._truncated = 0
+        self._publish_time = -math.inf  # when weights were last published
+        self._publish_seconds = 0.0  # how long that took
+        self._truncated = 0  # number of episodes that `_truncate` has ended
         self._ended_episodes: list[tuple[float, float]] = []  # score, length
         self._env_metrics: dict[tuple[int, int], Metrics] = {}
-        self._check_time = 0.0
+        """Newest metrics of the environments, by actor and incarnation."""
+        self._check_time = 0.0  # when `collect` last checked for new chunks
         self._reset_statistics()
 
     def reset(self) -> None:
@@ -219,6 +224,10 @@ class RemoteCollector:
         self._request()
 
     def _receive(self, seconds: float) -> None:
+        """Queue the chunks that arrive within `seconds`.
+
+        In lockstep, they are queued when all chunks of the round have arrived.
+        """
         for result in self.pool.poll(seconds):
             if isinstance(result, ActorLost):
                 self._queue.append(result)
@@ -299,14 +308,14 @@ class RemoteCollector:
         in a new epoch of the agent's schedule.
         """
         version = (self.clock.updates, self.clock.completed_epochs or 0)
-        (_, epochs), shared = self._weights
+        (_, published_epochs), shared = self._weights
         begin = time.monotonic()
-        interval = self._publish_cost / MAX_COPY_FRACTION
+        interval = self._publish_seconds / MAX_COPY_FRACTION
         if version == self._weights[0] or (
             shared is not None
             and begin - self._publish_time < interval
             and not self.lockstep
-            and version[1] == epochs
+            and version[1] == published_epochs
         ):
             return self._weights
         schedule = self.agent.schedule
@@ -318,7 +327,7 @@ class RemoteCollector:
         )
         self._weights = (version, self.pool.transport.share(weights))
         self._publish_time = time.monotonic()
-        self._publish_cost = self._publish_time - begin
+        self._publish_seconds = self._publish_time - begin
         self._published += 1
         return self._weights
 
@@ -338,6 +347,8 @@ class RemoteCollector:
                 continue
             rows = item.rows
             assert rows.streams is not None
+            # An episode starts although the previous one of its stream has not ended:
+            # the environment was not restored. Truncate the previous one first.
             new = rows.streams[rows.values["is_first"]].tolist()
             if any(stream in self._last for stream in new):
                 return self._truncate([s for s in new if s in self._last])
@@ -389,6 +400,7 @@ class RemoteCollector:
         return Rows(values, np.array(streams))
 
     def _row(self, stream: int) -> dict[str, Any]:
+        """Return the newest row of a stream in `_last`."""
         rows, index = self._last[stream]
         return {key: value[index] for key, value in rows.values.items()}
 
@@ -400,6 +412,7 @@ class RemoteCollector:
     # Statistics
 
     def _add_statistics(self, chunk: Chunk) -> None:
+        """Add times and metrics of a chunk to `metrics`, and log its warnings."""
         self._idle += chunk.idle
         self._busy += chunk.busy
         self._env_metrics[chunk.actor, chunk.incarnation] = chunk.env_metrics

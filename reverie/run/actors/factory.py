@@ -52,7 +52,7 @@ def pickle_make_env(make_env: MakeEnv | None) -> bytes | None:
     """Pickle the user's function that makes environments, with cloudpickle."""
     if make_env is None:
         return None
-    # also pickles functions of the main module
+    # unlike pickle, cloudpickle also pickles lambdas and functions of the main module
     cloudpickle = import_optional("ray.cloudpickle", "ray", "--actors.count")
     try:
         pickled: bytes = cloudpickle.dumps(make_env)

@@ -96,6 +96,7 @@ class ActorRecord:
     requested: dict[int, int] = field(default_factory=dict)
     """Steps of the requested chunks that have not arrived, by number."""
     next_request: int = 0
+    """Number of the next chunk to request."""
     version: tuple[int, int] | None = None
     """Version of the weights that were last sent to it: the numbers of updates and of
     completed epochs of the agent."""
@@ -135,7 +136,7 @@ class ActorPool:
         self._is_collecting = False  # True after `reset_envs`
         self._info: ActorInfo | None = None
         self._data_time = self._poll_time = now()
-        """Times of the last chunk and of the last `_poll`, for the timeout."""
+        """Times of the last chunk and of the last `_poll`, for `actors.timeout`."""
         self._deferred_results: list[Chunk | ActorLost] = []
         """Arrived while `states` waited; returned by the next `poll`."""
 
@@ -194,7 +195,11 @@ class ActorPool:
         version: tuple[int, int],
         weights: Any,
     ) -> None:
-        """Let an actor collect one chunk with these weights, shared by `Transport`."""
+        """Let an actor collect one chunk.
+
+        `weights` is a reference that `Transport.share` returned. It is sent only if the
+        actor has another version of the weights.
+        """
         request = ChunkRequest(record.next_request, steps, first_step)
         record.requested[record.next_request] = steps
         record.next_request += 1
@@ -208,10 +213,11 @@ class ActorPool:
         Restarts actors that are due. Errors of environments are part of their chunk;
         other errors are raised.
         """
-        late, self._deferred_results = self._deferred_results, []
-        return late + self._poll(0 if late else seconds)
+        deferred, self._deferred_results = self._deferred_results, []
+        return deferred + self._poll(0 if deferred else seconds)
 
     def _poll(self, seconds: float) -> list[Chunk | ActorLost]:
+        """Handle the results that arrive within `seconds`; as in `poll`."""
         # time in which the learner did not poll does not count towards the timeout
         begin = self._now()
         self._data_time += max(0.0, begin - self._poll_time - POLL_SECONDS)
@@ -219,7 +225,7 @@ class ActorPool:
         for result in self.transport.poll(seconds):
             record = self.records[result.actor]
             if result.incarnation != record.incarnation or record.phase == "backoff":
-                continue  # of an earlier process of the actor
+                continue  # the result of an earlier process of the actor
             record.pending_calls -= 1
             record.waiting_since = self._now()
             if isinstance(result.value, CallFailed):
@@ -290,6 +296,10 @@ class ActorPool:
         return []
 
     def _receive(self, record: ActorRecord, chunk: Chunk) -> list[Chunk | ActorLost]:
+        """Return the chunks that are next in order.
+
+        If a chunk is missing, the actor is restarted.
+        """
         duplicates = record.sequence.duplicates
         try:
             chunks = record.sequence.add(chunk)
@@ -304,6 +314,7 @@ class ActorPool:
         return list(chunks)
 
     def _check_spaces(self, record: ActorRecord, info: ActorInfo) -> None:
+        """Raise if an actor has other spaces than the first one that was ready."""
         if self._info is None:
             self._info = info
             return

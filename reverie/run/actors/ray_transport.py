@@ -28,7 +28,7 @@ CLOSE_SECONDS = 3.0
 
 
 class RayTransport:
-    """Implements `pool.Transport`."""
+    """Implements `pool.Transport` with Ray actors."""
 
     def __init__(self, config: ActorsConfig):
         self.ray = import_optional("ray", "ray", "--actors.count")
@@ -63,6 +63,7 @@ class RayTransport:
         futures = list(self._calls)
         ready, _ = self.ray.wait(futures, num_returns=1, timeout=seconds)
         if ready and len(futures) > 1:
+            # get all results that have arrived, not only the first
             ready, _ = self.ray.wait(futures, num_returns=len(futures), timeout=0)
         return [
             CallResult(*self._calls.pop(future), self._get(future)) for future in ready
@@ -126,7 +127,7 @@ def first_line(error: Exception) -> str:
 
 @contextmanager
 def keep_signal_handlers() -> Iterator[None]:
-    """Restore the handlers of SIGINT and SIGTERM, which Ray replaces."""
+    """Context that restores the handlers of SIGINT and SIGTERM, which Ray replaces."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     handlers = {number: signal.getsignal(number) for number in numbers}
     yield

@@ -133,6 +133,7 @@ class ActorWorker:
             except Exception as error:
                 failure = describe_failure(error)
                 break
+            # observations with this prefix are only logged, and not stored
             stored = {k: v for k, v in rows.values.items() if k[:4] != "log/"}
             steps.append(dataclasses.replace(rows, values=stored))
             size += sum(value.nbytes for value in stored.values())
@@ -157,6 +158,7 @@ class ActorWorker:
             self.envs.close()
 
     def _load_weights(self, weights: Weights) -> None:
+        """Load the weights of the policy and the state of the agent's schedule."""
         self.agent.load_policy_weights(tree_map(torch.tensor, weights.state))
         if weights.schedule is not None:
             self.agent.schedule.load_state_dict(weights.schedule)
@@ -169,13 +171,15 @@ class ActorWorker:
         failure: Failure | None,
         start: float,
     ) -> Chunk:
+        """Return the rows of all steps as one chunk; `start` is when it was begun."""
         all_envs = np.arange(len(self.envs))
         streams = [
             each.streams if each.streams is not None else all_envs for each in steps
         ]
         keys = steps[0].values if steps else {}
+        # the empty array at the end is for chunks without steps
         joined = np.concatenate([*streams, all_envs[:0]])
-        messages, self._messages[:] = tuple(self._messages), []
+        messages, self._messages[:] = tuple(self._messages), []  # same list object
         chunk = Chunk(
             actor=self.spec.actor,
             incarnation=self.spec.incarnation,
@@ -200,7 +204,10 @@ class ActorWorker:
         return chunk
 
     def _without_videos(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Remove videos, except those of the first actor: one is enough for the log."""
+        """Remove videos, except those of the first actor: one is enough for the log.
+
+        Videos are the only metrics with three or more axes.
+        """
         if self.spec.actor == 0:
             return metrics
         return {key: value for key, value in metrics.items() if np.ndim(value) < 3}
@@ -243,7 +250,11 @@ def add_import_paths(spec: ActorSpec) -> None:
 
 
 def env_seed(seed: int, spec: ActorSpec) -> int:
-    """Return the seed of an actor's environments; it changes when the actor is lost."""
+    """Return the seed of an actor's environments.
+
+    It changes when the actor is lost, so that its episodes are not repeated. Before
+    that, all actors have the same seed, and environments differ by their index.
+    """
     return derive_seed(seed, spec.actor, spec.times_lost) if spec.times_lost else seed
 
 
@@ -251,6 +262,7 @@ def agent_config(config: Config, spec: ActorSpec) -> Config:
     """Return the config of an actor's agent, with its own seed for random numbers."""
     seed = config.seed
     if spec.actor or spec.times_lost:
+        # with 1, so that it differs from the seed of the environments
         seed = derive_seed(config.seed, spec.actor, spec.times_lost, 1)
     # CUDA graphs are for the learner; actors run on the CPU
     uses_graph = config.compile == "graph"
