@@ -60,7 +60,7 @@ class Window:
 
     def __post_init__(self) -> None:
         if self.select == "episodes":
-            assert self.length > 1, "a transition has two rows"
+            assert self.length > 1, "length must be at least 2, for one transition"
             assert (self.context, self.consec) == (0, 1), "not supported for episodes"
 
     @property

@@ -11,6 +11,7 @@ from reverie.spaces import Arrays, Spaces
 
 
 def empty_batch(spaces: Spaces, window: Window) -> Arrays:
+    """Return uninitialized arrays (B, context + length, ...) for a batch."""
     shape = (window.batch, window.context + window.length)
     batch = {k: np.empty((*shape, *s.shape), s.dtype) for k, s in spaces.items()}
     batch["stepid"] = np.empty(shape, np.int64)

@@ -27,7 +27,8 @@ from reverie.rows import Window
 from reverie.spaces import Arrays, Spaces
 
 PRIORITY_BYTES = 38
-"""Bytes per step of a prioritized selector that counts visits."""
+"""Bytes per step of a `PrioritizedSelector` that counts visits: 20 for its arrays, and
+about 18 for its two sum trees."""
 
 
 class ReplayListener(Protocol):
@@ -77,16 +78,17 @@ class Replay:
         min_capacity = required_capacity(config.capacity, num_envs, windows)
         capacity = max(capacity, min_capacity)
         segment = min(config.segment, max(1, capacity // 4))  # steps per file
-        # A disk store keeps these steps in memory until they are in files.
+        # Number of the newest steps that a disk store keeps in memory, because they are
+        # not in files yet.
         tail = (1 + MAX_PENDING) * max(segment, num_envs)
-        num_mixtures = sum(w.select == "mixture" for w in windows.values())
-        selector_bytes = PRIORITY_BYTES * num_mixtures if config.fracs.priority else 0
+        num_selectors = sum(w.select == "mixture" for w in windows.values())
+        selector_bytes = PRIORITY_BYTES * num_selectors if config.fracs.priority else 0
         self.memory_plan = make_memory_plan(
             spaces,
             extras,
             capacity=capacity,
             storage=config.storage,
-            tail=tail + MAX_PENDING * segment,  # and copies that are being written
+            tail=tail + MAX_PENDING * segment,  # plus copies for the writer threads
             save=config.save,
             directory=directory,
             selector_bytes=selector_bytes,
@@ -123,7 +125,7 @@ class Replay:
         self.episodes: EpisodeIndex | None = None
         if any(window.select == "episodes" for window in windows.values()):
             self.episodes = EpisodeIndex(self.index)
-        self._recorded_stream: int | None = None  # stream of recorded episodes
+        self._recorded_stream: int | None = None  # stream that `add_episode` adds to
         self._samplers = {
             name: WindowSampler(name, window, self.index, config, self.episodes, seed)
             for name, window in windows.items()
@@ -133,6 +135,8 @@ class Replay:
             for sampler in self._samplers.values()
             if config.online and sampler.window.online and not sampler.episode_sampler
         ]
+        # Counts since the last call of `metrics`: added steps, sampled sequences,
+        # steps with replaced extras, and sampled steps.
         self._counts = dict.fromkeys(("inserts", "samples", "updates", "replayed"), 0)
         self._lock = threading.RLock()
         self.listeners: list[ReplayListener] = []
@@ -159,7 +163,8 @@ class Replay:
     def add_episode(self, episode: Arrays) -> np.ndarray:
         """Store a recorded episode and return its step ids.
 
-        Missing extras are zero. All recorded episodes belong to one separate stream.
+        Missing extras are zero. All recorded episodes are in one stream, which belongs
+        to no environment.
         """
         count = len(episode["is_first"])
         if count > self.capacity:
@@ -232,6 +237,7 @@ class Replay:
                     self._remove_lost(error)
 
     def empty_batch(self, name: str) -> Arrays:
+        """Return uninitialized arrays for a batch of this kind."""
         return empty_batch(self.spaces, self.windows[name])
 
     def read(self, ids: np.ndarray, out: Arrays) -> bool:
@@ -341,7 +347,7 @@ class Replay:
             if self.files is not None and state["files"] is not None:
                 ids, stream, position = self.files.load(state["files"], oldest, total)
             elif total > oldest:
-                index = {**index, "first": total}  # the steps were not saved
+                index = {**index, "first": total}  # no step was saved: all are evicted
             self.index.restore(index, ids, stream, position)
             self._rebuild_episodes(state)
             for name, sampler in self._samplers.items():
@@ -396,6 +402,7 @@ class Replay:
                 self._remove_lost(error)
 
     def _prepare_add(self, count: int) -> None:
+        """Make room for new steps in the memory of a disk store."""
         if self.memory_plan.storage == "disk":
             assert self.files is not None
             self.files.prepare_add(count)
@@ -429,7 +436,10 @@ class Replay:
         )
 
     def _remove_lost(self, error: SegmentLost) -> None:
-        """Remove the steps of files that can no longer be read."""
+        """Remove the steps of files that can no longer be read.
+
+        The index, episodes and samplers are rebuilt from the remaining steps.
+        """
         assert self.files is not None
         index = self.index
         self.files.remove_lost(error)

@@ -33,7 +33,8 @@ from reverie.storage.os_errors import EXHAUSTED, FILE_INTACT
 from reverie.storage.segments import segment_stem
 
 WIDE_BYTES = 1024
-"""Keys with at least this many bytes per step are stored on disk."""
+"""A `DiskStore` stores keys with at least this many bytes per step (wide keys) on disk,
+and all other keys (narrow keys) in memory."""
 
 PARALLEL_BYTES = 1 << 19
 """Copies of at least this size are split between threads."""
@@ -45,6 +46,7 @@ MAX_RESIDENT_BYTES = 1 << 26
 """Mapped pages are released after this many bytes were read or written."""
 
 SCRATCH_SUFFIX = ".scratch"
+"""Suffix of the temporary files with extras that were written back."""
 
 
 @dataclass(eq=False)
@@ -53,9 +55,9 @@ class ReplaySegment:
 
     first: int  # id of the first step
     count: int  # number of steps
-    rows: ArrayFile
-    extras: ArrayFile | None = None  # written by a save
-    scratch: ArrayFile | None = None  # for write-backs to a `DiskStore`
+    rows: ArrayFile  # file with all keys of the steps
+    extras: ArrayFile | None = None  # file with newer extras, written by a save
+    scratch: ArrayFile | None = None  # file for write-backs of a `DiskStore`
 
     @property
     def stop(self) -> int:
@@ -64,7 +66,7 @@ class ReplaySegment:
 
 
 class SegmentLost(Exception):
-    """Segment files in use can no longer be read."""
+    """Raised if segment files of the replay can no longer be read."""
 
     def __init__(self, segments: list[ReplaySegment], reason: str) -> None:
         super().__init__(reason)
@@ -102,7 +104,7 @@ class RamStore:
         copies = []
         for key, value in out.items():
             if value.nbytes < PARALLEL_BYTES:
-                # not the mode "raise", which writes to a buffer before `value`
+                # The default mode "raise" is slower: it copies to a buffer first.
                 self.rings[key].take(rows, 0, value, "clip")
                 continue
             for part in np.array_split(np.arange(len(rows)), self._threads.size):
@@ -132,8 +134,8 @@ class RamStore:
         is_contiguous = bool((np.diff(rows) == 1).all())  # with a single environment
         copies = []
         for key, value in values.items():
-            large = value.nbytes >= PARALLEL_BYTES
-            for part in np.array_split(np.arange(len(rows)), 4 * large or 1):
+            num_parts = 4 if value.nbytes >= PARALLEL_BYTES else 1
+            for part in np.array_split(np.arange(len(rows)), num_parts):
                 if len(part):
                     span = slice(part[0], part[-1] + 1)
                     target: Any = rows[span]
@@ -166,7 +168,8 @@ class RamStore:
 class DiskStore:
     """Keeps wide keys in mapped segment files, except for the tail, which is in memory.
 
-    Narrow keys are in memory. `WIDE_BYTES` separates wide from narrow keys.
+    Narrow keys are in memory. `WIDE_BYTES` separates wide from narrow keys. The methods
+    are those of `RamStore`.
     """
 
     def __init__(
@@ -182,9 +185,9 @@ class DiskStore:
         self.file_row = np.zeros(capacity, np.int32)  # row of each step in its file
         self.segments: list[ReplaySegment] = []
         self.first_in_tail = 0  # steps before this id are in files
-        self._segment_firsts = np.zeros(0, np.int64)
+        self._segment_firsts = np.zeros(0, np.int64)  # first step id of each segment
         self._maps: OrderedDict[str, tuple[mmap.mmap, Arrays]] = OrderedDict()
-        self._accessed_bytes = 0
+        self._accessed_bytes = 0  # since mapped pages were last released
         self._threads = CopyThreads()
 
     @property

@@ -37,6 +37,7 @@ EMPTY = -(1 << 62)
 
 ROWS = "#rows"  # key of the row numbers of a batch
 WORD_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8)
+"""Integer types as which rows are stored and copied, see `word_dtype`."""
 
 
 class DeviceCopy:
@@ -59,7 +60,8 @@ class DeviceCopy:
         }
         self.ids = torch.full((count,), EMPTY, dtype=torch.int64, device=device)
         self.changed = torch.zeros(count, dtype=torch.bool, device=device)
-        # Writes are numbered, so that the last one counts if several are to one step.
+        # Writes of extras are numbered. If a step is written several times in one call,
+        # the write with the largest number determines its value.
         # `_num_writes` is the number of writes since the last `pop_num_writes`.
         self._last_write = torch.zeros(count, dtype=torch.int64, device=device)
         self._total_writes = torch.zeros((), dtype=torch.int64, device=device)
@@ -69,6 +71,7 @@ class DeviceCopy:
             name: StagingPool(self._host_keys(name), device) for name in replay.windows
         }
         self._graphed_write_back = RepeatedCall(self._write_back, device)
+        # Steps per upload, enough for what is usually added between two batches.
         self._upload_steps = max(64, 2 * len(replay.index.env_stream))
         self._upload_pool = StagingPool(self._empty_rows(self._upload_steps), device)
 
@@ -99,9 +102,9 @@ class DeviceCopy:
         rows = ids % self.capacity
         rows = torch.where(self.ids[rows] == ids, rows, discard)
         self._num_writes += (rows != discard).sum()
-        order = self._total_writes + torch.arange(1, len(ids) + 1, device=self.device)
-        self._last_write.scatter_reduce_(0, rows, order, "amax")
-        rows = torch.where(self._last_write[rows] == order, rows, discard)
+        number = self._total_writes + torch.arange(1, len(ids) + 1, device=self.device)
+        self._last_write.scatter_reduce_(0, rows, number, "amax")
+        rows = torch.where(self._last_write[rows] == number, rows, discard)
         self._total_writes += len(ids)
         self.changed.index_fill_(0, rows, True)
         for key, value in extras.items():
@@ -171,8 +174,8 @@ class DeviceCopy:
             shape = host["stepid"].shape
             for key, space in self.spaces.items():
                 dtype = torch_dtype(space.dtype)
-                size = (*shape, *space.shape)
-                out[key] = torch.empty(size, dtype=dtype, device=self.device)
+                full_shape = (*shape, *space.shape)
+                out[key] = torch.empty(full_shape, dtype=dtype, device=self.device)
             words = {k: as_words(out[k], c) for k, c in self.columns.items()}
             out.gather_args = (out.pop(ROWS).view(-1), words)
         else:
@@ -188,7 +191,7 @@ class DeviceCopy:
         """Copy the live steps in `[start, stop)`, whose rows are contiguous."""
         ids = np.arange(start, stop)
         live = self.replay.index.is_live(ids)
-        if not live.all():
+        if not live.all():  # upload each part without missing steps separately
             edges = np.flatnonzero(np.diff(live, prepend=False, append=False))
             for first, last in (edges + start).reshape(-1, 2).tolist():
                 self._upload(first, last, pool)
@@ -196,7 +199,7 @@ class DeviceCopy:
         buffer = pool.acquire()
         count = stop - start
         arrays = {key: buffer.arrays[key][:count] for key in self.spaces}
-        if not self.replay.read(ids, arrays):  # removed the steps it could not read
+        if not self.replay.read(ids, arrays):  # unreadable steps are now not live
             self._upload(start, stop, pool)
             return
         row = start % self.capacity
@@ -208,12 +211,13 @@ class DeviceCopy:
         pool.release(buffer)
 
     def _host_keys(self, name: str) -> Arrays:
-        """Return arrays for the keys that the host sends with each batch."""
+        """Return uninitialized arrays for the keys that the host sends per batch."""
         batch = self.replay.empty_batch(name)
         batch = {key: value for key, value in batch.items() if key not in self.spaces}
         return {**batch, ROWS: np.empty_like(batch["stepid"])}
 
     def _empty_rows(self, count: int) -> Arrays:
+        """Return zeros for `count` steps of the keys that are copied to the device."""
         return {key: space.zeros(count) for key, space in self.spaces.items()}
 
 

@@ -25,7 +25,8 @@ class EpisodeIndex:
     all older episodes are removed.
     """
 
-    # `position` is the position of the first live row in its stream
+    # Of each episode: id of its first live row, number of live rows, number of its
+    # stream, and position of its first live row in the stream.
     FIELDS = ("begin", "rows", "stream", "position")
 
     def __init__(self, index: StepIndex) -> None:
@@ -65,7 +66,8 @@ class EpisodeIndex:
         ):
             number = self._newest.get(stream)
             rows = self._table["rows"]
-            if first or number is None or not rows[number]:  # new, or all evicted
+            # An episode whose rows are all evicted is listed again.
+            if first or number is None or not rows[number]:
                 self._append(step, 1)
             else:
                 rows[number] += 1
@@ -93,7 +95,10 @@ class EpisodeIndex:
             self._newest = {s: i - count for s, i in self._newest.items() if i >= count}
 
     def rebuild(self, ids: np.ndarray, is_first: np.ndarray, saved: StateDict) -> None:
-        """List the episodes of all live steps, in the order of a saved state."""
+        """List the episodes of all live steps, in the order of a saved state.
+
+        `ids` are all live steps, and `is_first` their flags.
+        """
         self.clear()
         index = self.index
         rows = ids % index.capacity
@@ -204,7 +209,10 @@ class EpisodeSampler:
 
 
 def _first_live_id(index: StepIndex, stream: int) -> int:
-    """Return the id of the first live step of a stream, searching from the oldest."""
+    """Return the id of the first live step of a stream.
+
+    Searches blocks of ids of increasing width, from the oldest live step on.
+    """
     width, first = 64, index.first
     while True:
         ids = np.arange(first, min(first + width, index.total))

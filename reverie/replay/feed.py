@@ -32,7 +32,7 @@ from reverie.replay.staging import (
 from reverie.rows import Window
 from reverie.spaces import Arrays
 
-_STEPID, _PRIORITY = "#stepid", "#priority"  # no extra has such a name
+_STEPID, _PRIORITY = "#stepid", "#priority"  # different from all names of extras
 
 
 class ReplayFeed:
@@ -158,7 +158,7 @@ class ReplayFeed:
         return 0 if self.device_copy is None else self.device_copy.pop_num_writes()
 
     def _discard_prefetched(self) -> list[str]:
-        """Discard prefetched batches; returns the names of their windows."""
+        """Discard prefetched batches; return the names of their kinds."""
         names = list(self._prefetched)
         for future in self._prefetched.values():
             future.result()
@@ -200,6 +200,7 @@ class _BatchSampler:
         self._stream = make_stream(device)
 
     def sample(self, name: str) -> _InFlightBatch:
+        """Sample a batch and start its copy to the device."""
         if self._stream is None:
             host_buffer = self._free_buffer(name)
             self.replay.sample(name, out=host_buffer.arrays)
@@ -216,6 +217,7 @@ class _BatchSampler:
             return _InFlightBatch(packed, record_event(self.device))
 
     def _free_buffer(self, name: str) -> _HostBuffer:
+        """Return a host buffer that no tensor uses; create one if there is none."""
         for buffer in self._buffers[name]:
             if buffer.reference_counts() == buffer.free_counts:
                 return buffer

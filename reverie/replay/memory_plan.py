@@ -19,7 +19,7 @@ MEMORY_FRACTION = 0.6
 """Fraction of the available memory that a replay may take."""
 
 INDEX_BYTES = 4 + 8 + 4 + 4
-"""Bytes per step of the step index in memory."""
+"""Bytes per step of `StepIndex`: stream, position, and offsets to both neighbors."""
 
 FITTED_DISK_FRACTION = 0.8
 """Fraction of the free disk space that a replay with reduced capacity may take."""
@@ -34,7 +34,7 @@ class MemoryPlan:
 
     storage: Literal["ram", "disk"]
     capacity: int
-    step_bytes: int
+    step_bytes: int  # bytes of all keys of one step
     ram_bytes: int
     disk_bytes: int
     requested_capacity: int = 0
@@ -66,7 +66,10 @@ class MemoryPlan:
 
 
 def required_capacity(capacity: int, num_envs: int, windows: dict[str, Window]) -> int:
-    """Return the capacity needed for one sequence; raise if `capacity` is lower."""
+    """Return the lowest capacity with which a sequence is always stored.
+
+    Raises a `UserError` if `capacity` is lower.
+    """
     longest = max((window.span for window in windows.values()), default=1)
     needed = max((longest - 1) * num_envs + 1, num_envs)
     if capacity < needed:
@@ -111,6 +114,7 @@ def make_memory_plan(
     file_row_bytes = 4  # of `DiskStore.file_row`
 
     def plans(capacity: int) -> tuple[MemoryPlan, ...]:
+        """Return the plans that `storage` allows, the preferred one first."""
         file_bytes = capacity * (step_bytes + FILE_INDEX_BYTES)
         narrow_bytes = step_bytes - wide_bytes
         ram = MemoryPlan(
@@ -140,6 +144,7 @@ def make_memory_plan(
         )
 
     def find_problem(plan: MemoryPlan) -> str | None:
+        """Return why a plan cannot be used; None if it can."""
         if plan.storage == "disk" and directory is None:
             return "needs --logdir"
         return _find_problem(plan, memory, space)
@@ -188,7 +193,10 @@ def _find_problem(plan: MemoryPlan, memory: int, space: int) -> str | None:
 
 
 def _largest_capacity(plan: MemoryPlan, memory: int, space: float) -> int:
-    """Return about how many steps would fit, rounded down to two digits."""
+    """Return about how many steps would fit, rounded down to two digits.
+
+    The factor 0.95 leaves room for memory that does not depend on the capacity.
+    """
     fraction = min(
         memory * MEMORY_FRACTION / plan.ram_bytes,
         space / plan.disk_bytes if plan.disk_bytes else 1.0,

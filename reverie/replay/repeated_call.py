@@ -13,19 +13,19 @@ WARM_UP = 2
 
 
 class RepeatedCall:
-    """Calls a function that changes tensors in place and returns nothing.
+    """Calls a function, as a CUDA graph if its arguments are always the same tensors.
 
     An agent whose updates are CUDA graphs passes tensors at the same addresses in every
     update. The third such call captures the function as a CUDA graph; replaying it
-    launches all kernels at once. The function must only launch kernels, and all other
-    tensors that it uses must stay at their addresses.
+    launches all kernels at once. The function must return nothing and only launch
+    kernels, and all other tensors that it uses must stay at their addresses.
     """
 
     def __init__(self, function: Callable[..., None], device: torch.device):
         self.function = function
         self.can_capture = device.type == "cuda"
-        self._key: Any = None
-        self._calls = 0
+        self._key: Any = None  # addresses and shapes of the tensors of the last call
+        self._calls = 0  # consecutive calls with this key
         self._graph: Any = None
 
     def __call__(self, *inputs: Tensor | dict[str, Tensor]) -> None:
@@ -54,6 +54,7 @@ def _capture(function: Callable[..., None], inputs: Any) -> Any:
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
     try:
+        # "thread_local": other threads may use CUDA during the capture.
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             function(*inputs)
     except RuntimeError:

@@ -98,7 +98,7 @@ class SegmentFiles:
         self._changed: set[ReplaySegment] = set()  # extras differ from the file
         self._pending: deque[PendingSegment] = deque()
         self._executor: ThreadPoolExecutor | None = None
-        self._unsynced: list[str] = []  # names of files to flush to disk
+        self._unsynced: list[str] = []  # names of files that need `fsync`
         self._buffers: list[Arrays] = []  # reused: first access to new memory is slow
 
     @property
@@ -117,8 +117,8 @@ class SegmentFiles:
             return
         self._write_full_segments()
         self.wait(MAX_PENDING, until=index.total + count - self.tail)
-        held = index.total - max(self.first_unwritten, index.first)
-        assert held + count <= self.tail, (held, count, self.tail)
+        num_in_tail = index.total - max(self.first_unwritten, index.first)
+        assert num_in_tail + count <= self.tail, (num_in_tail, count, self.tail)
         self.evict()
 
     def wait(self, max_pending: int = 0, until: int = 0) -> None:
@@ -247,8 +247,8 @@ class SegmentFiles:
         records = listed_files(manifest)
         find_corruption = partial(array_file.find_corruption, self.directory)
         with ThreadPoolExecutor(4) as executor:
-            corrupt = executor.map(find_corruption, records)
-            problems = dict(zip(records, corrupt, strict=True))
+            found = executor.map(find_corruption, records)
+            problems = dict(zip(records, found, strict=True))  # None if intact
         for first, count, rows_record, extras_record in manifest:
             if first + count <= oldest:
                 continue
@@ -271,7 +271,9 @@ class SegmentFiles:
                 extras = FileRecord(*extras_record)
                 problem = problems[extras] or self._add_extras(segment, extras, arrays)
                 if problem:
-                    consequence = f"Older extras are used for {_steps(first, count)}."
+                    consequence = (
+                        f"Older extras are used for {_describe_steps(first, count)}."
+                    )
                     array_file.quarantine(
                         self.directory, extras.name, problem, consequence
                     )
@@ -281,7 +283,10 @@ class SegmentFiles:
     def _add_extras(
         self, segment: ReplaySegment, record: FileRecord, arrays: Arrays
     ) -> str | None:
-        """Replace extras in `arrays` by those of a file; return a problem or None."""
+        """Replace extras in `arrays` by those of a file with newer values.
+
+        Returns why the file cannot be used, or None if it was used.
+        """
         try:
             file = array_file.read_layout(self.directory, record)
             extras = file.open(self.directory)[1]
@@ -296,7 +301,7 @@ class SegmentFiles:
     def _quarantine_rows(
         self, record: FileRecord, problem: str, first: int, count: int
     ) -> None:
-        consequence = f"The replay continues without {_steps(first, count)}."
+        consequence = f"The replay continues without {_describe_steps(first, count)}."
         array_file.quarantine(self.directory, record.name, problem, consequence)
 
     def _next_to_write(self) -> int:
@@ -390,7 +395,10 @@ class SegmentFiles:
         return file
 
     def _copy_steps(self, first: int, count: int) -> tuple[Arrays, np.ndarray]:
-        """Copy consecutive steps, sorted by stream as in a file; return the order."""
+        """Return a copy of consecutive steps as in a file, and the order of its rows.
+
+        Row i is the step `first + order[i]`.
+        """
         ids = np.arange(first, first + count)
         stream = self.index.stream[ids % self.index.capacity]
         # Steps of one stream are contiguous, so that a window is one or two reads.
@@ -411,8 +419,8 @@ class SegmentFiles:
     def _use_file(self, pending: PendingSegment, file: ArrayFile) -> None:
         """Read the steps of a completed file from disk from now on, not from memory."""
         segment = ReplaySegment(pending.first, len(pending.order), file)
-        none = np.zeros(0, np.int64)
-        changed = np.unique(np.concatenate([none, *pending.changed_ids]))
+        no_ids = np.zeros(0, np.int64)
+        changed = np.unique(np.concatenate([no_ids, *pending.changed_ids]))
         extras = {key: space.zeros(len(changed)) for key, space in self.extras.items()}
         if len(changed):
             self.store.gather(changed, extras)
@@ -433,7 +441,7 @@ class SegmentFiles:
 
 
 def listed_files(manifest: Any) -> list[FileRecord]:
-    """Return the records of all files; raise `InvalidFile` if they are not valid.
+    """Return the records of all files of a manifest; raise `InvalidFile` if not valid.
 
     Only names of segments are accepted, because listed files are moved and deleted.
     """
@@ -473,5 +481,5 @@ def check_columns(arrays: Arrays, spaces: Spaces, rows: int) -> None:
             )
 
 
-def _steps(first: int, count: int) -> str:
+def _describe_steps(first: int, count: int) -> str:
     return f"steps {first} to {first + count - 1}"

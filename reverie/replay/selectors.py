@@ -49,7 +49,7 @@ class UniformSelector(Selector):
         steps = index.total - index.first
         windows = index.num_windows(self.span)
         assert windows > 0, f"no window of {self.span} steps is stored yet"
-        if windows * 64 < steps:
+        if windows * 64 < steps:  # rejection sampling would need too many tries
             starts = index.window_starts(self.span)
             return starts[rng.integers(0, len(starts), count)]
         drawn = np.empty(0, np.int64)
@@ -93,7 +93,7 @@ class RecencySelector(Selector):
         self.span = span
         self.exponent = exponent
         self._new_windows = NewWindowTracker(index, span)
-        self._newest = -1
+        self._newest = -1  # start id of the newest complete window
         self._cumulative = np.empty(0)  # unnormalized, over ages 1, 2, ...
 
     def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -107,14 +107,14 @@ class RecencySelector(Selector):
             self._cumulative = np.cumsum(ages**-self.exponent)
         cumulative = self._cumulative[:max_age]
         drawn = np.empty(0, np.int64)
-        for _ in range(32):
+        for _ in range(32):  # rejection sampling; usually the first pass is enough
             points = rng.random(2 * count) * cumulative[-1]
             ages = np.searchsorted(cumulative, points, "right")
             ids = self._newest - np.minimum(ages, max_age - 1)
             drawn = np.append(drawn, ids[index.has_window(ids, self.span)])
             if len(drawn) >= count:
                 return drawn[:count]
-        # Rejection sampling failed because few recent windows are complete: list them.
+        # Few recent windows are complete: list all complete windows instead.
         starts = index.window_starts(self.span)
         weights = np.cumsum((self._newest - starts + 1.0) ** -self.exponent)
         chosen = np.searchsorted(weights, rng.random(count) * weights[-1], "right")
@@ -164,6 +164,7 @@ class PrioritizedSelector(Selector):
             capacity, first = self.index.capacity, self.index.first
             starts = first + (rows - first) % capacity  # live ids in these rows
             if is_new or self.config.zero_on_sample:
+                # Keep the first sample of each window: its weight changes to 0.
                 starts = starts[np.sort(np.unique(starts, return_index=True)[1])]
                 self._mark_sampled(starts)
             drawn = np.append(drawn, starts)

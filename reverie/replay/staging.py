@@ -43,7 +43,10 @@ class PackedBatch(dict[str, Any]):
 
 
 class StagingBuffer:
-    """Arrays in one block of host memory, pinned for a CUDA device."""
+    """Arrays in one block of host memory, pinned for a CUDA device.
+
+    The arrays have the keys, shapes and types of those in `like`.
+    """
 
     def __init__(self, like: Arrays, pinned: bool) -> None:
         self._layout: dict[str, tuple[int, int, torch.dtype, tuple[int, ...]]] = {}
@@ -60,8 +63,8 @@ class StagingBuffer:
     def views(self, memory: Tensor) -> Batch:
         """Return the arrays as views of `memory`, which has the same layout."""
         return {
-            key: memory[start : start + count].view(dtype).view(shape)
-            for key, (start, count, dtype, shape) in self._layout.items()
+            key: memory[start : start + nbytes].view(dtype).view(shape)
+            for key, (start, nbytes, dtype, shape) in self._layout.items()
         }
 
     def send(self, device: torch.device) -> PackedBatch:
@@ -71,11 +74,15 @@ class StagingBuffer:
         return PackedBatch(memory, self.views(memory))
 
     def copy_to(self, memory: Tensor) -> None:
+        """Copy all arrays to a tensor of the same layout, as `send` does."""
         memory.copy_(self.memory, non_blocking=self.pinned)
 
 
 class StagingPool:
-    """Reuses staging buffers once the device has read them."""
+    """Reuses staging buffers once the device has read them.
+
+    `like` has arrays of the shapes to stage. `depth` is the maximum number of buffers.
+    """
 
     def __init__(
         self, like: Arrays, device: torch.device, depth: int = MAX_AHEAD + 1

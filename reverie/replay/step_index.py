@@ -51,7 +51,7 @@ class StepIndex:
             self.env_stream[i] = self.create_stream()
 
     def create_stream(self) -> int:
-        """Create a stream that belongs to no environment."""
+        """Create a stream that belongs to no environment; return its number."""
         self.stream_begin = np.append(self.stream_begin, 0)
         self.stream_end = np.append(self.stream_end, 0)
         self.stream_last = np.append(self.stream_last, -1)
@@ -75,7 +75,7 @@ class StepIndex:
         return ids
 
     def add_sequence(self, stream: int, count: int) -> np.ndarray:
-        """Append consecutive steps to one stream; returns their ids."""
+        """Append `count` consecutive steps to one stream; return their ids."""
         assert count > 0
         ids, rows = self._allocate(count)
         previous = self.stream_last[stream]
@@ -132,7 +132,8 @@ class StepIndex:
     def ids_at(self, starts: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """Ids of the steps `offsets` after each start: (B,), (B, T) -> (B, T).
 
-        All of them must be stored, in the stream of their start.
+        All of them must be stored, in the stream of their start. As in `window_ids`,
+        the ids are first computed as if they were evenly spaced.
         """
         rows = starts % self.capacity
         stride = self.next_offset[rows].astype(np.int64)[:, None]
@@ -140,13 +141,13 @@ class StepIndex:
         guess = ids % self.capacity
         correct = self.stream[guess] == self.stream[rows][:, None]
         correct &= self.position[guess] == self.position[rows][:, None] + offsets
-        for row in np.flatnonzero(~correct.all(1)):
-            current, offset = int(starts[row]), 0
-            for t in np.argsort(offsets[row], kind="stable"):
-                while offset < offsets[row, t]:
+        for i in np.flatnonzero(~correct.all(1)):
+            current, offset = int(starts[i]), 0
+            for t in np.argsort(offsets[i], kind="stable"):
+                while offset < offsets[i, t]:
                     current += int(self.next_offset[current % self.capacity])
                     offset += 1
-                ids[row, t] = current
+                ids[i, t] = current
         return ids
 
     def predecessors(self, ids: np.ndarray, steps: int) -> np.ndarray:
@@ -196,9 +197,10 @@ class StepIndex:
         order = np.lexsort((position, stream))
         ids, stream, position = ids[order], stream[order].copy(), position[order]
         joined = (stream[1:] == stream[:-1]) & (position[1:] == position[:-1] + 1)
-        # starts and stops of parts without gaps; the last one keeps its stream number
-        edges = np.append(True, ~joined) if len(ids) else np.zeros(0, bool)
-        starts = np.flatnonzero(edges)
+        # Divide the streams into parts without gaps; the last part of a stream keeps
+        # the number of the stream.
+        begins_part = np.append(True, ~joined) if len(ids) else np.zeros(0, bool)
+        starts = np.flatnonzero(begins_part)
         stops = np.append(starts[1:], len(ids))[: len(starts)]
         before_gap = self.stream_last[stream[starts]] != ids[stops - 1]
         for start, stop in zip(starts[before_gap], stops[before_gap], strict=True):

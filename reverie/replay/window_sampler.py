@@ -40,11 +40,14 @@ class WindowSampler:
         self.index = index
         self.config = config
         self.selector = make_selector(index, window, config)
+        # Each kind of batch has its own sequence of random numbers.
         self.rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
         self.starts = np.zeros(window.batch, np.int64)
         self.chunk = np.full(window.batch, window.consec, np.int64)
-        self.queue: deque[int] = deque()  # starts of complete windows of new steps
-        self.pending: dict[int, int] = {}  # stream -> start of an incomplete window
+        # For online sampling: start ids of complete windows of new steps, and for each
+        # stream the start id of its incomplete window.
+        self.queue: deque[int] = deque()
+        self.pending: dict[int, int] = {}
         self._episodes = episodes if window.select == "episodes" else None
         self.episode_sampler = self._make_episode_sampler()
         # Ids and masks of the last batches sampled by episode, and of those put back.
