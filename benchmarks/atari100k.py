@@ -65,8 +65,8 @@ def main() -> None:
     )
     parser.add_argument("runs", nargs="*", type=Path, help="campaigns or runs")
     parser.add_argument("--out", type=Path, default=FOLDER)
-    parser.add_argument("--commit", help="of runs that have not recorded it")
-    parser.add_argument("--note", help="about the machine: with MPS")
+    parser.add_argument("--commit", help="commit of runs that have not recorded it")
+    parser.add_argument("--note", help="remark about the machine, such as 'with MPS'")
     parser.add_argument(
         "--frames",
         type=float,
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def find_finished(paths: Iterable[Path], frames: float = np.inf) -> list[Run]:
-    """Return the finished runs of campaigns, and the other runs at these paths.
+    """Return the finished runs in campaigns and in the other given folders.
 
     Runs that were stopped after at least `frames` frames are included. Other unfinished
     runs of campaigns are left out, and those given by their path are an error.
@@ -113,7 +113,7 @@ def find_finished(paths: Iterable[Path], frames: float = np.inf) -> list[Run]:
 
 
 def runs_of_campaign(queue: Queue) -> list[Run]:
-    """Return the runs that have started, with a note of those at the same time."""
+    """Return the runs that have started, each with a note of the runs in parallel."""
     statuses = {
         queue.run_folder(status.run.name): status
         for status in queue.statuses()
@@ -155,6 +155,7 @@ def find_period(run: Run, status: RunStatus) -> Period:
 
 
 def with_note(run: Run, *texts: str | None) -> Run:
+    """Return the run with a note that consists of the texts that are given."""
     return replace(run, about={**run.about, "note": ", ".join(filter(None, texts))})
 
 
@@ -190,7 +191,7 @@ def record(run: Run, out: Path, commit: str | None, note: str | None) -> None:
 
 
 def find_command(run: Run) -> str:
-    """Return the command of a run without its folder."""
+    """Return the command of a run without `--logdir` and `--trust`."""
     command = describe_command(run.about.get("command"))
     return re.sub(r" --(logdir \S+|trust\b)", "", command)
 
@@ -318,7 +319,7 @@ def aggregate_row(label: str, scores: Any) -> str:
 
 
 def with_interval(values: np.ndarray, statistic: Statistic) -> str:
-    """Return a statistic over games, and its interval if the games were redrawn."""
+    """Format a statistic over games, with its bootstrap interval over games."""
     rng = np.random.default_rng(0)
     draws = values[rng.integers(0, len(values), (RESAMPLES, len(values)))]
     low, high = np.quantile([statistic(list(x[:, None])) for x in draws], QUANTILES)
@@ -340,6 +341,7 @@ def mean_score(runs: Iterable[Run], task: str, window: ScoreWindow) -> float | N
 
 
 def mean_text(values: np.ndarray) -> str:
+    """Format the mean; empty if there are no values."""
     return format_number(values.mean()) if len(values) else ""
 
 
@@ -348,6 +350,7 @@ def game_of(run: Run) -> str:
 
 
 def options_of(run: Run) -> str:
+    """Return the options of a recorded run, as `find_options` returned them."""
     return str(run.settings.get("options", ""))
 
 

@@ -1,4 +1,4 @@
-"""Measure the time to generate a Crafter world: the original generator, and Reverie's.
+"""Compare the time to generate a Crafter world: original generator and Reverie's.
 
     python benchmarks/crafter_worlds.py --worlds 5
 
@@ -18,6 +18,7 @@ from crafter import constants, engine, objects, worldgen
 from reverie.envs.suites.crafter.terrain import generate_world
 
 AREA = (64, 64)
+"""Width and height of a world in cells."""
 GENERATORS = {"original": worldgen.generate_world, "Reverie": generate_world}
 
 

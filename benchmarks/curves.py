@@ -28,14 +28,14 @@ from reverie.render.video import write_image
 MODES = {"plain": "none", "fast": "auto"}
 """Names of the compared `--compile` settings."""
 TRAIN = [sys.executable, "-m", "reverie", "train", "--configs", "catch"]
-COMMON = {
+COMMON_SETTINGS = {
     "precision": ["bfloat16"],
     "logger.outputs": ["jsonl"],
     "run.report_every": ["0"],
     "run.save_every": ["0"],
     "run.overlap": ["off"],
 }
-LARGE = {
+LARGE_SETTINGS = {
     "env.catch.size": ["64", "64"],
     "dreamer.enc.mults": ["2", "3", "4", "4"],
     "dreamer.dec.mults": ["2", "3", "4", "4"],
@@ -44,19 +44,25 @@ LARGE = {
     "dreamer.opt.lr": ["3e-4"],
 }
 MAX_BINS = 16
+"""Maximum number of bins of a curve."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("logdir/curves"))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--minutes", type=float, default=60.0, help="at most")
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="time limit of the training"
+    )
     parser.add_argument("--small", action="store_true", help="small networks")
-    parser.add_argument("--draw", action="store_true", help="train nothing")
+    parser.add_argument(
+        "--draw", action="store_true", help="only evaluate existing runs"
+    )
     args, flags = parser.parse_known_args()
     seeds = range(args.seeds)
     if not args.draw:
-        settings = COMMON if args.small else COMMON | LARGE
+        settings = COMMON_SETTINGS
+        settings = settings if args.small else settings | LARGE_SETTINGS
         words = [
             word for key, values in settings.items() for word in (f"--{key}", *values)
         ]

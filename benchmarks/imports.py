@@ -8,27 +8,29 @@ import sys
 import time
 
 ROUNDS = 5
+"""Number of measurements, of which the median is printed."""
 
 
 def seconds(statement: str) -> float:
+    """Return the time of a new interpreter that executes a statement."""
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", statement], check=True)
     return time.perf_counter() - start
 
 
 def main() -> None:
-    names = ("pass", "import torch", "import reverie", "from reverie import train")
-    for name in names:
-        seconds(name)  # warm the file cache
-    durations = {name: [] for name in names}
+    statements = ("pass", "import torch", "import reverie", "from reverie import train")
+    for statement in statements:
+        seconds(statement)  # warm the file cache
+    durations = {statement: [] for statement in statements}
     for _ in range(ROUNDS):
-        for name in names:
-            durations[name].append(seconds(name))
-    empty = statistics.median(durations["pass"])
-    torch = statistics.median(durations["import torch"]) - empty
-    for name in names[2:]:
-        ratio = (statistics.median(durations[name]) - empty) / torch
-        print(f"{name:30} {ratio:.2f} of `import torch` ({torch:.2f} s here)")
+        for statement in statements:
+            durations[statement].append(seconds(statement))
+    startup = statistics.median(durations["pass"])
+    torch = statistics.median(durations["import torch"]) - startup
+    for statement in statements[2:]:
+        ratio = (statistics.median(durations[statement]) - startup) / torch
+        print(f"{statement:30} {ratio:.2f} of `import torch` ({torch:.2f} s here)")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from reverie.run.config import resolve
 from reverie.spaces import Space
 
 ACTIONS = {"crafter": 17, "atari": 4}
+"""Number of actions, by preset."""
 
 
 def main() -> None:
@@ -40,6 +41,7 @@ def main() -> None:
 
 
 def measure(preset: str, args: argparse.Namespace) -> None:
+    """Print the times and memory of the updates of one preset."""
     device = devices.pick_device("auto")
     devices.enable_autotuning(device)
     flags = {"iris.actor_critic.low_precision_conv": not args.full}
@@ -79,6 +81,7 @@ def timed(call: Any, count: int, device: torch.device) -> float:
 
 
 def make_batch(agent: Iris, component: str) -> Batch:
+    """Return a random batch with the shape on which a component trains."""
     window, rng = agent.windows[component], np.random.default_rng(0)
     rows = (window.batch, window.length)
     batch = {

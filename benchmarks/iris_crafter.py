@@ -23,9 +23,9 @@ import numpy as np
 from reverie.render.curve import Curve, draw_curves, read_scores
 from reverie.render.video import write_image
 
-RANDOM = 1.52, 0.12
-"""Score of the random agent and its standard error, over 100 episodes."""
-REWARDS = {
+RANDOM_SCORE = 1.52, 0.12
+"""Mean score of a random agent over 100 episodes, and its standard error."""
+REWARD_METRICS = {
     "imagined": "train/actor_critic/imagined_reward",
     "collected": "collect/reward_mean",
 }
@@ -49,16 +49,16 @@ def record(run: Path, out: Path, name: str, first: int) -> None:
     out.mkdir(parents=True, exist_ok=True)
     scores = read_scores(run)
     last = max((step for step, _ in scores), default=1.0)
-    mean, error = RANDOM
-    flat = [(0.0, mean), (last, mean)]
+    mean, error = RANDOM_SCORE
+    random_curve = [(0.0, mean), (last, mean)]
     title = f"Crafter, iris_crafter_short for 12 minutes; random agent {mean} ± {error}"
-    curves: dict[str, Curve] = {"iris": scores, "random": flat}
+    curves: dict[str, Curve] = {"iris": scores, "random": random_curve}
     write_image(out / f"{name}.png", draw_curves(curves, title))
     source = run / "scores.jsonl"
     shutil.copyfile(source, out / f"{name}-seed0.jsonl")
     rewards = read_rewards(run / "metrics.jsonl")
-    picture = draw_curves(rewards, "reward per step", y_label="reward", smooth=False)
-    write_image(out / f"{name}-dreams.png", picture)
+    image = draw_curves(rewards, "reward per step", y_label="reward", smooth=False)
+    write_image(out / f"{name}-dreams.png", image)
     print_table(scores, first)
 
 
@@ -67,7 +67,7 @@ def read_rewards(path: Path) -> dict[str, Curve]:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return {
         name: [(float(x["step"]), float(x[key])) for x in lines if key in x]
-        for name, key in REWARDS.items()
+        for name, key in REWARD_METRICS.items()
     }
 
 

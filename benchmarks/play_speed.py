@@ -1,4 +1,4 @@
-"""Speed and memory of `reverie play`, by a WebSocket client on the same machine.
+"""Measure speed and memory of `reverie play` with a WebSocket client.
 
     python benchmarks/play_speed.py --task catch --json .local/play.json
     python benchmarks/play_speed.py --task crafter_reward --configs size12m
@@ -6,9 +6,9 @@
 
 Starts the server with the run in LOGDIR, or with a new run of the task that has its
 initial weights. Such a world model predicts the end of an episode at random, so the end
-is ignored there. The client acknowledges every view, as the page does, and presses
-another key four times per second. The measurement starts after 100 views, when kernels
-are compiled and CUDA graphs are captured. Printed are:
+is ignored there. The client runs on the same machine, acknowledges every view, as the
+page does, and presses another key four times per second. The measurement starts after
+100 views, when kernels are compiled and CUDA graphs are captured. Printed are:
 
 - frames per second between consecutive steps of an episode, at the highest speed of the
   page. The rate of the environment times this speed (`target`) is the most that the
@@ -47,9 +47,12 @@ from reverie.play.load import LoadedRun
 from reverie.play.simulation import IN_MODEL, Simulation
 
 KEY_SECONDS = 0.25
+"""Time between two keys."""
 WARM_UP_SECONDS, WARM_UP_VIEWS = 3.0, 100
+"""Duration of the warm-up: first this many views, then this time."""
 MAX_WARM_UP_SECONDS = 300.0
 FLAGS = {"human-model": "-w", "agent-model": "-a", "human-env": "-u"}
+"""Flags of `reverie play`, by mode."""
 SERVER = "server"
 """First argument of the process of the server."""
 
@@ -132,7 +135,7 @@ class Server:
         return connect(f"ws://{parts.netloc}/ws?{parts.query}", max_size=2**24)
 
     def sample(self) -> Sample:
-        """Return CPU time and memory, from `/proc`."""
+        """Return CPU time (of user and system) and memory, from `/proc`."""
         folder = Path(f"/proc/{self._process.pid}")
         fields = (folder / "stat").read_text().rpartition(")")[2].split()
         ticks = int(fields[11]) + int(fields[12])
@@ -145,6 +148,7 @@ class Server:
 
 
 def measure(server: Server, seconds: float) -> dict[str, Any]:
+    """Connect, wait for the warm-up, and measure for this time; return the results."""
     with server.connect() as socket:
         hello = json.loads(socket.recv())
         keys = single_keys(hello["controls"])
@@ -162,10 +166,12 @@ def measure(server: Server, seconds: float) -> dict[str, Any]:
             target = batch.target
             samples.append(server.sample())
     cpu = samples[-1].cpu - samples[0].cpu
-    late = samples[len(samples) // 5 :]
-    times = np.array([sample.time / 60 for sample in late])
-    memory = np.array([sample.memory for sample in late])
-    growth = float(np.polyfit(times - times[0], memory, 1)[0]) if len(late) > 2 else 0.0
+    later = samples[len(samples) // 5 :]  # without the first fifth
+    times = np.array([sample.time / 60 for sample in later])
+    memory = np.array([sample.memory for sample in later])
+    growth = (
+        float(np.polyfit(times - times[0], memory, 1)[0]) if len(later) > 2 else 0.0
+    )
     return {
         "task": hello["task"],
         "agent": hello["agent"],
@@ -194,26 +200,29 @@ def warm_up(socket: ClientConnection, keys: list[str]) -> None:
 
 
 class Batch(NamedTuple):
-    """What was measured in some seconds."""
+    """Measurements of `receive_for`; times are in seconds."""
 
     intervals: list[float]
+    """Times between consecutive steps."""
     latencies: list[float]
+    """Times from a key to the first view that used it."""
     frames: int
     target: float
+    """Frames per second that the server aims at."""
 
 
 def receive_for(socket: ClientConnection, seconds: float, keys: list[str]) -> Batch:
-    """Receive views, and press and release a key in turn."""
+    """Receive views for some seconds; press another key every `KEY_SECONDS`."""
     start = time.perf_counter()
     next_key, pressed = start, 0
     intervals, latencies, frames, target = [], [], 0, 0.0
-    before: tuple[int, int, float] | None = None
-    waiting: float | None = None
+    previous: tuple[int, int, float] | None = None  # episode, step and time
+    key_time: float | None = None  # when the key was sent that no view has used yet
     while (now := time.perf_counter()) < start + seconds:
         if now >= next_key:
             pressed += 1
             held = [keys[pressed % len(keys)]] if keys else []
-            waiting = now
+            key_time = now
             send(socket, type="keys", held=held, timestamp=now)
             next_key = now + KEY_SECONDS
         try:
@@ -227,20 +236,20 @@ def receive_for(socket: ClientConnection, seconds: float, keys: list[str]) -> Ba
         header = decode(message)
         now = time.perf_counter()
         send(socket, type="ack", number=header["number"])
-        if waiting is not None and header["timestamp"] == waiting:
-            latencies.append(now - waiting)
-            waiting = None
+        if key_time is not None and header["timestamp"] == key_time:
+            latencies.append(now - key_time)
+            key_time = None
         frames += 1
         target = header["target_fps"]
         step = header["episode"], header["step"], now
-        if before is not None and step[:2] == (before[0], before[1] + 1):
-            intervals.append(now - before[2])
-        before = step
+        if previous is not None and step[:2] == (previous[0], previous[1] + 1):
+            intervals.append(now - previous[2])
+        previous = step
     return Batch(intervals, latencies, frames, target)
 
 
 def decode(message: bytes) -> dict[str, Any]:
-    """Return the header of a view; its images are decoded, too."""
+    """Decode a view, including its images, as the page does; return its header."""
     (length,) = struct.unpack_from("<I", message)
     header: dict[str, Any] = json.loads(message[4 : 4 + length])
     start = 4 + length
@@ -252,7 +261,7 @@ def decode(message: bytes) -> dict[str, Any]:
 
 
 def single_keys(controls: list[dict[str, Any]]) -> list[str]:
-    """Return the keys that alone select an action."""
+    """Return the keys that select an action without other keys."""
     combinations = [keys for c in controls for keys in c["key_combinations"]]
     return [keys[0] for keys in combinations if len(keys) == 1]
 

@@ -1,4 +1,4 @@
-"""Throughput of batches from a dataset that does not fit in memory.
+"""Measure the throughput of batches from a dataset that does not fit in memory.
 
     python benchmarks/recordings.py [--episodes 60] [--rows 150] [--size 84]
 
@@ -29,7 +29,9 @@ from reverie.spaces import Space
 
 ACTION = {"action": Space(np.float32, (7,), -1, 1)}
 WINDOW = Window(16, 64)
+"""Batches of 16 sequences of 64 rows."""
 MIN_SPEED = 0.5
+"""Minimum speed of batches, relative to the raw speed."""
 
 
 def main() -> int:
@@ -44,16 +46,17 @@ def main() -> int:
 
 
 def measure(folder: Path, options: argparse.Namespace) -> int:
+    """Write episodes, print the speeds, and return the exit code."""
     rng = np.random.default_rng(0)
     for i in range(options.episodes):
         episode = make_episode(rng, options.rows, options.size)
         write_npz_episode(folder, f"demo_{i}", episode, ACTION)
     compressed = sum(path.stat().st_size for path in folder.glob("*.npz"))
     paths = sorted(folder.glob("*.npz"))
-    decompress(paths[:2])
-    begin = time.perf_counter()
+    decompress(paths[:2])  # warm-up
+    start = time.perf_counter()
     total = decompress(paths)
-    raw = total / (time.perf_counter() - begin) / 1e6
+    raw = total / (time.perf_counter() - start) / 1e6
     print(
         f"{options.episodes} episodes of {options.rows} rows, {options.size}x"
         f"{options.size}: {total / 1e6:.0f} MB, compressed {compressed / 1e6:.0f} MB"
@@ -72,11 +75,11 @@ def measure(folder: Path, options: argparse.Namespace) -> int:
             batch = feed("train")
         size = sum(value.nbytes for value in batch.values())
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        begin, count = time.perf_counter(), 0
-        while time.perf_counter() - begin < options.seconds:
+        start, count = time.perf_counter(), 0
+        while time.perf_counter() - start < options.seconds:
             feed("train")
             count += 1
-        speed = count * size / (time.perf_counter() - begin) / 1e6
+        speed = count * size / (time.perf_counter() - start) / 1e6
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         cached = feed._train.bytes
         feed.close()
@@ -93,9 +96,9 @@ def make_episode(rng: np.random.Generator, rows: int, size: int) -> dict:
     x = np.linspace(0, 6, size)
     phase = np.cumsum(rng.normal(0, 0.1, (rows, 2)), 0)
     waves = np.sin(x + phase[:, :1])[:, None] + np.cos(x + phase[:, 1:])[:, :, None]
-    shades = (waves + 2) * 50
-    image = shades[..., None] + rng.integers(0, 4, (rows, size, size, 3))
-    flags = np.arange(rows)
+    brightness = (waves + 2) * 50
+    image = brightness[..., None] + rng.integers(0, 4, (rows, size, size, 3))
+    index = np.arange(rows)
     action = rng.uniform(-1, 1, (rows, 7)).astype(np.float32)
     action[-1] = 0
     return {
@@ -103,13 +106,14 @@ def make_episode(rng: np.random.Generator, rows: int, size: int) -> dict:
         "joints": rng.normal(size=(rows, 7)).astype(np.float32),
         "action": action,
         "reward": np.zeros(rows, np.float32),
-        "is_first": flags == 0,
-        "is_last": flags == rows - 1,
-        "is_terminal": flags == rows - 1,
+        "is_first": index == 0,
+        "is_last": index == rows - 1,
+        "is_terminal": index == rows - 1,
     }
 
 
 def decompress(paths: list[Path]) -> int:
+    """Read files; return the number of decompressed bytes."""
     return sum(value.nbytes for path in paths for value in load_arrays(path).values())
 
 

@@ -1,4 +1,4 @@
-"""Speed of the replay, compared to plain copies of the same number of bytes.
+"""Measure the speed of the replay buffer, relative to plain copies of as many bytes.
 
     python benchmarks/replay.py --json .local/replay.json
 
@@ -30,6 +30,7 @@ from reverie.rows import Window
 from reverie.spaces import Space
 
 ENVS = 16
+"""Number of environments."""
 WINDOW = Window(16, 64, context=1)
 SPACES = {
     "image": Space(np.dtype(np.uint8), (64, 64, 3)),
@@ -91,6 +92,7 @@ def make_rows() -> dict[str, np.ndarray]:
 def measure(
     replay: Replay, storage: str, arguments: argparse.Namespace
 ) -> dict[str, Any]:
+    """Fill the replay; return the times of `sample`, `add` and plain copies."""
     rows = make_rows()
     while len(replay) < replay.capacity:
         replay.add(rows)
@@ -108,13 +110,13 @@ def measure(
     target = {
         k: np.empty((replay.capacity, *v.shape[1:]), v.dtype) for k, v in rows.items()
     }
-    at = 0
+    position = 0
 
     def copy_rows() -> None:
-        nonlocal at
-        at = (at + ENVS) % (replay.capacity - ENVS)
+        nonlocal position
+        position = (position + ENVS) % (replay.capacity - ENVS)
         for key, value in rows.items():
-            target[key][at : at + ENVS] = value
+            target[key][position : position + ENVS] = value
 
     for _ in range(replay.capacity // ENVS):  # allocate every page
         copy_rows()
@@ -129,7 +131,10 @@ def measure(
 
 
 def measure_memory(replay: Replay, steps: int) -> dict[str, Any]:
-    """Resident memory while a full replay is added to and sampled."""
+    """Return the resident memory while rows are added to and sampled from a replay.
+
+    The replay is full. Latents are written back after sampling, as in training.
+    """
     rows = make_rows()
     batch = replay.empty_batch("train")
     ids = batch["stepid"][:, 1:]
@@ -156,7 +161,10 @@ def measure_memory(replay: Replay, steps: int) -> dict[str, Any]:
 def median_times(
     one: Callable[[], object], two: Callable[[], object], repeats: int
 ) -> tuple[float, float]:
-    """Median seconds of two functions, called alternately to share the noise."""
+    """Return the median times of two functions.
+
+    They are called alternately, so that other load affects both of them.
+    """
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(repeats):
         for function, seconds in zip((one, two), times, strict=True):
@@ -175,6 +183,7 @@ def copy_all(source: dict[str, np.ndarray], target: dict[str, np.ndarray]) -> No
 def compare(
     name: str, replay: float, copy: float, data: dict[str, np.ndarray]
 ) -> dict[str, Any]:
+    """Print and return the time of the replay, of plain copies, and their ratio."""
     size = sum(value.nbytes for value in data.values())
     ratio = copy / replay
     print(
@@ -190,6 +199,7 @@ def compare(
 
 
 def resident() -> int:
+    """Return the resident memory of this process in bytes."""
     with open("/proc/self/status") as file:
         for line in file:
             if line.startswith("VmRSS:"):

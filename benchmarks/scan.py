@@ -1,9 +1,9 @@
-"""Measure the time of the posterior scan, for each implementation (needs a CUDA GPU).
+"""Measure the time of the posterior scan of the RSSM, for each implementation.
 
     python benchmarks/scan.py --sizes 50m 200m --batches 16 32
 
-Forward and backward of 64 steps in bfloat16, captured as a CUDA graph; the median of
-twenty replays.
+Prints the median time of twenty forward and backward passes over 64 steps in bfloat16,
+which are captured as a CUDA graph. Needs a CUDA GPU.
 """
 
 from __future__ import annotations
@@ -92,13 +92,13 @@ def make_scan(size: str, batch: int, length: int) -> ForwardPass:
 
 def measure(implementation: ModuleType, scan: ForwardPass) -> float:
     """Return the median milliseconds of one forward and backward pass."""
-    leaves = [*scan.weights, scan.inputs.actions, scan.inputs.tokens]
+    inputs = [*scan.weights, scan.inputs.actions, scan.inputs.tokens]
     outputs = posterior.posterior_scan(implementation, scan)
-    upstream = [torch.randn_like(x) for x in outputs]
+    output_grads = [torch.randn_like(x) for x in outputs]
 
     def forward_backward() -> None:
         outputs = posterior.posterior_scan(implementation, scan)
-        torch.autograd.grad(outputs, leaves, upstream)
+        torch.autograd.grad(outputs, inputs, output_grads)
 
     replay = capture(forward_backward)
     for _ in range(3):
@@ -107,6 +107,7 @@ def measure(implementation: ModuleType, scan: ForwardPass) -> float:
 
 
 def capture(call: Callable[[], None]) -> Callable[[], None]:
+    """Capture a call as a CUDA graph; return the function that replays it."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -120,6 +121,7 @@ def capture(call: Callable[[], None]) -> Callable[[], None]:
 
 
 def milliseconds(call: Callable[[], None]) -> float:
+    """Return the time of a call on the GPU."""
     event: Any = torch.cuda.Event
     start, stop = (event(enable_timing=True) for _ in range(2))
     start.record()

@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def make_parser(description: str | None, updates: int) -> argparse.ArgumentParser:
-    """Return the options of all measurements of updates."""
+    """Return a parser with the options that this program and `iris.py` share."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--compile", default="auto")
     parser.add_argument("--precision", default="auto")
@@ -74,6 +74,7 @@ def make_parser(description: str | None, updates: int) -> argparse.ArgumentParse
 
 
 def measure(size: str, args: argparse.Namespace) -> None:
+    """Print the time of updates of one size, and the peak GPU memory."""
     device = devices.pick_device("auto")
     devices.enable_autotuning(device)
     agent = Dreamer(
@@ -91,7 +92,7 @@ def measure(size: str, args: argparse.Namespace) -> None:
     metrics = agent.train(feed)
     wait(device)
     print(f"{size}: first update {time.perf_counter() - start:.1f} s", flush=True)
-    for _ in range(4):
+    for _ in range(4):  # includes the capture of CUDA graphs
         agent.train(feed)
     wait(device)
     times = []
@@ -110,6 +111,7 @@ def measure(size: str, args: argparse.Namespace) -> None:
 
 
 def make_batch(agent: Dreamer) -> Batch:
+    """Return a random batch, in which few sequences start a new episode."""
     window, rng = agent.windows["train"], np.random.default_rng(0)
     rows = (window.batch, window.context + window.length)
     batch = {
@@ -124,6 +126,7 @@ def make_batch(agent: Dreamer) -> Batch:
 
 
 def show_kernels(call: Any, count: int) -> None:
+    """Profile a call, and print its `count` kernels that take the longest."""
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         call()
         torch.cuda.synchronize()

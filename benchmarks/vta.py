@@ -28,7 +28,7 @@ from reverie.worlds.vta.config import VTAConfig
 
 
 def milliseconds(call: Callable[[], object], times: int, device: torch.device) -> float:
-    """Return the median time of a call."""
+    """Return the median time of a call over `times` calls."""
     durations = []
     for _ in range(times):
         _wait(device)
@@ -69,7 +69,7 @@ def main() -> None:
 
     rng = np.random.default_rng(0)
     start = time.perf_counter()
-    make_sequences(rng, args.chunk, window.length, 2.0)
+    make_sequences(rng, args.chunk, window.length, dt=2.0)
     rate = args.chunk / (time.perf_counter() - start)
     needed = SequenceConfig().chunk // SequenceConfig().refresh
     print(

@@ -21,7 +21,9 @@ from pathlib import Path
 
 REVERIE = [sys.executable, "-m", "reverie"]
 RAISED_LIMITS = {"max_segments": 20, "max_segment": 20}
+"""Maximum number and length of segments."""
 STATIC = ["vta_static"]
+"""Preset with the static lower belief and the KL to the detector."""
 VARIANTS: dict[str, tuple[list[str], dict[str, object]]] = {
     "original": ([], {}),
     "kl_to_detector": ([], {"kl_to_detector": True, **RAISED_LIMITS}),

@@ -255,7 +255,8 @@ def test_crafter_run_is_recorded_with_imagined_and_collected_rewards(tmp_path, c
     lines = [json.dumps({"step": k, "episode/score": v}) for k, v in scores]
     (run / "scores.jsonl").write_text("\n".join(lines))
     crafter = load("iris_crafter.py")
-    imagined, collected = (crafter.REWARDS[key] for key in ("imagined", "collected"))
+    names = crafter.REWARD_METRICS
+    imagined, collected = names["imagined"], names["collected"]
     metrics = [{"step": 1, collected: 0.1}, {"step": 2, imagined: 0.3, collected: 0.2}]
     (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, metrics)))
     rewards = crafter.read_rewards(run / "metrics.jsonl")
