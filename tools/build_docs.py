@@ -20,14 +20,16 @@ from urllib.parse import unquote
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / ".local" / "docs"
+"""Copy of the pages, from which the site is built."""
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md", "benchmarks/*.md")
 HOME = "index.md"
 """Name of the copy of README.md."""
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+"""Target of a Markdown link."""
 RUN = "--configs debug --task catch --run.steps 600 --run.log_every 2 --seed 0"
-"""Settings of the run on the page of the gallery."""
+"""Settings of the run that is added to the gallery."""
 RUN_PAGE = "run/index.html"
-"""Its page, next to the gallery."""
+"""Page of this run, relative to the gallery."""
 RUN_SECTION = f"""
 ## A run in the browser
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 MIN_CORE = 90.0
 MIN_MODULE = 80.0
+"""Minimum coverage of all modules together and of each module, in percent."""
 
 EXCLUDED_SUITES = ("dmc", "loconav") if sys.version_info >= (3, 13) else ()
 """Suites that the tests of a developer install cannot run: labmaze, which they need,
@@ -57,6 +58,7 @@ def find_uncovered(report: dict) -> list[str]:
 
 
 def _format_lines(lines: list[int]) -> str:
+    """Format sorted line numbers as ranges, such as `3-7, 12`."""
     ranges: list[list[int]] = []
     for line in lines:
         if ranges and line == ranges[-1][1] + 1:

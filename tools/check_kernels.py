@@ -40,25 +40,25 @@ SHARED_KILOBYTES = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227}
 
 
 class KernelCompiler:
-    """Compiles kernels for one GPU, where they would be launched."""
+    """Compiles kernels for one compute capability instead of launching them."""
 
     def __init__(self, capability: int):
         self.capability = capability
         self.shared: Counter[str] = Counter()
-        """Most bytes of shared memory, by kernel."""
+        """Largest shared memory of each kernel, in bytes."""
         self.errors: dict[str, str] = {}
-        """Why a kernel does not compile."""
+        """Why a kernel does not compile, by kernel."""
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Run the code for this GPU on the CPU, with kernels that return zeros."""
-        run = JITFunction.run
+        original_run = JITFunction.run
         driver.set_active(CompileOnlyDriver(GPUTarget("cuda", self.capability, 32)))
 
         def compile_only(kernel: Any, *args: Any, **options: Any) -> None:
             name = f"{kernel.fn.__module__}.{kernel.fn.__name__}"
             try:
-                compiled = run(kernel, *args, **options | {"warmup": True})
+                compiled = original_run(kernel, *args, **options | {"warmup": True})
             except Exception as error:
                 self.errors[name] = f"{type(error).__name__}: {error}"[:300]
             else:
@@ -97,7 +97,7 @@ class KernelCompiler:
 
 
 def run_agent(words: list[str], precision: str) -> None:
-    """Run an update, its sections and policy steps of a config once."""
+    """Run an update, its sections and a policy step of a config once."""
     flags = ["--device", "cpu", "--compile", "step", "--precision", precision]
     config = command_config("train", [*words, *flags])
     config = replace(config, run=replace(config.run, envs=1))
@@ -110,13 +110,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--arch", type=int, nargs="+", default=[75, 80, 86, 89])
     options, words = parser.parse_known_args()
-    usable = True
+    all_usable = True
     for capability in options.arch:
         compiler = KernelCompiler(capability)
         with compiler.active():
             run_agent(words, "float16" if capability < 80 else "bfloat16")
-        usable &= compiler.report()
-    return 0 if usable else 1
+        all_usable &= compiler.report()
+    return 0 if all_usable else 1
 
 
 if __name__ == "__main__":

@@ -72,33 +72,34 @@ def check_licences(
         if not is_permissive(licence):
             messages.append(f"{name} has the licence {licence or '(none)'}.")
         for text in installed.requires or []:
-            needed = Requirement(text)
-            if needed.marker is None or needed.marker.evaluate({"extra": extra}):
-                queue += [(needed.name, x) for x in ("", *needed.extras)]
+            required = Requirement(text)
+            marker = required.marker
+            if marker is None or marker.evaluate({"extra": extra}):
+                queue += [(required.name, x) for x in ("", *required.extras)]
     return sorted({key for key, _ in seen}), sorted(set(messages))
 
 
 def licence_of(installed: metadata.Distribution) -> str:
     """Return the SPDX expression of a package, from its metadata."""
-    about = installed.metadata
-    if about.get("License-Expression"):
-        return about["License-Expression"]
+    fields = installed.metadata
+    if fields.get("License-Expression"):
+        return fields["License-Expression"]
     classifiers = [
         text.split("::")[-1].strip()
-        for text in about.get_all("Classifier") or []
+        for text in fields.get_all("Classifier") or []
         if text.startswith("License ::")
     ]
-    for text in [*classifiers, (about.get("License") or "").strip()]:
+    for text in [*classifiers, (fields.get("License") or "").strip()]:
         if text in PERMISSIVE:
             return text
         for pattern, identifier in LEGACY_NAMES:
             if re.match(pattern, text, re.IGNORECASE):
                 return identifier
-    return "; ".join([*classifiers, (about.get("License") or "")[:60]]).strip("; ")
+    return "; ".join([*classifiers, (fields.get("License") or "")[:60]]).strip("; ")
 
 
 def is_permissive(expression: str) -> bool:
-    """True if an SPDX expression allows a choice of only permissive licences."""
+    """True if an SPDX expression can be satisfied with permissive licences only."""
     inner = re.search(r"\(([^()]*)\)", expression)
     while inner:  # innermost brackets first
         result = "MIT" if is_permissive(inner[1]) else "not-permissive"

@@ -3,8 +3,8 @@
     python tools/kill_test.py --kills 100 [--agent dreamer] [--storage disk]
 
 Starts `reverie train` with a replay on disk and worker processes in a new folder, kills
-it with SIGKILL at random times (sometimes during a save), restarts it, and
-checks after each kill that
+it with SIGKILL at random times (sometimes during a save), restarts it, and checks after
+each kill that
 
 - there is a complete checkpoint, and its step is not lower than before the kill;
 - all replay files listed by that checkpoint exist and match their checksums;
@@ -77,38 +77,40 @@ class KillTest:
         self.log = logdir.with_suffix(".log")
 
     def run(self) -> dict:
-        inside = steps = leftovers = 0
-        shm = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
-        largest = 0
+        """Kill and resume the run; return the counts and problems."""
+        during_save = last_step = leftovers = 0  # kills, step and number of files
+        shm = "/dev/shm"  # folder of shared memory blocks
+        blocks_before = set(os.listdir(shm)) if os.path.isdir(shm) else set()
+        largest = 0  # size of the run folder in bytes
         for kill in range(self.arguments.kills):
-            in_save = inside < self.arguments.inside and kill % 2 == 0
-            inside += self._start_and_kill(in_save)
-            steps = self._check(kill, steps)
+            in_save = during_save < self.arguments.inside and kill % 2 == 0
+            during_save += self._start_and_kill(in_save)
+            last_step = self._check(kill, last_step)
             leftovers = max(leftovers, len(_leftovers(self.logdir)))
             size = sum(f.stat().st_size for f in self.logdir.rglob("*") if f.is_file())
             largest = max(largest, size)
             if kill % 10 == 9:
                 print(
-                    f"{kill + 1} kills, {inside} during a save, step {steps}, "
+                    f"{kill + 1} kills, {during_save} during a save, step {last_step}, "
                     f"{size / 2**20:.1f} MiB",
                     file=sys.stderr,
                     flush=True,
                 )
-        steps = self._resume_and_terminate(steps)
+        last_step = self._resume_and_terminate(last_step)
         if leftovers > MAX_LEFTOVERS:
             self.problems.append(f"{leftovers} files that no checkpoint lists")
-        if inside < self.arguments.inside:
-            self.problems.append(f"only {inside} kills were during a save")
-        left = len(set(os.listdir("/dev/shm")) - shm) if shm else 0
-        if left > 2:
-            self.problems.append(f"{left} leftover shared memory blocks")
+        if during_save < self.arguments.inside:
+            self.problems.append(f"only {during_save} kills were during a save")
+        new_blocks = set(os.listdir(shm)) - blocks_before if blocks_before else set()
+        if len(new_blocks) > 2:
+            self.problems.append(f"{len(new_blocks)} leftover shared memory blocks")
         return {
             "kills": self.arguments.kills,
-            "inside_save": inside,
-            "last_step": steps,
+            "inside_save": during_save,
+            "last_step": last_step,
             "most_leftovers": leftovers,
             "largest_mib": round(largest / 2**20, 1),
-            "shared_memory_left": left,
+            "shared_memory_left": len(new_blocks),
             "problems": self.problems,
         }
 
@@ -135,7 +137,7 @@ class KillTest:
         return [sys.executable, "-c", python, "train", "--configs", "debug", *arguments]
 
     def _start_and_kill(self, in_save: bool) -> bool:
-        """Start the run and kill it; returns True if that was during a save."""
+        """Start the run and kill it; return True if that was during a save."""
         process = self._start()
         try:
             if in_save:
@@ -152,7 +154,7 @@ class KillTest:
         return has_incomplete_save(self.logdir)
 
     def _start(self) -> subprocess.Popen:
-        """Start the run and wait for its first save, so that it always advances."""
+        """Start the run and wait for its next save, so that each start advances it."""
         ckpt = self.logdir / "ckpt"
         before = {p.name for p in Checkpoints(ckpt).paths()}
         with open(self.log, "ab") as log:
@@ -183,7 +185,7 @@ class KillTest:
                 return
             process.send_signal(signal.SIGCONT)
 
-    def _resume_and_terminate(self, steps: int) -> int:
+    def _resume_and_terminate(self, last_step: int) -> int:
         """Resume once more, stop with SIGTERM, and check the output of all starts."""
         process = self._start()
         process.terminate()
@@ -192,7 +194,7 @@ class KillTest:
             self.problems.append(
                 f"exit status {code} after SIGTERM: {self._log_tail()}"
             )
-        steps = self._check(self.arguments.kills, steps)
+        last_step = self._check(self.arguments.kills, last_step)
         output = self.log.read_text(errors="replace")
         resumed = output.count("Resumed ")
         if resumed != self.arguments.kills:
@@ -204,17 +206,20 @@ class KillTest:
         logged = [json.loads(line)["step"] for line in lines]
         if logged != sorted(logged):
             self.problems.append("steps in metrics.jsonl decrease")
-        return steps
+        return last_step
 
-    def _check(self, kill: int, steps: int) -> int:
+    def _check(self, kill: int, last_step: int) -> int:
+        """Check the newest checkpoint; return its step."""
         checkpoints = Checkpoints(self.logdir / "ckpt")
         newest = checkpoints.newest()
         if newest is None:
             self.problems.append(f"kill {kill}: no complete checkpoint")
-            return steps
+            return last_step
         step = int(checkpoint.read_manifest(newest)["step"])
-        if step < steps:
-            self.problems.append(f"kill {kill}: step decreased from {steps} to {step}")
+        if step < last_step:
+            self.problems.append(
+                f"kill {kill}: step decreased from {last_step} to {step}"
+            )
         if len(checkpoints.paths()) > 4:
             self.problems.append(f"kill {kill}: {len(checkpoints.paths())} checkpoints")
         for damage in self._verify(newest):
@@ -245,12 +250,15 @@ def has_incomplete_save(logdir: Path) -> bool:
     replay = checkpoint.read_part(checkpoints.paths()[-1], "replay")
     total = int(replay["index"]["total"])
     sizes = _segment_sizes(logdir)
-    full = max(sizes.values(), default=0)
-    return any(first + n > total and n < full for (_, first), n in sizes.items())
+    full_size = max(sizes.values(), default=0)
+    return any(first + n > total and n < full_size for (_, first), n in sizes.items())
 
 
 def _segment_sizes(logdir: Path) -> dict[tuple[str, int], int]:
-    """Number of steps of each replay file; only saves write incomplete segments."""
+    """Return the number of steps of each replay file, by name and first step.
+
+    Only saves write files that are shorter than a full segment.
+    """
     sizes = {}
     for path in (logdir / "replay").iterdir():
         match = re.match(r"\.?(\d{12})-(\d+)", path.name)

@@ -43,15 +43,18 @@ GROUPS = find_groups()
 
 @dataclass(frozen=True)
 class Result:
+    """Tests of one suite."""
+
     suite: str
-    passed: int
+    passed: int  # number of tests
     failed: int
     seconds: float
-    versions: str
-    opengl: str
+    versions: str  # of the packages of the suite
+    opengl: str  # backend that draws images; empty without images
 
     @property
     def row(self) -> str:
+        """Row of the table in docs/environments.md."""
         tests = f"{self.passed} passed" + f", {self.failed} failed" * bool(self.failed)
         cells = (self.suite, tests, self.versions, self.opengl)
         return f"| {' | '.join(cells)} |"
@@ -77,17 +80,17 @@ def main(arguments: list[str]) -> int:
 
 
 def run_group(name: str, suites: list[Suite]) -> list[Result]:
-    """Install the suites of a group and test them."""
+    """Install the suites of a group in their virtual environment and test them."""
     venv = VENVS / name
     python = str(venv / "bin" / "python")
     packages = {suite.name: suite.package for suite in suites if suite.package}
-    extras = ",".join(sorted({each.extra or name for name, each in packages.items()}))
+    extras = {package.extra or name for name, package in packages.items()}
     print(f"== {name}: {', '.join(suite.name for suite in suites)}", flush=True)
-    install = ["sh", "tools/install.sh", str(venv), f".[{extras}]"]
+    install = ["sh", "tools/install.sh", str(venv), f".[{','.join(sorted(extras))}]"]
     subprocess.run(install, cwd=ROOT, check=True)
     test_tools = [python, "-m", "pip", "install", "-q", "pytest", "beartype"]
     subprocess.run(test_tools, cwd=ROOT, check=True)
-    has_mujoco = any("mujoco" in each.distributions for each in packages.values())
+    has_mujoco = any("mujoco" in x.distributions for x in packages.values())
     opengl = opengl_backend(python) if has_mujoco else ""
     report = VENVS / f"{name}.xml"
     selection = " or ".join([*(f"{s.name}_" for s in suites), "test_simulators"])
@@ -113,10 +116,10 @@ def run_group(name: str, suites: list[Suite]) -> list[Result]:
         Result(
             name,
             *count(report, name),
-            ", ".join(f"{d} {version(python, d)}" for d in each.distributions),
-            opengl if "mujoco" in each.distributions else "",
+            ", ".join(f"{d} {version(python, d)}" for d in package.distributions),
+            opengl if "mujoco" in package.distributions else "",
         )
-        for name, each in packages.items()
+        for name, package in packages.items()
     ]
 
 
@@ -124,8 +127,9 @@ def count(report: Path, suite: str) -> tuple[int, int, float]:
     """Return the passed and failed tests of one suite, and their total seconds."""
     passed, failed, seconds = 0, 0, 0.0
     prefix = f"{suite}_"
-    longer = [name for name in SUITES if name.startswith(prefix)]  # dmc_subtle for dmc
-    prefix += "".join(rf"(?!{name.removeprefix(prefix)}_)" for name in longer)
+    # tests of `dmc_subtle` are not tests of `dmc`
+    longer_names = [name for name in SUITES if name.startswith(prefix)]
+    prefix += "".join(rf"(?!{name.removeprefix(prefix)}_)" for name in longer_names)
     for case in ElementTree.parse(report).iter("testcase"):
         test_id = f"{case.get('classname')} {case.get('name')}".lower()
         if not re.search(rf"\[{prefix}|test{suite}\b|of_{prefix}", test_id):
@@ -144,6 +148,7 @@ def opengl_backend(python: str) -> str:
 
 
 def version(python: str, package: str) -> str:
+    """Return the version of a package in another virtual environment."""
     code = f"import importlib.metadata as m; print(m.version({package!r}))"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True)
     return done.stdout.strip() or "missing"
