@@ -31,6 +31,8 @@ from reverie.spaces import STEP_KEYS, agent_obs_space
 
 @dataclass(frozen=True)
 class RandomShootingConfig(AgentConfig):
+    """Settings, as flags `--random_shooting.*`."""
+
     candidates: int = 256
     """Number of action sequences that are compared at every step."""
     horizon: int = 10
@@ -42,11 +44,15 @@ class RandomShootingConfig(AgentConfig):
 
 
 class PlannerCarry(NamedTuple):
+    """Recurrent state of the policy: world-model state and previous action."""
+
     state: Any
     prevact: dict[str, torch.Tensor]
 
 
 class RandomShooting:
+    """An agent (protocol `reverie.api.Agent`) without actor and critic."""
+
     Config = RandomShootingConfig
 
     def __init__(self, obs_space, act_space, config, options):
@@ -60,8 +66,8 @@ class RandomShooting:
             initialize(part, torch.Generator().manual_seed(seed))
             part.to(device)
         parts = self.components().items()
-        named = {f"{k}.{n}": p for k, m in parts for n, p in m.named_parameters()}
-        self.opt = Optimizer(named, model.opt)
+        params = {f"{k}.{n}": p for k, m in parts for n, p in m.named_parameters()}
+        self.opt = Optimizer(params, model.opt)
         self.rng = {k: Rng(seed, k, device) for k in ("train", "policy", "report")}
         train = Window(model.batch_size, model.batch_length)
         self.windows = {"train": train, "report": Window(4, model.report_length)}
@@ -84,6 +90,7 @@ class RandomShooting:
         return PlannerCarry(state, action), arrays, {}
 
     def plan(self, state, count):
+        """Return the first action of the best sequence, for each of `count` states."""
         candidates, rng = self.config.candidates, self.rng["policy"]
         start = tree_map(lambda x: x.repeat_interleave(candidates, 0), state)
         rollout = self.world.imagine(
@@ -94,11 +101,12 @@ class RandomShooting:
         )
         reward, cont = self.world.reward_and_cont(self.world.features(rollout.states))
         weight = torch.cumprod(cont[:, :-1], 1)  # P(the episode continues until there)
-        value = (reward[:, 1:] * weight).sum(1).reshape(count, candidates)
-        best = value.argmax(1) + torch.arange(count, device=self.device) * candidates
+        returns = (reward[:, 1:] * weight).sum(1).reshape(count, candidates)
+        best = returns.argmax(1) + torch.arange(count, device=self.device) * candidates
         return {key: x[best, 0] for key, x in rollout.actions.items()}
 
     def random_actions(self, count):
+        """Sample actions uniformly."""
         action = {}
         for key, space in self.act_space.items():
             low, high = torch.tensor(space.low), torch.tensor(space.high)
@@ -118,6 +126,7 @@ class RandomShooting:
         return {**self.losses, **metrics}
 
     def loss(self, data, rng):
+        """Return the losses by name, not reduced, and the batch of the world model."""
         batch = {key: data[key] for key in (*self.obs_space, *STEP_KEYS)}
         batch["prevact"] = {k: shift(data[k]) for k in self.act_space}
         start = self.world.initial(len(data["is_first"]))
@@ -137,8 +146,8 @@ class RandomShooting:
         return {**{f"loss/{k}": x.mean() for k, x in losses.items()}, **videos}
 
     def nonfinite(self):
-        bad = [key for key, x in self.losses.items() if not torch.isfinite(x)]
-        return bad + [f"grad/{name}" for name in self.opt.nonfinite()]
+        losses = [key for key, x in self.losses.items() if not torch.isfinite(x)]
+        return losses + [f"grad/{name}" for name in self.opt.nonfinite()]
 
     def components(self):
         return {"world": self.world, "inverse": self.inverse}
@@ -159,5 +168,5 @@ class RandomShooting:
 
 
 def shift(action):
-    """Actions that led to each row, from the actions chosen in each row."""
+    """Convert the actions chosen in each row to the actions that led to each row."""
     return torch.cat([torch.zeros_like(action[:, :1]), action[:, :-1]], 1)
