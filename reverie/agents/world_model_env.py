@@ -77,7 +77,7 @@ class LatentWorldModelEnv:
     def begin(self, context: Batch) -> Any:
         keys = [*self.obs_space, *self.act_space, "is_first"]
         keys += ["reward"] if "reward" in context else []  # an input of some worlds
-        rows: Batch = {key: self._tensor(context[key]) for key in keys}
+        rows: Batch = {key: self._to_tensor(context[key]) for key in keys}
         # the context may begin within an episode, but the model starts from its initial
         # state
         rows["is_first"] = rows["is_first"].clone()
@@ -89,7 +89,7 @@ class LatentWorldModelEnv:
 
     @torch.no_grad()
     def step(self, state: Any, action: Action) -> tuple[Any, Obs]:
-        actions = {key: self._tensor(value) for key, value in action.items()}
+        actions = {key: self._to_tensor(value) for key, value in action.items()}
         with eval_mode(self.world):
             rollout = self.world.imagine(state, lambda _: actions, 1, self.rng)
         states = tree_map(lambda x: x[:, 1:], rollout.states)
@@ -143,12 +143,12 @@ class LatentWorldModelEnv:
         if not isinstance(self.world, HasPriorKL):
             return None
         keys = [key for key in (*self.obs_space, "is_first", "reward") if key in row]
-        batch: Batch = {key: self._tensor(row[key])[:, None] for key in keys}
+        batch: Batch = {key: self._to_tensor(row[key])[:, None] for key in keys}
         batch["prevact"] = {key: x[:, None] for key, x in carry.prevact.items()}
         rng = Rng(0, "observation_kl", self.device)  # `self.rng` must not advance
         return float(self.world.prior_kl(carry.state, batch, rng)[0, 0])
 
-    def _tensor(self, value: Any) -> Tensor:
+    def _to_tensor(self, value: Any) -> Tensor:
         return torch.as_tensor(np.asarray(value)).to(self.device)
 
 

@@ -142,8 +142,8 @@ class Dreamer(TrainedAgent):
         modules += [self.explorer] if self.explorer else []
         accelerator.use_fast_modules(*modules)
         accelerator.use_low_precision(modules, dtype)
-        scaling = dtype == torch.float16  # of the loss
-        make_optimizer = partial(accelerator.make_optimizer, scaling=scaling)
+        loss_scaling = dtype == torch.float16
+        make_optimizer = partial(accelerator.make_optimizer, scaling=loss_scaling)
         self.update_step = UPDATES[config.optimizers](self, make_optimizer)
         self.opt = self.update_step.opt
         self.harmony_opt: Optimizer | None = None
@@ -155,7 +155,7 @@ class Dreamer(TrainedAgent):
         self.explorer_update = self.explorer and ExplorerUpdate(
             self, self.explorer, make_optimizer
         )
-        self.updates_taken = torch.zeros((), device=device)  # not counting skipped
+        self.updates_taken = torch.zeros((), device=device)  # without skipped ones
         generators = ("policy", "eval", "train", "report")
         self.rng = {name: Rng(seed, name, device) for name in generators}
         self.carry: dict[str, DreamerCarry] = {

@@ -349,6 +349,7 @@ class DreamerConfig(AgentConfig):
         return tuple(unused)
 
     def _unused_by_representation(self) -> list[UnusedSetting]:
+        """Return the settings of other representations, and of a missing decoder."""
         reason = f"the representation is {self.representation!r}"
         unused = [
             UnusedSetting(

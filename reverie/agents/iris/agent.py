@@ -378,6 +378,7 @@ class Iris(TrainedAgent):
         return self.imagination_world
 
     def _to_segment(self, batch: api.Batch) -> EpisodeSegment:
+        """Convert a replay batch to a training segment (`batches.py`)."""
         end_key = "is_last" if self.config.ends == "last" else "is_terminal"
         keys = (self.image_key, self.action_key)
         return to_segment(batch, *keys, self.lowest_action, end_key)

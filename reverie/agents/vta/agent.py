@@ -86,9 +86,9 @@ class VTAAgent(TrainedAgent):
         self.accelerator = Accelerator(options.compile, device)
         self.accelerator.use_fast_modules(self.world)
         parameters: dict[str, Tensor] = dict(self.world.named_parameters())
-        scaling = dtype == torch.float16  # of the loss
+        loss_scaling = dtype == torch.float16
         make_optimizer = self.accelerator.make_optimizer
-        self.opt = make_optimizer(parameters, config.opt, scaling=scaling)
+        self.opt = make_optimizer(parameters, config.opt, scaling=loss_scaling)
         self.rng = {key: Rng(seed, key, device) for key in ("train", "report")}
         self._run_update = self.accelerator.capture(
             self._update, "update", self.rng["train"]
@@ -276,7 +276,7 @@ class VTAAgent(TrainedAgent):
     def _initialize(self, seed: int) -> None:
         self.world.initialize(init_generator(seed))
         self.world.to(self.device)
-        if self.device.type == "cuda":
+        if self.device.type == "cuda":  # faster convolutions
             self.world.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 

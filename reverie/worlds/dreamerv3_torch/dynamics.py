@@ -99,6 +99,7 @@ class DreamerV3TorchDynamics(RSSMDynamics):
     def distribution(  # type: ignore[override]
         self, statistics: Float[Tensor, "*b S _"]
     ) -> OneHot | Gaussian:
+        """Return the distribution of `stoch` with these statistics."""
         if self.config.classes:
             return OneHot(statistics, self.config.unimix)
         mean, std = statistics.float().unbind(-1)
@@ -122,6 +123,7 @@ class DreamerV3TorchDynamics(RSSMDynamics):
         return torch.cat([states.stoch.flatten(-2), states.deter], -1)
 
     def _statistics(self, x: Float[Tensor, "*b O"]) -> Float[Tensor, "*b S _"]:
+        """Convert the output of a network to logits, or to means and deviations."""
         config = self.config
         if config.classes:
             return x.reshape(*x.shape[:-1], config.stoch, config.classes)

@@ -163,6 +163,7 @@ class RSSMDynamics(nn.Module):
         return self._logits("prior", self.config.imglayers, deter)
 
     def distribution(self, logits: Float[Tensor, "*b S K"]) -> OneHot:
+        """Return the distribution of `stoch`, mixed with a uniform one (`unimix`)."""
         return OneHot(logits, self.config.unimix)
 
     def sample(

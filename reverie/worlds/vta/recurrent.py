@@ -125,6 +125,10 @@ class RecurrentVTA(LatentWorldBase):
     def _observe(
         self, state: RecurrentVTAState, batch: Batch, rng: Rng
     ) -> tuple[RecurrentVTAState, VTADistributions]:
+        """Return the posterior states of a batch, and their distributions.
+
+        The detector is used for sequences of more than one row (see `observe`).
+        """
         tokens = self.enc(batch, self.dtype)
         detector_logits = None
         if tokens.shape[1] > 1:
