@@ -7,4 +7,5 @@ columns of a tile, `STEPS` tiles per program. `row` and `col` are the indices of
 `mask` is true for those in range, `v` are values loaded from `x`. `dx` is the gradient
 of `x`, and `partial` has one partial sum per program. In norms, `gain` and `beta` are
 values loaded from `scale` and `shift`, and `rstd` is one over the standard deviation.
+Sizes of tiles are powers of two, as Triton requires; masks exclude the padding.
 """

@@ -30,6 +30,7 @@ from reverie.nets.rng import Rng
 from reverie.nets.tree import tree_map
 
 Policy = Callable[[Carry, dict[str, Any]], PolicyOutput]
+"""Maps carry and observations to the new carry, actions and extras."""
 
 
 def kernels_available(device: torch.device) -> bool:
@@ -159,7 +160,7 @@ class Accelerator:
         return policy
 
     def before_update(self) -> None:
-        """Copy the weights for the policies; call it before every update."""
+        """Update the policies' copies of the weights; call it before every update."""
         for policy in self._policies:
             policy.before_update()
 
@@ -184,6 +185,7 @@ class Accelerator:
 def _act_eager(
     act: Callable[[Carry, Any], Any], carry: Carry, obs: dict[str, Any]
 ) -> PolicyOutput:
+    """Run a policy step without a CUDA graph; copy its outputs to NumPy arrays."""
     carry, action, extras = act(carry, obs)
     action, extras = tree_map(lambda x: x.cpu().numpy(), (action, extras))
     return carry, action, extras

@@ -1,5 +1,6 @@
-// bfloat16 numbers, and macros of all kernels. `low`, `high` and `to_float` convert to
-// float; `pack` rounds two floats to bfloat16.
+// Conversion of bfloat16 numbers, and macros that all CUDA kernels use. `low` and
+// `high` convert the first and the second of two packed numbers to float, `to_float` a
+// single one. `pack` rounds two floats to bfloat16.
 
 typedef unsigned short bf16;  // the bits of a bfloat16
 typedef unsigned int u32;     // often two bfloat16 numbers, the first in the low half

@@ -21,13 +21,14 @@ from torch import Tensor
 
 from reverie.nets.blocks import Linear
 
-if TYPE_CHECKING:  # for mypy, it is only a decorator
+if TYPE_CHECKING:  # mypy does not check the code of Triton kernels
     from typing import no_type_check as jit
 else:
 
     def jit(function: Any) -> Any:
-        """Compile a Triton function, whose code is not type-checked."""
-        return triton.jit(inspect.unwrap(function))  # tests wrap it with type checks
+        """Decorator of Triton kernels, and of functions that they call."""
+        # tests wrap functions in run-time type checks, which Triton cannot compile
+        return triton.jit(inspect.unwrap(function))
 
 
 # Triton 3.9 warns if this is not set, and later versions change the default: results
@@ -35,10 +36,11 @@ else:
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes that the Triton kernels support."""
 
 
 def can_launch(device: torch.device, dtype: torch.dtype) -> bool:
-    """True if Triton kernels can be used on such tensors."""
+    """True if Triton kernels support tensors of this dtype on this device."""
     supported = device.type == "cuda" or bool(triton.knobs.runtime.interpret)
     return supported and dtype in DTYPES
 
@@ -76,6 +78,7 @@ def padded_linear(layer: Linear, x: Tensor) -> Tensor:
 _padded_weights: ContextVar[dict[Any, tuple[Tensor, Tensor]] | None] = ContextVar(
     "padded_weights", default=None
 )
+"""Padded weights by layer and dtype; None outside of `cached_padded_weights`."""
 
 
 @contextmanager
@@ -98,12 +101,15 @@ def apply_autograd(function: Any, *inputs: Any) -> Tensor:
 
 
 def block_size(width: int) -> int:
-    """Return the smallest power of two that is at least `width` and 16."""
+    """Return the smallest power of two that is at least `width` and at least 16.
+
+    Tiles of `tl.dot` must have at least 16 rows and columns.
+    """
     return max(16, int(triton.next_power_of_2(width)))
 
 
 def tile_shape(width: int, elements: int = 1024) -> tuple[int, int]:
-    """Return (rows, columns) of a tile that has full rows and about `elements`."""
+    """Return (rows, columns) of a tile with whole rows and about `elements` values."""
     columns = block_size(width)
     return max(1, elements // columns), columns
 
@@ -111,7 +117,8 @@ def tile_shape(width: int, elements: int = 1024) -> tuple[int, int]:
 def num_programs(device: torch.device, tiles: int, per_sm: int = 4) -> int:
     """Return the number of programs among which `tiles` are divided.
 
-    It depends only on the device and `tiles`, so sums over tiles are reproducible.
+    At most `per_sm` for each streaming multiprocessor (SM). The number depends only on
+    the arguments, so that sums over tiles are reproducible.
     """
     return max(1, min(tiles, per_sm * _num_sms(device)))
 

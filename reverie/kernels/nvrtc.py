@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 OPTIONS = ("--std=c++17",)
+"""Compiler options of NVRTC."""
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 PROGRAMMATIC_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -47,7 +48,9 @@ class Fallback:
 class Kernel:
     """A compiled CUDA kernel and its launch configuration.
 
-    All blocks of a `cooperative` kernel run at the same time.
+    `blocks` is the default grid size, `threads` the block size, and `shared` the
+    dynamic shared memory of a block in bytes. All blocks of a `cooperative` kernel run
+    at the same time, so they can wait for each other.
     """
 
     def __init__(
@@ -67,9 +70,10 @@ class Kernel:
     ) -> None:
         """Launch the kernel on PyTorch's current stream.
 
-        With `overlap` (programmatic dependent launch), blocks may start before the
-        previous kernel of the stream ends, as soon as that kernel allows it; the code
-        of this kernel must then wait for the end of the previous one.
+        `blocks` replaces the default grid size, unless it is 0. With `overlap`
+        (programmatic dependent launch), blocks may start before the previous kernel of
+        the stream ends, as soon as that kernel allows it; the code of this kernel must
+        then wait for the end of the previous one.
         """
         _ensure_context()
         stream = torch.cuda.current_stream().cuda_stream
@@ -85,6 +89,8 @@ class Kernel:
 
 
 class _LaunchAttribute(ctypes.Structure):
+    """The struct `CUlaunchAttribute` of the CUDA driver."""
+
     _fields_ = [
         ("id", ctypes.c_int),
         ("padding", ctypes.c_int),
@@ -93,6 +99,8 @@ class _LaunchAttribute(ctypes.Structure):
 
 
 class _LaunchConfig(ctypes.Structure):
+    """The struct `CUlaunchConfig` of the CUDA driver."""
+
     _fields_ = [
         *((f"grid{axis}", ctypes.c_uint) for axis in "xyz"),
         *((f"block{axis}", ctypes.c_uint) for axis in "xyz"),
@@ -121,7 +129,10 @@ def make_arguments(
 
 
 def read_source(constants: Mapping[str, int], *files: str) -> str:
-    """Return CUDA files of this package as one source, with constants as macros."""
+    """Return CUDA files as one source, which defines the constants as macros.
+
+    Paths are relative to this folder; `bfloat16.cu` is always the first file.
+    """
     defines = (f"#define {key} {value}" for key, value in constants.items())
     folder = resources.files(__package__)
     texts = (folder.joinpath(file).read_text() for file in ("bfloat16.cu", *files))
@@ -147,6 +158,7 @@ def load(
 
 
 _pending: dict[str, Future[bytes]] = {}
+"""Sources that are being compiled in the background."""
 
 
 def compile_in_background(sources: Iterable[str], device: torch.device) -> None:
@@ -158,12 +170,13 @@ def compile_in_background(sources: Iterable[str], device: torch.device) -> None:
 
 
 def cache_folder() -> Path:
+    """Return the folder of compiled CUDA kernels."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "reverie" / "kernels"
 
 
 def compile_source(source: str, architecture: str) -> bytes:
-    """Return machine code for one architecture, such as `sm_90`."""
+    """Compile with NVRTC; return machine code for an architecture such as `sm_90`."""
     lib = _nvrtc()
     program = ctypes.c_void_p()
     _check(
@@ -188,6 +201,7 @@ def compile_source(source: str, architecture: str) -> bytes:
 
 
 def compile_cached(source: str, architecture: str) -> bytes:
+    """Return machine code from the cache folder; compile and store it if missing."""
     lib = _nvrtc()
     major, minor = ctypes.c_int(), ctypes.c_int()
     _check(lib.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
@@ -208,6 +222,7 @@ def compile_cached(source: str, architecture: str) -> bytes:
 
 
 def architecture(device: torch.device) -> str:
+    """Return the compute capability of a GPU as NVRTC names it, such as `sm_90`."""
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}"
 
@@ -230,6 +245,7 @@ def _nvrtc() -> ctypes.CDLL:
 
 
 def _check(code: int) -> None:
+    """Raise `Unavailable` if a function of NVRTC returned an error code."""
     if code:
         raise Unavailable(f"NVRTC returned error {code}")
 

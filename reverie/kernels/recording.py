@@ -59,7 +59,10 @@ class CudaSource(NamedTuple):
 
 
 class LauncherUtilities(NamedTuple):
-    """Triton's functions for the CUDA driver, a C extension in some versions."""
+    """Functions with which Triton calls the CUDA driver.
+
+    In some versions of Triton they are a C extension, which has to be compiled.
+    """
 
     def compile(self) -> None:
         nvidia.CudaUtils()
@@ -78,7 +81,7 @@ class CompileOnlyDriver:
         return self.target
 
     def get_current_device(self) -> int:
-        return int(self.target.arch)  # compiled kernels are cached by device
+        return int(self.target.arch)  # only a key of Triton's cache in memory
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -96,6 +99,7 @@ def record_kernels(add: Callable[[Kernel], None]) -> Iterator[None]:
     recorded: set[tuple[Any, ...]] = set()
 
     def skip_launch(kernel: Any, *args: Any, **options: Any) -> None:
+        # in Triton, "warmup" means to compile the kernel and not to launch it
         launch(kernel, *args, **options | {"warmup": True})
 
     def record_triton(*, key: Any, fn: Any, compile: Any, **others: Any) -> bool:
@@ -106,7 +110,7 @@ def record_kernels(add: Callable[[Kernel], None]) -> Iterator[None]:
             options = {k: _as_tuple(value) for k, value in options.items()}
             parts = compile["signature"], compile["constants"], compile["configs"][0]
             add(TritonKernel(fn.module, fn.name, *parts, options, target))
-        return True  # Triton does not compile the kernel
+        return True  # tells Triton not to compile the kernel
 
     def record_cuda(sources: Iterable[str], device: torch.device) -> None:
         for source in sources:

@@ -15,7 +15,7 @@ from torch import Tensor
 from reverie.kernels.launch import jit, num_programs
 
 ROWS, COLUMNS = 512, 16
-"""Tile size in `sum_partials`."""
+"""Rows and columns of a tile in `sum_partials`."""
 TILE = 4096
 """Elements per tile in `sum_rows`."""
 
@@ -34,7 +34,7 @@ def sum_rows(x: Float[Tensor, "R C"]) -> Float[Tensor, " C"]:
 
 
 def sum_partials(partial: Float[Tensor, " p *shape"]) -> Float[Tensor, "*shape"]:
-    """Return the sum over the first axis."""
+    """Return the float32 sum over the first axis, which has one entry per program."""
     count, width = len(partial), partial[0].numel()
     total = torch.empty(partial.shape[1:], device=partial.device)
     grid, steps = (triton.cdiv(width, COLUMNS),), triton.cdiv(count, ROWS)

@@ -21,20 +21,26 @@ from reverie.nets.transformer import Cache, Transformer, TransformerLayer
 MAX_TOKENS = 4
 """Maximum number of new tokens for which the attention kernel is faster."""
 MIN_BLOCK = 64
-"""Minimum block of cached tokens; each block size compiles a variant of the kernel."""
+"""Minimum number of cached tokens that the attention kernel loads as one block.
+
+The kernel is compiled for every block size, so a minimum saves compilations.
+"""
 MAX_WIDTH = 4096
 """Maximum width of the norm kernel."""
 
 
 class FastTransformer(Transformer):
+    """`Transformer` with fused kernels for steps that use a KV cache."""
+
     def forward(
         self, x: Float[Tensor, "B L E"], cache: Cache | None = None
     ) -> tuple[Float[Tensor, "B L E"], Cache | None]:
         if cache is None or not self._is_supported(x):
             return super().forward(x, cache)
-        size, new = cache.size, x.shape[1]
+        size, new = cache.size, x.shape[1]  # numbers of cached and new tokens
         assert size + new <= self.length, f"{size} + {new} tokens > {self.length}"
-        # `delta` is what is added to `x`: position embeddings or a residual branch
+        # the next kernel adds `delta` to `x`: first the position embeddings, then the
+        # output of each residual branch
         delta = self.positions.weight[size : size + new].to(x.dtype)
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, TransformerLayer)
@@ -79,9 +85,10 @@ def attend(
     values: Float[Tensor, "B heads S D"],
     size: int,
 ) -> Float[Tensor, "B L E"]:
-    """Causal attention of new tokens to `size` cached ones and to each other.
+    """Return causal attention of new tokens to `size` cached tokens and each other.
 
-    Appends the new keys and values to the cache.
+    Appends the new keys and values to the cache. A row of `qkv` has the queries of all
+    heads, then the keys and the values.
     """
     rows, heads, capacity, width = keys.shape
     new = qkv.shape[1]
@@ -99,12 +106,13 @@ def attend(
 def _add_norm(
     x, delta, scale, shift, total, out, delta_rows, width, eps, BLOCK: tl.constexpr
 ):
+    """Compute `x + delta` and its layer norm for one row."""
     row = tl.program_id(0)
     col = tl.arange(0, BLOCK)
     mask = col < width
     v = tl.load(x + row * width + col, mask, 0.0).to(tl.float32)
     v += tl.load(delta + row % delta_rows * width + col, mask, 0.0).to(tl.float32)
-    v = v.to(total.dtype.element_ty)  # rounded as it is stored
+    v = v.to(total.dtype.element_ty)  # the norm gets the rounded sum, as it is stored
     tl.store(total + row * width + col, v, mask)
     v = v.to(tl.float32)
     centered = tl.where(mask, v - tl.sum(v, 0) / width, 0.0)
@@ -119,6 +127,11 @@ def _attend(
     qkv, keys, values, out, size, scale, capacity,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, NEW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Compute one head of one sequence: attention of NEW tokens, and cache update.
+
+    A block has all cached tokens, and WIDTH is the width of a head. In `qkv`, the key
+    and the value of a token follow its query at distances of HEADS * WIDTH.
+    """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     col = tl.arange(0, WIDTH)
     position = tl.arange(0, BLOCK)
@@ -131,12 +144,13 @@ def _attend(
     v = tl.load(values + offset, is_cached[:, None], 0.0).to(tl.float32)
     for i in tl.static_range(NEW):  # online softmax, as in flash attention
         q = tl.load(first_q + i * stride).to(tl.float32) * scale
+        # -1e30 instead of -inf: with an empty cache, -inf - -inf would be NaN
         score = tl.where(is_cached, tl.sum(k * q[None, :], 1), -1e30)
         max_score = tl.max(score, 0)
         weight = tl.where(is_cached, tl.exp(score - max_score), 0.0)
         total = tl.sum(weight, 0)
         weighted = tl.sum(weight[:, None] * v, 0)
-        for j in tl.static_range(i + 1):  # then the new tokens, one by one
+        for j in tl.static_range(i + 1):  # then new tokens up to this one
             new_k = first_q + j * stride + HEADS * WIDTH
             new_score = tl.sum(q * tl.load(new_k).to(tl.float32), 0)
             new_max = tl.maximum(max_score, new_score)

@@ -19,7 +19,7 @@ from reverie.worlds.rssm.dynamics import RSSMDynamics, RSSMState
 pytest.importorskip("triton")
 
 from reverie.kernels.accelerate import use_fast_versions
-from reverie.kernels.heads.categorical import FastCategorical, LayeredCategorical
+from reverie.kernels.heads.categorical import FastCategorical, LazyCategorical
 from reverie.kernels.heads.sample_layer import sample_layer
 from reverie.kernels.norm.norm_linear import norm_silu_linear
 from reverie.kernels.scan.imagination import embed_deter_stoch, norm_silu_actions
@@ -216,7 +216,7 @@ def test_a_policy_without_gradients_computes_logits_only_if_needed():
     feat = torch.randn(2, 3, 39, device=DEVICE)
     with torch.no_grad():
         plain, lazy = head(feat)["action"], fast(feat)["action"]
-        assert isinstance(lazy, LayeredCategorical)
+        assert isinstance(lazy, LazyCategorical)
         sample = lazy.sample(ExponentialRng())
         assert "padded_logits" not in vars(lazy)
         assert sample.dtype == torch.int32

@@ -51,7 +51,7 @@ class GraphedPolicy:
         self.copies = copies
         stream = torch.cuda.Stream(device, PRIORITY)  # type: ignore[no-untyped-call]
         self.stream = stream
-        self.copies_ready: Any = None  # CUDA event: the copies are complete
+        self.copies_ready: Any = None  # CUDA event that is recorded after a refresh
         self._run = CudaGraphRunner(
             self._step, "policy", device, generators, priority=PRIORITY
         )
@@ -77,7 +77,7 @@ class GraphedPolicy:
             carry = clone_outputs(carry)
         self._last = tree_leaves(carry), graph
         self.stream.synchronize()
-        # copies, because the next step overwrites the pinned memory
+        # copy the arrays, because the next step overwrites the pinned memory
         action, extras = tree_map(lambda x: x.numpy().copy(), outputs)
         return carry, action, extras
 

@@ -26,11 +26,14 @@ from reverie.nets.tree import tree_leaves, tree_map
 WARM_UP = 2
 """Eager calls before the capture, in which cuDNN, cuBLAS and Triton select kernels."""
 CAPTURE_SECONDS = 600.0
-"""Time limit of a data-parallel update that is captured."""
+"""Seconds that a data-parallel update with a capture may take.
+
+If an update takes longer than its time limit, the other ranks assume that it hangs.
+"""
 
 
 class CudaGraphRunner:
-    """Calls a function, and captures it as a graph in the third call for given shapes.
+    """Calls a function, and captures it in the third call with inputs of equal shapes.
 
     A replay copies its inputs into the buffers of the graph. With `static_inputs`, the
     graph reads the tensors passed at capture in place: calls that pass the same tensors
@@ -83,7 +86,7 @@ class CudaGraphRunner:
     def _try_capture(self, inputs: Any) -> CapturedGraph | None:
         """Return the captured function, or None with a message."""
         if collective.is_synchronized():
-            progress.allow(CAPTURE_SECONDS)
+            progress.allow(CAPTURE_SECONDS)  # a capture is slower than an update
         try:
             return CapturedGraph(
                 *(self.function, inputs, self.device, self.generators),
@@ -134,6 +137,7 @@ class CapturedGraph:
             collective.captured_graphs.add(self)
 
     def replay(self, inputs: Any) -> Any:
+        """Copy the inputs to the graph's buffers, launch it, and return its outputs."""
         if self.inputs_read is not None:
             self.inputs_read.synchronize()
         tree_map(_copy_input, self.inputs, inputs)
@@ -154,7 +158,8 @@ def clone_outputs(outputs: Any) -> Any:
 
 
 def _key(inputs: Any) -> tuple[Any, ...]:
-    """Return the key of a graph: input shapes, and the sequences of this rank."""
+    """Return the key of a graph: shapes and dtypes of the inputs, and the share of the
+    global batch that this rank has in a data-parallel update."""
     shapes = tuple((x.shape, x.dtype) for x in tree_leaves(inputs))
     return collective.is_synchronized(), collective.local_sequences(), shapes
 
@@ -172,7 +177,7 @@ def _copy_input(buffer: Tensor, value: Tensor) -> None:
 
 
 def _run_on_new_stream(function: Callable[..., Any], inputs: Any) -> Any:
-    """Run on another stream than the current one, as the capture does."""
+    """Run a warm-up call on a side stream, as PyTorch requires before a capture."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     current = torch.cuda.current_stream()
     stream.wait_stream(current)

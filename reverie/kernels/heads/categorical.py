@@ -13,7 +13,8 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from reverie.kernels.heads import sample_layer as fused
+from reverie.kernels.heads.sample_layer import MAX_CLASSES as MAX_FUSED_CLASSES
+from reverie.kernels.heads.sample_layer import sample_layer
 from reverie.kernels.launch import can_launch, jit, padded_linear, tile_shape
 from reverie.kernels.norm.norm_linear import is_linear_fusable, norm_silu_linear
 from reverie.kernels.norm.rms_norm import FastMLP
@@ -25,30 +26,36 @@ from reverie.nets.streams import NOISE, on_stream, wait_for
 from reverie.spaces import Space
 
 MAX_CLASSES = 2048
-"""Maximum number of classes that the kernels support."""
+"""Maximum number of classes that the kernels of this file support."""
 
 
 class FastPolicyHead(PolicyHead):
+    """`PolicyHead` with fused kernels for discrete actions."""
+
     def forward(self, feat: Float[Tensor, "*b F"]) -> dict[str, ActionDistribution]:
         if len(self.spaces) == 1 and not torch.is_grad_enabled():
             ((key, space),) = self.spaces.items()
             if not space.shape and self._can_sample(key, space, feat.dtype):
-                return {key: LayeredCategorical(self, key, feat)}
+                return {key: LazyCategorical(self, key, feat)}
         return super().forward(feat)
 
     def _can_sample(self, key: str, space: Space, dtype: torch.dtype) -> bool:
-        """True if samples can be computed together with the layers."""
+        """True if `LazyCategorical` supports the head and the action space."""
         mlp = self.mlp
         return (
             type(mlp) is FastMLP
             and mlp.layers > 0
             and self._is_supported(key, space)
-            and space.classes <= fused.MAX_CLASSES
+            and space.classes <= MAX_FUSED_CLASSES
             and is_linear_fusable(_hidden_layer(mlp, 0)[1], mlp.act, dtype)
         )
 
     def _is_supported(self, key: str, space: Space) -> bool:
-        """True if the kernels support the space: all classes of an action exist."""
+        """True if the kernels support the action space.
+
+        They do not support masks, with which some action dimensions have fewer classes
+        than others.
+        """
         is_masked = "allowed" in dict(self.head[key].named_buffers(recurse=False))
         return space.is_discrete and not is_masked and space.classes <= MAX_CLASSES
 
@@ -76,6 +83,7 @@ class FastCategorical(Categorical):
     ):
         self.padded_logits, self.dims, self.unimix = logits, dims, unimix
         self.classes = classes = classes or logits.shape[-1]
+        # entropy of the uniform distribution, for actions of one dimension
         self.maxent = None if dims else math.log(classes) if classes > 1 else None
         self._entropy: Tensor | None = None
 
@@ -108,11 +116,11 @@ class FastCategorical(Categorical):
         return super().entropy() if self._entropy is None else self._entropy
 
 
-class LayeredCategorical(FastCategorical):
-    """A scalar action without gradients, whose layers run when they are needed.
+class LazyCategorical(FastCategorical):
+    """Distribution of one discrete action, whose layers run when it is sampled.
 
-    A sample takes one kernel per layer after the first matrix product, and has the
-    dtype of the space.
+    For use without gradients. After the first matrix product, a sample takes one kernel
+    per layer, and the last one also samples. Samples have the dtype of the space.
     """
 
     def __init__(self, policy: FastPolicyHead, key: str, feat: Float[Tensor, "*b F"]):
@@ -142,13 +150,15 @@ class LayeredCategorical(FastCategorical):
             x = norm_silu_linear(x, bias, norm, layer)
             bias, norm = layer.cast(x.dtype)[1], next_norm
         wait_for(x, NOISE)
-        index = fused.sample_layer(
+        index = sample_layer(
             *(x, bias, norm, self.layer, noise[:, None], self.unimix, self.dtype)
         )
         return index.reshape(batch)
 
 
 class _LogpEntropy(torch.autograd.Function):
+    """Return log-probabilities of events and entropies, one of each per row."""
+
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, event: Tensor, unimix: float, classes: int
@@ -179,6 +189,7 @@ class _LogpEntropy(torch.autograd.Function):
 
 
 def _hidden_layer(mlp: MLP, i: int) -> tuple[Linear, Norm]:
+    """Return hidden layer `i` and the norm after it."""
     return getattr(mlp, f"linear{i}"), getattr(mlp, f"norm{i}")
 
 
@@ -190,7 +201,8 @@ def _rows_and_tile(logits: Tensor) -> tuple[Tensor, tuple[int, int]]:
 
 @jit
 def _softmax(logits, row, col, rows, stride, classes, unimix, MIXED: tl.constexpr):
-    """Return the softmax, the probabilities after mixing, and their logarithms."""
+    """Return the softmax, its mixture with a uniform distribution, and the logarithm of
+    the mixture. If MIXED is false, `unimix` must be 0."""
     mask = (row < rows) & (col < classes)
     v = tl.load(logits + row * stride + col, mask, float("-inf")).to(tl.float32)
     v = tl.where(row < rows, v, 0.0)
@@ -211,7 +223,11 @@ def _sample(
     logits, noise, index, unimix, rows, stride, classes,
     R: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """Store the index of the sampled class, `argmax(probs / noise)`, of each row."""
+    """Store the index of the sampled class, `argmax(probs / noise)`, of each row.
+
+    With exponential noise, this samples from the distribution. K is the number of
+    classes, padded to a power of two.
+    """
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, K)[None, :]
     _, p, _ = _softmax(logits, row, col, rows, stride, classes, unimix, True)
@@ -241,7 +257,7 @@ def _logp_entropy(
         tl.store(logp + row, tl.sum(tl.where(chosen, log_p, 0.0), 1), row < rows)
         tl.store(entropy + row, -tl.sum(tl.where(p > 0, p * log_p, 0.0), 1), row < rows)
     else:
-        # softmax * dlog_p/dsoftmax, without a division by p where it may be zero
+        # softmax * d(log_p) / d(softmax); this is 1 without mixing, where p can be zero
         if MIXED:
             ratio = (1 - unimix) * softmax / tl.where(col < classes, p, 1.0)
         else:

@@ -1,4 +1,8 @@
-"""One-hot categoricals of the RSSM: KL divergence and sampling."""
+"""One-hot categoricals of the RSSM: KL divergence and sampling.
+
+A latent state has S categorical variables (groups) with K classes each. In the kernels,
+S and K are padded to powers of two, and `groups` and `classes` are the actual numbers.
+"""
 
 from __future__ import annotations
 
@@ -62,6 +66,8 @@ def sample_onehot(
 
 
 class _KL(torch.autograd.Function):
+    """Return the four fields of `OneHotKL`."""
+
     @staticmethod
     def forward(
         ctx: Any, post: Tensor, prior: Tensor, unimix: float
@@ -81,12 +87,12 @@ class _KL(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any, dyn: Tensor, rep: Tensor, *_: Tensor
+        ctx: Any, ddyn: Tensor, drep: Tensor, *_: Tensor
     ) -> tuple[Tensor | None, ...]:
         post, prior = ctx.saved_tensors
         dpost, dprior = torch.empty_like(post), torch.empty_like(prior)
         if len(post):
-            grads = (dyn.contiguous(), rep.contiguous(), dpost, dprior)
+            grads = (ddyn.contiguous(), drep.contiguous(), dpost, dprior)
             _kl[(len(post),)](
                 post, prior, None, *grads, ctx.unimix, len(post), *_sizes(post)
             )
@@ -121,10 +127,14 @@ def _softmax(logits, offsets, mask, unimix, classes):
 
 @jit
 def _kl(
-    post, prior, results, dyn, rep, dpost, dprior, unimix, rows, groups, classes,
+    post, prior, results, ddyn, drep, dpost, dprior, unimix, rows, groups, classes,
     S: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """Compute KL and entropies of one row; without `results`, the gradients."""
+    """Compute KL and entropies of one row, summed over its categoricals.
+
+    If `results` is None, compute the gradients of the logits instead, from those of
+    the two KL terms.
+    """
     row = tl.program_id(0)
     offsets, mask = _tile(row, groups, classes, S, K)
     post_softmax, p = _softmax(post, offsets, mask, unimix, classes)
@@ -140,10 +150,10 @@ def _kl(
     else:
         grad = logp - logq
         grad = post_softmax * (grad - tl.sum(post_softmax * grad, 1)[:, None])
-        tl.store(dpost + offsets, tl.load(rep + row) * (1 - unimix) * grad, mask)
+        tl.store(dpost + offsets, tl.load(drep + row) * (1 - unimix) * grad, mask)
         grad = -tl.where(mask, p, 1.0) / tl.where(mask, q, 1.0)
         grad = prior_softmax * (grad - tl.sum(prior_softmax * grad, 1)[:, None])
-        tl.store(dprior + offsets, tl.load(dyn + row) * (1 - unimix) * grad, mask)
+        tl.store(dprior + offsets, tl.load(ddyn + row) * (1 - unimix) * grad, mask)
 
 
 @jit

@@ -42,14 +42,15 @@ def _lambda_return(
     reward, bootstrap, is_last, is_terminal, returns, rows, discount, lam,
     STEPS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
+    """Compute the returns of ROWS sequences; `back` counts steps from the last one."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     mask = row < rows
     last = row * STEPS + STEPS - 1
     value = tl.load(bootstrap + last, mask, 0.0)
     for back in range(STEPS - 1):
-        live = (1 - tl.load(is_terminal + last - back, mask, 0.0)) * discount
+        discounts = (1 - tl.load(is_terminal + last - back, mask, 0.0)) * discount
         trace = (1 - tl.load(is_last + last - back, mask, 0.0)) * lam
-        boot = tl.load(bootstrap + last - back, mask, 0.0)
-        one_step = tl.load(reward + last - back, mask, 0.0) + (1 - trace) * live * boot
-        value = one_step + live * trace * value
+        boot = (1 - trace) * discounts * tl.load(bootstrap + last - back, mask, 0.0)
+        one_step = tl.load(reward + last - back, mask, 0.0) + boot
+        value = one_step + discounts * trace * value
         tl.store(returns + row * (STEPS - 1) + STEPS - 2 - back, value, mask)

@@ -1,7 +1,7 @@
-"""The logit layer of categoricals and a sample of each, in one kernel.
+"""One kernel that computes the logits of categoricals and samples them.
 
-For imagination and acting, without gradients: the kernel reads the pre-activations of
-the last hidden layer, and logits exist only inside it.
+It is used for imagination and acting, without gradients. The kernel reads the
+pre-activations of the last hidden layer, and does not write the logits to memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from reverie.kernels.norm.norm_linear import norm_silu_dot, tile_sizes
 from reverie.nets.blocks import Linear, Norm
 
 MAX_CLASSES = 128
-"""Maximum number of classes; one program samples all classes of a categorical."""
+"""Maximum number of classes: one program has all classes of a categorical."""
 
 COLUMNS = 64
 """Logits per program; more only if a single categorical has more classes."""
@@ -35,8 +35,8 @@ def sample_layer(
 ) -> Int[Tensor, "N S"]:
     """Return samples of the categoricals with logits `layer(silu(norm(x + bias)))`.
 
-    They are indices in the given dtype, and also written to `onehot`, which may have
-    any row stride. `noise` is exponential, as in `heads/onehot.py`.
+    They are class indices in the given dtype, and also written to `onehot`, which may
+    have any row stride. `noise` is exponential, as in `heads/onehot.py`.
     """
     weight, logit_bias = layer.cast(x.dtype)
     rows, groups, classes = noise.shape
@@ -64,6 +64,11 @@ def _sample_layer(
     WIDTH: tl.constexpr, GROUPS: tl.constexpr, CLASSES: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr, G: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
+    """Sample G categoricals (groups) of R rows.
+
+    K is CLASSES padded to a power of two, and C the number of inputs per iteration of
+    `norm_silu_dot`.
+    """
     row = tl.program_id(0) * R + tl.arange(0, R)
     first_group = tl.program_id(1) * G
     # a column is a class of a group; both are padded to powers of two

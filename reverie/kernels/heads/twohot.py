@@ -27,6 +27,8 @@ MAX_BINS = 2048
 
 
 class FastHead(Head):
+    """`Head` with fused kernels for two-hot distributions."""
+
     def forward(self, feat: Float[Tensor, "*b F"]) -> Distribution:
         bins = dict(self.named_buffers(recurse=False)).get("bins")
         if (
@@ -70,6 +72,8 @@ class FastTwoHot(TwoHot):
 
 
 class _Loss(torch.autograd.Function):
+    """Return the cross-entropy between two-hot targets and the distribution."""
+
     @staticmethod
     def forward(ctx: Any, logits: Tensor, bins: Tensor, target: Tensor) -> Tensor:
         logits, target = logits.contiguous(), target.contiguous()
@@ -87,6 +91,7 @@ class _Loss(torch.autograd.Function):
 
 
 def _launch_loss(logits: Tensor, bins: Tensor, *tensors: Tensor | None) -> None:
+    """Launch `_loss`; `tensors` are its arguments `target`, `loss` and `dlogits`."""
     if len(logits):
         tile = tile_shape(logits.shape[1])
         _loss[(triton.cdiv(len(logits), tile[0]),)](
@@ -96,7 +101,11 @@ def _launch_loss(logits: Tensor, bins: Tensor, *tensors: Tensor | None) -> None:
 
 @jit
 def _mean(logits, bins, mean, rows, stride, count, R: tl.constexpr, C: tl.constexpr):
-    """Compute the mean; symmetric bins are added in pairs, as in `TwoHot.pred`."""
+    """Compute the mean of `count` bins.
+
+    Symmetric bins are added in pairs, as in `TwoHot.pred`: the mean of a symmetric
+    distribution is then exactly zero.
+    """
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, C)[None, :]
     mask = (row < rows) & (col < count)
@@ -127,7 +136,7 @@ def _two_hot(bins, target, row, rows, col, count):
     to_below = tl.abs(tl.sum(tl.where(col == below, bin, 0.0), 1)[:, None] - point)
     to_above = tl.abs(tl.sum(tl.where(col == above, bin, 0.0), 1)[:, None] - point)
     weight = tl.where(below == above, 0.5, to_above / (to_below + to_above))
-    # NaN for NaN targets
+    # a NaN target (not equal to itself) has a NaN weight, so that its loss is NaN
     return below, above, tl.where(point == point, weight, point)
 
 
@@ -150,10 +159,10 @@ def _loss(
     weight = tl.where(col == below, lower_weight, 0.0)
     weight += tl.where(col == above, 1 - lower_weight, 0.0)
     if dlogits is None:
-        total = tl.log(tl.sum(tl.exp(v), 1))
-        chosen = tl.sum(tl.where(weight != 0, weight * v, 0.0), 1)
+        log_sum = tl.log(tl.sum(tl.exp(v), 1))
+        mean_logit = tl.sum(tl.where(weight != 0, weight * v, 0.0), 1)
         row = tl.program_id(0) * R + tl.arange(0, R)
-        tl.store(loss + row, total - chosen, row < rows)
+        tl.store(loss + row, log_sum - mean_logit, row < rows)
     else:
         v = tl.exp(v)
         v /= tl.sum(v, 1)[:, None]

@@ -21,11 +21,13 @@ from reverie.kernels.norm.rms_norm import store_column_sums
 from reverie.kernels.sums import sum_partials
 
 TILE = 4096
-"""Elements per step of a program."""
+"""Elements of a tile."""
 WARPS = 8
+"""Warps of a program."""
 MAX_CHANNELS = 1024
 """Maximum number of channels; a tile has all channels of its pixels."""
 PROGRAMS_PER_SM = 8
+"""Maximum number of programs per multiprocessor (SM)."""
 
 
 def batch_norm_elu(
@@ -52,19 +54,19 @@ class _BatchNormELU(torch.autograd.Function):
         norm: nn.BatchNorm2d,
     ) -> Tensor:
         x = x.permute(0, 2, 3, 1).contiguous()
-        active, (grid, sizes) = torch.empty_like(x), _tiling(x)
+        activation, (grid, sizes) = torch.empty_like(x), _tiling(x)
         sums = x.new_empty(*grid, 2, x.shape[-1], dtype=torch.float32)
         stats = torch.empty_like(sums[0])
         _sum[grid](x, sums, *sizes, num_warps=WARPS)
         running = (norm.running_mean, norm.running_var, norm.momentum, norm.eps)
         _apply[grid](
-            *(x, sum_partials(sums), scale, shift, bias, stats, *running, active),
+            *(x, sum_partials(sums), scale, shift, bias, stats, *running, activation),
             *sizes,
             num_warps=WARPS,
         )
         ctx.save_for_backward(x, stats, scale, shift)
         ctx.has_bias = bias is not None
-        return active.permute(0, 3, 1, 2)
+        return activation.permute(0, 3, 1, 2)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -98,7 +100,10 @@ def _tile(i, pixels, steps, col, C: tl.constexpr, R: tl.constexpr):
 
 @jit
 def _load_norm(stats, scale, shift, col, C: tl.constexpr):
-    """Return mean, rstd, and (a, b) such that the norm is `a * x + b`."""
+    """Return mean, rstd, and the factor and intercept of the norm.
+
+    The output of the norm is `factor * x + intercept`.
+    """
     mean, rstd = tl.load(stats + col), tl.load(stats + C + col)
     factor = tl.load(scale + col) * rstd
     return mean, rstd, factor, tl.load(shift + col) - mean * factor
@@ -106,7 +111,10 @@ def _load_norm(stats, scale, shift, col, C: tl.constexpr):
 
 @jit
 def _load_normed(x, dy, offset, mask, mean, rstd, factor, intercept):
-    """Return the normalized input, and the gradient of the norm's output."""
+    """Return the normalized input, and the gradient of the norm's output.
+
+    `dy` is the gradient of the ELU's output.
+    """
     v = tl.load(x + offset, mask, 0.0).to(tl.float32)
     y = v * factor[None, :] + intercept[None, :]
     d = tl.load(dy + offset, mask, 0.0).to(tl.float32)
@@ -138,6 +146,8 @@ def _apply(
     x, sums, scale, shift, bias, stats, running_mean, running_var, momentum, eps, out,
     pixels, steps, C: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
+    """Apply norm and ELU. The first program also writes the batch statistics to `stats`
+    and updates the running statistics."""
     col = tl.arange(0, C)
     mean = tl.load(sums + col) / pixels
     var = tl.maximum(tl.load(sums + C + col) / pixels - mean * mean, 0.0)
@@ -167,6 +177,7 @@ def _apply(
 def _sum_backward(
     x, dy, stats, scale, shift, sums, pixels, steps, C: tl.constexpr, R: tl.constexpr
 ):
+    """Compute this program's partial sums of the gradients of shift and scale."""
     col = tl.arange(0, C)
     mean, rstd, factor, intercept = _load_norm(stats, scale, shift, col, C)
     dshift = tl.zeros((R, C), tl.float32)
@@ -184,6 +195,7 @@ def _apply_backward(
     x, dy, stats, scale, shift, sums, dx,
     pixels, steps, C: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
+    """Compute the gradient of the input; `sums` are those of shift and scale."""
     col = tl.arange(0, C)
     mean, rstd, factor, intercept = _load_norm(stats, scale, shift, col, C)
     mean_d, mean_dv = tl.load(sums + col) / pixels, tl.load(sums + C + col) / pixels

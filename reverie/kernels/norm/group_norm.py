@@ -42,11 +42,13 @@ Loads are then 16 bytes wide in bfloat16, and a thread needs few enough register
 several programs per multiprocessor (SM).
 """
 WARPS = 8
+"""Warps of a program that handles some pixels."""
 MAX_CHANNELS = 1024
 """Maximum number of channels: a program that handles a pixel has all of them."""
 MAX_PARTS = 16
 """Maximum number of programs per feature map."""
 PROGRAMS_PER_SM = 8
+"""Programs per multiprocessor if the work is divided by pixels."""
 GROUP_TILE = 4096
 """Elements per iteration of a program that handles some groups."""
 SECTOR_BYTES = 32
@@ -84,10 +86,13 @@ class Tiling(NamedTuple):
 
 
 def tile_by_groups(x: Tensor) -> Tiling | None:
-    """Return the tiling by groups; None if tiling by pixels is faster."""
+    """Return a tiling in which a program handles some groups of channels.
+
+    None if tiling by pixels is faster.
+    """
     batch, height, width, channels = x.shape
     pixels = height * width
-    # whole groups, and at least one sector of adjacent channels per pixel
+    # a program has whole groups, and reads at least one sector of memory per pixel
     min_channels = max(SECTOR_BYTES // x.element_size(), channels // GROUPS)
     block_channels = min(channels, min_channels)
     block_pixels = triton.next_power_of_2(pixels)
@@ -135,7 +140,7 @@ def supports(x: Tensor, *channels: int) -> bool:
 
 
 def sum_pixels(x: Tensor, tiling: Tiling) -> tuple[Tensor, Tensor]:
-    """Return partial sums of each map, and an empty tensor for the statistics.
+    """Return partial sums of each map, and an uninitialized tensor for its statistics.
 
     A program sums, for each channel, the differences of its pixels from the map's first
     pixel, and their squares: `(batch, parts, 2, channels)`. `norm_kernel` computes the

@@ -2,10 +2,11 @@
 
 The grid is (feature maps, parts). If the work is divided by pixels, a part has all
 channels of some pixels (C is CHANNELS); if by groups, all pixels of some channels. A
-tile has R pixels and C channels; `row` is a feature map. Statistics and sums are stored
-per channel, even if they are the same for all channels of a group. In variable names,
-`v` is the input (normalized by `normalize_tile`), `z` the output of the norm, and `dz`
-its gradient.
+tile has R pixels and C channels; PER_GROUP is the number of channels of a group, and
+`row` the index of a feature map in the batch. Statistics and sums are stored per
+channel, even if they are the same for all channels of a group. In variable names, `v`
+is the input (normalized by `normalize_tile`), `z` the output of the norm, `dz` its
+gradient, and `gate` the sigmoid of `z`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def sum_kernel(
     STEPS: tl.constexpr, PARTS: tl.constexpr, CHANNELS: tl.constexpr,
     PER_GROUP: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """Sum over the pixels of each part of a feature map."""
+    """Store the sums of `_sum_tiles` over the pixels of one part of a feature map."""
     row, part = tl.program_id(0), tl.program_id(1)
     col = tl.arange(0, C)
     x += row.to(tl.int64) * pixels * CHANNELS
@@ -42,7 +43,11 @@ def norm_kernel(
     STEPS: tl.constexpr, PARTS: tl.constexpr, CHANNELS: tl.constexpr,
     PER_GROUP: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """Normalize and activate; without `sums`, the work is divided by groups."""
+    """Apply norm and SiLU.
+
+    Without `sums`, the work is divided by groups, and a program first computes the
+    statistics of its groups.
+    """
     row, part = tl.program_id(0), tl.program_id(1)
     start = row.to(tl.int64) * pixels * CHANNELS
     x, out = x + start, out + start
@@ -117,7 +122,8 @@ def backward_kernel(
                 second += extra
                 dv += extra
             tl.store(dx + offset, dv, mask)
-    index = 0 if dx is None else 2  # of the first of these two sums
+    # a part has four sums; each of the two calls computes two of them
+    index = 0 if dx is None else 2
     ptr = sums + ((row * PARTS + part) * 4 + index) * C + col
     store_pair(ptr, tl.sum(first, 0), tl.sum(second, 0), C)
 
@@ -185,6 +191,7 @@ def _sum_tiles(
 
 @jit
 def store_pair(ptr, first, second, stride):
+    """Store two vectors whose addresses differ by `stride` elements."""
     tl.store(ptr, first)
     tl.store(ptr + stride, second)
 
@@ -214,7 +221,10 @@ def group_statistics(
     first, bias, total, square, col, eps, pixels,
     PER_GROUP: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Return mean and rstd of a map plus bias, from `_sum_tiles` of all its pixels."""
+    """Return mean and rstd of each channel's group, from `_sum_tiles` of all pixels.
+
+    `first` is the first pixel of the map. The bias is added before the norm.
+    """
     mean = total / pixels
     deviations = square - total * mean  # squared deviations from the channel's mean
     mean += first

@@ -96,6 +96,8 @@ def linear_norm_act(layer: AffineLayer, norm: Norm, act: Any, x: Tensor) -> Tens
 
 
 class FastMLP(MLP):
+    """`MLP` with one kernel for bias, norm and activation of a layer."""
+
     def forward(self, x: Float[Tensor, "*b I"]) -> Float[Tensor, "*b F"]:
         for i in range(self.layers):
             layer, norm = getattr(self, f"linear{i}"), getattr(self, f"norm{i}")
@@ -126,10 +128,10 @@ class _RMSNormSiLU(torch.autograd.Function):
         y, (block_rows, columns, warps) = torch.empty_like(x), _tile(rows, width)
         ctx.save_for_backward(x, scale, bias)
         ctx.settings = (rows, width, eps, map_width, width // blocks)
-        ctx.flags = (map_width > 0, blocks > 1)
+        ctx.layouts = (map_width > 0, blocks > 1)
         if rows:
             _forward[(triton.cdiv(rows, block_rows),)](
-                *(x, bias, scale, y, *ctx.settings, *ctx.flags, block_rows, columns),
+                *(x, bias, scale, y, *ctx.settings, *ctx.layouts, block_rows, columns),
                 num_warps=warps,
             )
         return y
@@ -144,7 +146,7 @@ class _RMSNormSiLU(torch.autograd.Function):
         partial = torch.empty(programs, 2, width, device=x.device)
         _backward[(programs,)](
             *(x, bias, scale, grad.contiguous(), dx, partial, *ctx.settings),
-            *(*ctx.flags, triton.cdiv(tiles, programs), block_rows, columns),
+            *(*ctx.layouts, triton.cdiv(tiles, programs), block_rows, columns),
             num_warps=warps,
         )
         dscale, dbias = sum_partials(partial)
@@ -155,8 +157,9 @@ class _RMSNormSiLU(torch.autograd.Function):
 def _tile(rows: int, width: int) -> tuple[int, int, int]:
     """Return rows and columns of a program's tile, and its number of warps.
 
-    Larger tiles are faster for many rows of 128 channels: a million rows take 0.16 ms
-    forward and 0.27 ms backward on an H200, with smaller tiles 0.24 and 0.55 ms.
+    A tile has whole rows. Larger tiles are faster for many rows of 128 channels: a
+    million rows take 0.16 ms forward and 0.27 ms backward on an H200, with smaller
+    tiles 0.24 and 0.55 ms.
     """
     columns = block_size(width)
     if columns == 128 and rows * columns >= 1 << 25:
@@ -233,6 +236,7 @@ def _forward(
     DEPTH_TO_SPACE: tl.constexpr, BLOCKS: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
+    """Compute R rows; DEPTH_TO_SPACE and BLOCKS select the layout (`_RMSNormSiLU`)."""
     row = tl.program_id(0) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, C)[None, :]
     offset = row.to(tl.int64) * width + col
@@ -254,6 +258,7 @@ def _backward(
     DEPTH_TO_SPACE: tl.constexpr, BLOCKS: tl.constexpr,
     STEPS: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
+    """Compute the gradient of `x`, and partial sums of those of scale and bias."""
     col = tl.arange(0, C)[None, :]
     gain = load_columns(scale, col, width)
     dscale = tl.zeros((R, C), tl.float32)

@@ -30,7 +30,7 @@ CHUNK = 4096
 """Elements per program."""
 
 COLUMNS = 5
-"""Addresses per tensor: parameter, mu, nu, low-precision weight, nu_max."""
+"""Addresses per tensor: parameter, mu, nu, low-precision weight, nu_max (AMSGrad)."""
 
 ALIGNMENT = 32
 """Gradients in the buffer of a data-parallel update begin at multiples of this."""
@@ -57,7 +57,7 @@ def load_as_float32(address, dtype, offsets, mask):
 
 @jit
 def store_low_precision(address, dtype, offsets, x, mask):
-    """Store a bfloat16 or float16 copy; nothing for float32, which has no copy."""
+    """Store a bfloat16 or float16 copy; for float32, which has no copy, do nothing."""
     if dtype == 1:
         to_bfloat = address.to(tl.pointer_type(tl.bfloat16)) + offsets
         tl.store(to_bfloat, x.to(tl.bfloat16), mask)
@@ -86,7 +86,7 @@ def _sum_squares(
     chunks, addresses, grads, dtypes, sizes, sums,
     COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Sum the squares of gradient and parameter over one chunk."""
+    """Sum the squares of gradient and parameter over one chunk; store both sums."""
     chunk = tl.program_id(0)
     tensor, start = tl.load(chunks + 2 * chunk), tl.load(chunks + 2 * chunk + 1)
     offsets = start + tl.arange(0, CHUNK)
@@ -104,7 +104,10 @@ def _sum_squares(
 def _norms_from_sums(
     sums, firsts, norms, tensors, MAX_CHUNKS: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """Add up both sums of the chunks of one tensor; store the square roots."""
+    """Store the norms of gradient and parameter of one tensor, from `_sum_squares`.
+
+    `firsts` has the index of the first chunk of each tensor.
+    """
     tensor = tl.program_id(0)
     first, end = tl.load(firsts + tensor), tl.load(firsts + tensor + 1)
     sum0 = tl.zeros((WIDTH,), tl.float32)
@@ -153,10 +156,11 @@ class AddressTables:
             grad_dtype = torch.float32 if float32_grads else leaf.dtype
             dtypes.append((DTYPES[grad_dtype], DTYPES[copy_dtype]))
         self.addresses, self.dtypes = table(addresses), table(dtypes)
-        self.sums = torch.zeros(len(chunks), 2, device=device)
+        self.sums = torch.zeros(len(chunks), 2, device=device)  # of squares, per chunk
         self.grad_addresses = table([0] * len(tensors))
         self.flat: FlatGrads | None = None
         self._spare_buffer: Tensor | None = None
+        # host buffers and gradients of captured graphs, which must not be freed
         self._captured: list[tuple[Tensor, list[Tensor]]] = []
 
     @property
@@ -164,7 +168,7 @@ class AddressTables:
         return (len(self.chunks),)
 
     def grad_tables(self, grads: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the tables with the addresses and dtypes of gradients."""
+        """Return the tables with the addresses and dtypes of these gradients."""
         if self.flat is not None and grads is self.flat.grads:
             return self.flat.addresses, self.flat.dtypes
         return self.grad_addresses, self.dtypes
@@ -184,7 +188,11 @@ class AddressTables:
         return flat.buffer[0].clone(), flat.grads
 
     def norms(self, grads: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the norms of each gradient and parameter; store gradient addresses."""
+        """Return the norms of each gradient and of each parameter.
+
+        Also writes the addresses of the gradients to their table, which the update
+        kernel reads later.
+        """
         grad_addresses, dtypes = self.grad_tables(grads)
         if grad_addresses is self.grad_addresses:
             self._store_addresses(grads)
@@ -236,15 +244,15 @@ class AddressTables:
 class FlatGrads:
     """One float32 buffer for the loss and all gradients of an optimizer.
 
-    The first element is the loss. `grads` are views of the buffer in the memory order
-    of the parameters.
+    The first element is the loss. `grads` are views of the buffer with the shapes and
+    strides of the parameters.
     """
 
     def __init__(self, tensors: list[Tensor], dtypes: Tensor):
         starts, end = [], ALIGNMENT
         for tensor in tensors:
             starts.append(end)
-            end += -(-tensor.numel() // ALIGNMENT) * ALIGNMENT
+            end += -(-tensor.numel() // ALIGNMENT) * ALIGNMENT  # rounded up
         device = tensors[0].device
         self.buffer = torch.zeros(end, device=device)
         self.grads = [
@@ -258,7 +266,7 @@ class FlatGrads:
 
 
 def _match_strides(grad: Tensor, tensor: Tensor) -> Tensor:
-    """Return the gradient in the memory order of its parameter."""
+    """Return the gradient with the strides of its parameter."""
     if grad.stride() == tensor.stride():
         return grad
     return torch.empty_like(tensor, dtype=grad.dtype).copy_(grad)
@@ -273,7 +281,8 @@ def _update(
 ):  # fmt: skip
     """Clip the gradient, update moments and parameters of one chunk of one tensor.
 
-    The formulas are those of the `update` methods in `nets/optim`.
+    The formulas are those of the `update` methods in `nets/optim`. For LaProp, store
+    the sums of squares of the parameters and of their changes in `sums`.
     """
     chunk = tl.program_id(0)
     tensor, start = tl.load(chunks + 2 * chunk), tl.load(chunks + 2 * chunk + 1)
@@ -377,7 +386,7 @@ class FusedOptimizer(Optimizer):
         return self._tables.norms(grads)
 
     def _prepare(self, loss: Scalar, norms: Tensor, weight_norms: Tensor) -> Step:
-        self._packed: Tensor | None = None
+        self._packed: Tensor | None = None  # scalars of the update in one tensor
         if self.scaling or not isinstance(self.rule, LaProp):
             return super()._prepare(loss, norms, weight_norms)
         step, self._packed = prepare_step(self, loss, norms, weight_norms)

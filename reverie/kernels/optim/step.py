@@ -1,7 +1,7 @@
-"""What an update of LaProp computes from norms, in one kernel.
+"""Clipping factors and scalars of a LaProp update, computed in one kernel.
 
 Global norm, clipping factors, learning rate, bias corrections and counters are about
-fifty operations on scalars. Each would be a kernel of its own that takes longer to
+fifty operations on scalars. In PyTorch, each of them is a kernel that takes longer to
 launch than to run. The formulas are those of `Optimizer._prepare` and `LaProp`.
 """
 
@@ -22,9 +22,10 @@ from reverie.nets.optim.optimizer import Optimizer, Scalar, Step, StepScalars
 def prepare_step(
     opt: Optimizer, loss: Scalar, norms: Tensor, weight_norms: Tensor
 ) -> tuple[Step, Tensor]:
-    """Return what `Optimizer._prepare` returns, and one tensor of its scalars.
+    """Return the `Step` of `Optimizer._prepare`, and its scalars as one tensor.
 
-    The tensor begins with `gate`, `rate`, `mu_correction` and `nu_correction`.
+    The tensor begins with `gate`, `rate`, `mu_correction` and `nu_correction`, which
+    the update kernel reads in this order.
     """
     assert isinstance(opt.rule, LaProp)
     config, count = opt.rule.config, len(norms)
@@ -53,7 +54,10 @@ def _log(beta: float) -> float:
 
 
 def total_norms(sums: Tensor) -> tuple[Scalar, Scalar]:
-    """Return the square roots of the sums of both columns."""
+    """Return the norms of the change and of the parameters, over all tensors.
+
+    `sums` has one row per chunk with both sums of squares.
+    """
     norms = sums.new_empty(2)
     _total_norms[(2,)](sums, norms, len(sums), 1024)
     return norms[0], norms[1]
@@ -66,7 +70,12 @@ def _prepare_step(
     lr, agc, log_beta1, log_beta2, warmup, anneal, floor,
     SCHEDULE: tl.constexpr, CLIPS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """One program; `anneal` is the number of updates from warm-up to the last rate."""
+    """Compute everything in one program.
+
+    `agc` is the threshold of adaptive gradient clipping, which CLIPS enables. `anneal`
+    is the number of updates from the end of warm-up to the end of the schedule, and
+    `floor` the final learning rate as a fraction of `lr`.
+    """
     i = tl.arange(0, WIDTH)
     grad_norms = tl.load(norms + i, i < count, 0.0)
     tl.store(stored_norms + i, grad_norms, i < count)
@@ -96,6 +105,7 @@ def _prepare_step(
 
     clip = tl.full((WIDTH,), 1.0, tl.float32)
     if CLIPS:
+        # a minimum norm of 1e-3, so that weights that are zero can change
         limits = agc * tl.maximum(tl.load(weight_norms + i, i < count, 1.0), 1e-3)
         excess = tl.div_rn(tl.where(is_finite, grad_norms, 0.0), limits)
         clip = tl.div_rn(clip, tl.maximum(excess, 1.0))
@@ -112,14 +122,16 @@ def _prepare_step(
 
 @jit
 def _power(log_base, exponent):
-    """Return a power in float32. In float64 until the end: `1 - power` is inaccurate
-    if the power, which is near 1, has errors."""
+    """Return a power, computed in float64 and rounded to float32.
+
+    The power is close to 1, so rounding errors would be large relative to `1 - power`.
+    """
     return tl.exp(exponent * log_base).to(tl.float32)
 
 
 @jit
 def _total_norms(sums, norms, count, WIDTH: tl.constexpr):
-    """Each of the two programs adds up one column."""
+    """Store the square root of the sum of a column; each of two programs has one."""
     column = tl.program_id(0)
     total = tl.zeros((WIDTH,), tl.float32)
     for start in range(0, count, WIDTH):

@@ -13,7 +13,7 @@ KERNEL norm_backward(Arguments a) {
   SHARED_MEMORY(Scratch<3>);
   const Position position;
   start_copies({a.x, a.dy}, data, scratch.barriers, position);
-  uint4* const gradients = data + SHARE / 8;
+  uint4* const gradients = data + SHARE / 8;  // first dy, later dz
   const float* stats = a.stats + (size_t)position.image * 2 * CHANNELS;
   float *const means = scratch.channels[0], *const factors = scratch.channels[1];
   float* const offsets = scratch.channels[2];
@@ -25,12 +25,13 @@ KERNEL norm_backward(Arguments a) {
     offsets[c] = a.shift[c] - mean * factor;
   }
   sync_block();
+  // per channel of this thread: input, and gradient of the output (later of the norm)
   float mean[8], factor[8], x[8], y[8];
-  load8(means + position.column, mean);
-  load8(factors + position.column, factor);
+  load8(means + position.channel, mean);
+  load8(factors + position.channel, factor);
   {
     float offset[8], sums[3][8] = {};
-    load8(offsets + position.column, offset);
+    load8(offsets + position.channel, offset);
     for (int i = 0; i < STAGES; i++) {
       wait_barrier(scratch.barriers + i);
       UNROLL for (int n = 0; n < LOADS / STAGES; n++) {
@@ -85,11 +86,11 @@ KERNEL norm_backward(Arguments a) {
     }
   }
   sync_block();
-  // dx = dz * factor - (x - mean) * slope - constant; `gradients` has dz, the gradient of
-  // the norm's output, and the constant includes the mean
+  // dx = dz * factor - (x - mean) * slope - constant, where dz is the gradient of the
+  // norm's output; below, `constant` includes the term with the mean
   float constant[8], slope[8], residual[1][8] = {};
-  load8(constants + position.column, constant);
-  load8(slopes + position.column, slope);
+  load8(constants + position.channel, constant);
+  load8(slopes + position.channel, slope);
   UNROLL for (int j = 0; j < 8; j++) constant[j] -= mean[j] * slope[j];
   _Pragma("unroll 4") for (int k = 0; k < LOADS; k++) {
     const int at = k * THREADS + threadIdx.x;
@@ -108,7 +109,7 @@ KERNEL norm_backward(Arguments a) {
   }
   if (a.residual_grad) {
     if (CLUSTER_SIZE > 1) cluster_arrive();
-    sync_block();  // before `scratch.warps` is overwritten
+    sync_block();  // `sum_blocks` overwrites `scratch.warps`
     sum_blocks(residual, scratch, position, false);
     if (position.rank == 0) {
       float* to = a.sums + ((size_t)position.image * 4 + 3) * CHANNELS;

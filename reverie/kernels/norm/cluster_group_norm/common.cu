@@ -2,44 +2,46 @@
 //
 // A cluster of CLUSTER_SIZE thread blocks handles one feature map. Each block keeps its
 // share of the map (SHARE numbers) in shared memory between summing and normalizing, so
-// device memory is read once and written once. A thread has eight adjacent channels of
-// LOADS pixels. Sums are reduced within a warp, within a block, and exchanged between
-// the blocks of the cluster. KINDS is the number of different sums per channel.
+// device memory is read once and written once. A thread handles eight adjacent channels
+// of LOADS pixels. Sums are reduced within a warp, then within a block, and exchanged
+// between the blocks of the cluster. KINDS is the number of different sums per channel.
 //
 // The host defines PIXELS, CHANNELS, GROUPS, CLUSTER_SIZE, THREADS, and BLOCKS_PER_SM.
 
 constexpr int COLUMNS = CHANNELS / 8, WARPS = THREADS / 32;  // COLUMNS threads per pixel
-constexpr int PER_GROUP = CHANNELS / GROUPS;
+constexpr int PER_GROUP = CHANNELS / GROUPS;  // channels of a group
 constexpr int SHARE = PIXELS / CLUSTER_SIZE * CHANNELS;
 constexpr int LOADS = SHARE / 8 / THREADS;
 constexpr int STAGES = LOADS < 4 ? LOADS : 4;  // asynchronous copies, with a barrier each
 static_assert(LOADS * 8 * THREADS == SHARE && LOADS % STAGES == 0, "");
 static_assert(SHARE * CLUSTER_SIZE == PIXELS * CHANNELS && 32 % COLUMNS == 0, "");
 
-// Static shared memory: sums of each warp, sums of each block, values per channel.
+// Static shared memory.
 template <int KINDS>
 struct Scratch {
-  float warps[WARPS][KINDS * CHANNELS];
-  float blocks[CLUSTER_SIZE][KINDS * CHANNELS];
+  float warps[WARPS][KINDS * CHANNELS];          // sums of each warp
+  float blocks[CLUSTER_SIZE][KINDS * CHANNELS];  // sums of each block of the cluster
   float channels[3][CHANNELS];  // values per channel, exchanged between threads
   Barrier barriers[STAGES];
 };
 
-// Indices of this thread: block in the cluster, feature map, first channel.
+// Indices of this thread: block in the cluster, feature map in the batch, and the first
+// of its channels. `at` returns the offset of its channels in one of its pixels.
 struct Position {
-  u32 rank, image, column;
+  u32 rank, image, channel;
   size_t map, share;  // offsets of the map and of this block's share
   DEVICE Position() {
     rank = cluster_rank();
     image = blockIdx.x / CLUSTER_SIZE;
-    column = threadIdx.x % COLUMNS * 8;
+    channel = threadIdx.x % COLUMNS * 8;
     map = (size_t)image * PIXELS * CHANNELS;
     share = map + rank * SHARE;
   }
   DEVICE size_t at(int load) const { return share + (load * THREADS + threadIdx.x) * 8; }
 };
 
-// Starts to copy this block's share of all maps to shared memory, in STAGES copies.
+// Starts to copy this block's share of each of the maps to shared memory, in STAGES
+// asynchronous copies.
 template <int MAPS>
 DEVICE void start_copies(const bf16* const (&maps)[MAPS], uint4* data, Barrier* barriers,
                          const Position& position) {
@@ -54,7 +56,8 @@ DEVICE void start_copies(const bf16* const (&maps)[MAPS], uint4* data, Barrier* 
     }
   }
   sync_block();
-  // `sum_blocks` waits for this, so that no block writes to one that has not started
+  // `sum_blocks` waits for this, because a block must not write to the shared memory of a
+  // block that has not started yet
   if (CLUSTER_SIZE > 1) cluster_arrive();
 }
 
@@ -101,7 +104,7 @@ DEVICE float total(const float* blocks, int kind, u32 channel) {
   return x;
 }
 
-// Returns the sum over the channels of a group.
+// Returns the sum of `x` over the channels in the same group as `channel`.
 DEVICE float sum_group(const float* x, u32 channel) {
   const u32 first = channel / PER_GROUP * PER_GROUP;
   float sum = 0;

@@ -12,6 +12,7 @@ typedef unsigned long long Barrier;  // an mbarrier object
 #define CLUSTER
 #endif
 
+// Approximate 2^x and 1 / x.
 DEVICE float exp2_(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -31,16 +32,18 @@ DEVICE void sigmoids(float a, float b, float& at_a, float& at_b) {
   at_b = both * p;
 }
 DEVICE float inverse_sqrt(float x) { return rsqrtf(x); }
+// Adds the values of this lane of a warp and of lane `lane ^ mask`.
 DEVICE float add_lane_xor(float x, int mask) {
   return x + __shfl_xor_sync(~0u, x, mask);
 }
 
-// Load and store eight numbers: four words of 32 bits.
+// Load and store eight bfloat16 numbers, which are four words of 32 bits.
 DEVICE uint4 load4(const bf16* p) { return *(const uint4*)p; }
 DEVICE void store4(bf16* p, uint4 v) { *(uint4*)p = v; }
 
 // ---- asynchronous copies to shared memory; an mbarrier signals their completion
 
+// Returns an address in shared memory as PTX instructions need it.
 DEVICE u32 address(const void* shared) {
   return (u32)__cvta_generic_to_shared(shared);
 }
@@ -51,6 +54,7 @@ DEVICE void init_barriers(Barrier* barriers, int count) {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
+// Sets the number of bytes that copies must write before the barrier is complete.
 DEVICE void expect_bytes(Barrier* barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
                    address(barrier)),

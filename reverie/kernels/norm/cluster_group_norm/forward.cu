@@ -16,7 +16,7 @@ KERNEL norm_forward(Arguments a) {
   // sums of differences from the first pixel, because squares of the values themselves
   // would lose the variance of almost constant maps to rounding
   float first[8], sums[2][8] = {}, x[8];
-  unpack8(load4(a.x + position.map + position.column), first);
+  unpack8(load4(a.x + position.map + position.channel), first);
   UNROLL for (int i = 0; i < STAGES; i++) {
     wait_barrier(scratch.barriers + i);
     UNROLL for (int k = i * LOADS / STAGES; k < (i + 1) * LOADS / STAGES; k++) {
@@ -61,8 +61,8 @@ KERNEL norm_forward(Arguments a) {
   }
   sync_block();
   float factor[8], offset[8];
-  load8(factors + position.column, factor);
-  load8(offsets + position.column, offset);
+  load8(factors + position.channel, factor);
+  load8(offsets + position.channel, offset);
   _Pragma("unroll 4") for (int k = 0; k < LOADS; k++) {
     unpack8(data[k * THREADS + threadIdx.x], x);
     affine_silu8(x, factor, offset);

@@ -42,7 +42,7 @@ BACKWARD = Direction("backward", 2, 3, 768)
 
 
 class ClusterPlan(NamedTuple):
-    """How the work on one feature map is split."""
+    """How the work on one feature map is divided among blocks and threads."""
 
     cluster_size: int  # blocks per feature map
     threads: int  # per block
@@ -94,10 +94,14 @@ PLANS: dict[str, dict[tuple[int, int], ClusterPlan]] = {
         (64, 64): ClusterPlan(1, 64),
     },
 }
-"""The fastest plans on an H200, by pixels and channels. For the backward pass of larger
-maps, two passes over device memory are faster than keeping them in shared memory."""
+"""The fastest plans on an H200, by number of pixels and of channels.
+
+For the backward pass of larger maps, two passes over device memory are faster than
+keeping the maps in shared memory.
+"""
 
 fallback = nvrtc.Fallback("group norms")
+"""Enabled if the kernels cannot be compiled or launched."""
 
 
 def plan_for(
@@ -162,7 +166,7 @@ def load(
     direction: Direction,
     plan: ClusterPlan,
 ) -> nvrtc.Kernel:
-    """Compile the kernel for feature maps of one size; return it."""
+    """Compile and return the kernel for feature maps of one size."""
     text = source(pixels, channels, direction, plan)
     handle = nvrtc.load(text, [f"norm_{direction.name}"], device)[0]
     # dynamic shared memory only; that of `sum_bytes` is static

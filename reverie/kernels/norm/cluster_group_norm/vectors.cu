@@ -15,7 +15,7 @@ DEVICE uint4 pack8(const float (&x)[8]) {
 DEVICE void load8(const float* shared, float (&x)[8]) {
   UNROLL for (int j = 0; j < 8; j++) x[j] = shared[j];
 }
-// silu(x * factor + offset)
+// Replaces x by silu(x * factor + offset).
 DEVICE void affine_silu8(float (&x)[8], const float (&factor)[8],
                          const float (&offset)[8]) {
   UNROLL for (int j = 0; j < 8; j += 2) {
