@@ -35,15 +35,18 @@ from reverie.storage.os_errors import FILE_INTACT, WriteFailed, explain_write_er
 
 SUFFIX = ".safetensors"
 QUARANTINE = "quarantine"
+"""Name of the folder for damaged files."""
 
 _DTYPES = {"BOOL": np.dtype(bool)} | {
     f"{kind.upper()}{8 * size}": np.dtype(f"{kind}{size}")
     for kind, sizes in {"u": (1, 2, 4, 8), "i": (1, 2, 4, 8), "f": (2, 4, 8)}.items()
     for size in sizes
 }
+"""Types that are supported, by their names in safetensors headers (`F32`, `U8`)."""
 _SAFETENSORS_NAMES = {dtype.name: name for name, dtype in _DTYPES.items()}
-_BLOCK_BYTES, _READ_BYTES = 1 << 24, 1 << 18
+_WRITE_BYTES, _READ_BYTES = 1 << 24, 1 << 18  # written or read at once
 MAX_HEADER_BYTES = 100 << 20
+"""Larger headers are refused, as by the safetensors library."""
 
 
 class FileRecord(NamedTuple):
@@ -99,7 +102,7 @@ class ArrayFile:
 def write_arrays(
     directory: Path, stem: str, arrays: Arrays, suffix: str = SUFFIX
 ) -> ArrayFile:
-    """Write `<stem>-<checksum><suffix>` atomically.
+    """Write the file `<stem>-<checksum><suffix>` atomically; return its description.
 
     The caller must `fsync` the file for it to survive a crash of the machine. All bytes
     are allocated: in a sparse file, a later write through the memory map would kill the
@@ -114,8 +117,8 @@ def write_arrays(
                 size = _write_all(file, memoryview(header))
                 for key in layouts:
                     flat = np.ascontiguousarray(arrays[key]).reshape(-1).view(np.uint8)
-                    for start in range(0, len(flat), _BLOCK_BYTES):
-                        block = flat[start : start + _BLOCK_BYTES].data
+                    for start in range(0, len(flat), _WRITE_BYTES):
+                        block = flat[start : start + _WRITE_BYTES].data
                         crc = zlib.crc32(block, crc)
                         size += _write_all(file, block)
             name = f"{stem}-{crc:08x}{suffix}"
@@ -209,6 +212,7 @@ def quarantine(directory: Path, name: str, problem: str, consequence: str) -> No
 
 
 def _make_header(arrays: Arrays) -> tuple[bytes, dict[str, ArrayLayout]]:
+    """Return the safetensors header with its length, and the layouts it describes."""
     table, offset = {}, 0
     # Largest item size first, so that every array is aligned to its item size.
     for key in sorted(arrays, key=lambda key: (-arrays[key].itemsize, key)):
@@ -220,11 +224,12 @@ def _make_header(arrays: Arrays) -> tuple[bytes, dict[str, ArrayLayout]]:
         }
         offset += array.nbytes
     text = json.dumps(table, separators=(",", ":")).encode()
-    text += b" " * (-(len(text) + 8) % 64)
+    text += b" " * (-(len(text) + 8) % 64)  # the arrays start at a multiple of 64
     return struct.pack("<Q", len(text)) + text, _layouts(table, len(text) + 8)
 
 
 def _layouts(table: dict[str, Any], data_start: int) -> dict[str, ArrayLayout]:
+    """Return the layouts in a safetensors header; the arrays begin at `data_start`."""
     return {
         key: ArrayLayout(
             tuple(entry["shape"]),
@@ -237,6 +242,7 @@ def _layouts(table: dict[str, Any], data_start: int) -> dict[str, ArrayLayout]:
 
 
 def _write_all(file: io.FileIO, block: memoryview) -> int:
+    """Write a block and return its size; `write` may write only a part of it."""
     written = 0
     while written < len(block):
         written += file.write(block[written:]) or 0

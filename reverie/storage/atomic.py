@@ -51,7 +51,7 @@ def atomic_write(path: Path, sync: bool = True, writer: str = "") -> Iterator[Pa
 
 
 def create_file(path: Path) -> int:
-    """Create a file and return its descriptor.
+    """Create a file and return its file descriptor.
 
     An existing file, left by a process that was killed, is deleted first.
     """
@@ -61,7 +61,7 @@ def create_file(path: Path) -> int:
 
 
 def open_append(path: Path) -> int:
-    """Open or create a file to append to it, and return its descriptor."""
+    """Open a file for appending, or create it; return its file descriptor."""
     try:
         return open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     except InvalidFile as error:
@@ -126,5 +126,6 @@ def ignore_unwritable() -> Iterator[None]:
         yield
     except WriteFailed as error:
         if error.errno not in NOT_PERMITTED:
+            # without the rest of the message, which describes how to repeat the command
             reason = str(error).partition(" Files that were saved")[0]
             warnings.warn(f"The result is not saved. {reason}", stacklevel=3)

@@ -9,8 +9,10 @@ from jaxtyping import Float, Int
 def episode_probabilities(
     counts: Int[np.ndarray, " episodes"], alpha: float
 ) -> Float[np.ndarray, " episodes"]:
-    """Sampling probabilities proportional to `(1 + count) ** -alpha`, where `counts`
-    is how often each episode was sampled."""
+    """Return sampling probabilities proportional to `(1 + count) ** -alpha`.
+
+    `counts` is how often each episode was sampled.
+    """
     if not len(counts):
         return np.zeros(0)
     # Relative to the smallest count, so that the weights do not underflow.

@@ -54,6 +54,7 @@ def file_kind(path: str | Path) -> str:
         start = file.read(300)
     if not start:
         return "an empty file"
+    # 8 bytes with the length of the header, the upper 5 of which are 0, then JSON
     if start[8:10] == b'{"' and start[3:8] == bytes(5):
         return "a safetensors file"
     kinds = (kind for magic, kind in _SIGNATURES.items() if start.startswith(magic))

@@ -37,6 +37,7 @@ PART_BYTES = 1 << 20  # read or unpacked at once
 MAX_JSON_BYTES = 256 << 20
 MAX_YAML_BYTES = 1 << 20
 MAX_DEPTH = 64
+"""Maximum depth of nested values."""
 MAX_VALUES = 300_000
 """Maximum number of nested values; a value that is referenced twice counts twice."""
 MAX_YAML_NODES = 100_000
@@ -49,7 +50,8 @@ NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 MAX_NAME_BYTES = 255
 PIPE_SECONDS = 30  # maximum time to wait for the end of a pipe
 SHELL_PIPES = ("/dev/fd", "/proc/self/fd")
-_pipe_contents: dict[int, bytes] = {}  # by inode
+"""Folders of the pipes that a shell creates for `<(command)`."""
+_pipe_contents: dict[int, bytes] = {}  # contents that were read, by inode of the pipe
 
 YamlLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The parser of libyaml if PyYAML was built with it; it is ten times as fast."""
@@ -114,7 +116,10 @@ def quote(text: str) -> str:
 def check_tree(
     root: Any, children: Callable[[Any], Iterable[Any]], max_values: int = MAX_VALUES
 ) -> None:
-    """Raise if nested values are deeper than `MAX_DEPTH`, too many, or cyclic."""
+    """Raise if nested values are deeper than `MAX_DEPTH`, too many, or cyclic.
+
+    `children` returns the values directly inside a value.
+    """
     count, level = 1, [root]
     for _ in range(MAX_DEPTH):
         if not level:
@@ -189,7 +194,7 @@ def open_regular(path: Path, follow_links: bool = True) -> BoundedReader:
 
 
 def open_descriptor(path: Path, flags: int, follow_links: bool = False) -> int:
-    """Open a regular file and return its descriptor, without ever blocking.
+    """Open a regular file and return its file descriptor, without ever blocking.
 
     Raises `InvalidFile` for folders, pipes, sockets, devices and, unless
     `follow_links`, symbolic links.
@@ -285,12 +290,14 @@ def _check_yaml_depth(text: str) -> None:
 
 
 def _json_children(value: Any) -> Iterable[Any]:
+    """Return the values directly inside a list or dict."""
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
 
 
 def _yaml_children(node: yaml.Node) -> list[yaml.Node]:
+    """Return the keys and values directly inside a node; raise for long numbers."""
     if isinstance(node, yaml.ScalarNode):
         _check_number(node, MAX_DIGITS)
     if isinstance(node, yaml.MappingNode):

@@ -20,17 +20,19 @@ from reverie.spaces import Arrays
 from reverie.storage.limits import InvalidFile, open_member, open_zip, quote, read_parts
 
 _MAGIC = b"\x93NUMPY"
-_KINDS = "biufcSU"  # accepted kinds of dtypes
+_KINDS = "biufcSU"  # accepted values of `dtype.kind`: numbers, bytes and strings
 
 
 class _Header(NamedTuple):
+    """Shape, memory order and type of an array in an NPZ file."""
+
     shape: tuple[int, ...]
     is_fortran: bool
     dtype: np.dtype
 
 
 def read_npz(path: Path, selects: Callable[[str], bool] | None = None) -> Arrays:
-    """Return the arrays of a file, or those whose keys are selected.
+    """Return the arrays of a file by key; with `selects`, only if it is true for a key.
 
     Members that are not arrays are skipped. Raises `OSError` or `InvalidFile`.
     """
@@ -71,7 +73,7 @@ def _read_header(file: zipfile.ZipExtFile, key: str) -> _Header | None:
         else np.lib.format.read_array_header_2_0
     )
     try:
-        with warnings.catch_warnings():  # files of Python 2
+        with warnings.catch_warnings():  # about files that Python 2 has written
             warnings.simplefilter("ignore", UserWarning)
             header = _Header(*read(file))
     except (

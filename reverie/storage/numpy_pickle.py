@@ -23,8 +23,12 @@ from reverie.storage.pickle_parser import (
 
 MAX_DIMENSIONS = 32
 MAX_ITEMS = 1 << 48
+"""Maximum number of entries of an array; more cannot be in memory."""
 _NUMERIC = re.compile(r"b1|[iu][1248]|f[248]")
+"""Accepted NumPy type codes: bool, integers and floats."""
 _ORDERS = {"|": "=", "=": "=", "<": "<", ">": ">"}
+"""Byte order of a dtype for each byte order in a pickle; `|` means that a number has
+only one byte, `=` the order of this machine."""
 _NDARRAY = Name("numpy", "ndarray")
 _BFLOAT16 = Name("ml_dtypes", "bfloat16")
 _RECONSTRUCT = frozenset(
@@ -47,13 +51,15 @@ def parse_arrays(data: bytes, shapes_only: bool = False) -> Any:
 class ArrayFunctions:
     """Safe replacements of the functions that build arrays when pickles are loaded.
 
-    `size` is the maximum number of bytes of all arrays together.
+    `size` is the maximum number of bytes of all arrays together. The methods have the
+    arguments of the functions that they replace.
     """
 
     def __init__(self, size: int):
         self.budget = Budget(size, "arrays")
 
     def by_name(self) -> dict[Name, Function]:
+        """Return the replacements by the name of the original function."""
         functions: dict[Name, Function] = {
             Name("numpy", "dtype"): DtypeDescription,
             Name("jax._src.array", "_reconstruct_array"): self._reconstruct_jax,
@@ -105,7 +111,7 @@ class DtypeDescription(Description):
         self.code, self.order = "u2" if self.is_bfloat16 else code, "="
 
     def set_state(self, state: Any) -> None:
-        # version, byte order, subarray, field names, fields, sizes, flags
+        # version, byte order, subarray, field names, fields, itemsize, alignment, flags
         if not (
             type(state) is tuple
             and len(state) == 8
@@ -147,6 +153,7 @@ class ArrayDescription(Description):
         self.data = data
 
     def build(self) -> np.ndarray | np.generic:
+        """Return the array, or the scalar, that is described."""
         if self.data is None:
             raise InvalidFile("has an array without data")
         flat = np.frombuffer(self.data, self.type.dtype)
@@ -163,6 +170,7 @@ class ArrayDescription(Description):
 
 
 def build_array(description: Description) -> np.ndarray | np.generic:
+    """Return the array of a description; raise if it describes something else."""
     if not isinstance(description, ArrayDescription):
         raise InvalidFile("has a dtype where a value is expected")
     return description.build()

@@ -21,11 +21,14 @@ from reverie.storage.limits import Budget, InvalidFile, check_tree, quote
 MAX_OPCODES = 1_000_000
 """About 20 opcodes describe an array, so this allows for tens of thousands."""
 MAX_DIGITS = 100
+"""Maximum length of a number that is stored as text."""
 MAX_INT_KEYS = 20_000
-"""Integers can be chosen such that a dict takes time in proportion to its size to find
-one of them, so that the time of a file is quadratic in the number of such keys."""
-_MISSING = object()
+"""Maximum number of dict keys that are integers. Integers with the same hash make each
+lookup in a dict linear in its size, and so the parsing time quadratic."""
+_MISSING = object()  # value of unused entries of the memo
 
+# Opcodes of the pickle format (see `pickletools`), by what they push on the stack. The
+# `Struct` is the type of a number, or of the length of a text or of bytes.
 _OPCODE_NAMES = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
 _STOP = ord(".")
 _CONSTANTS = {ord("N"): None, 0x88: True, 0x89: False}
@@ -100,9 +103,11 @@ class PickleParser:
         # would let a small file fill the memory.
         self.encoded = Budget(len(data), "text that is encoded as bytes")
         self.stack: list[Any] = []
-        self.marked_stacks: list[list[Any]] = []
-        self.memo: list[Any] = []  # a dict would be slow for chosen indices
-        self.int_keys = 0
+        self.marked_stacks: list[list[Any]] = []  # the stacks below each MARK
+        # Values that opcodes refer to by index. A list, because a file could choose
+        # indices for which a dict is slow.
+        self.memo: list[Any] = []
+        self.int_keys = 0  # number of dict keys so far that are integers
 
     def parse(self) -> Any:
         """Return the value, made of dicts, lists, tuples, strings, bytes (as
@@ -124,6 +129,7 @@ class PickleParser:
         return value
 
     def _interpret(self) -> Any:
+        """Execute the opcodes until STOP, and return the top of the stack."""
         for _ in range(MAX_OPCODES):
             code = self.data[self.position]
             self.position += 1
@@ -152,6 +158,7 @@ class PickleParser:
         raise InvalidFile(f"has more than {MAX_OPCODES:,} pickle opcodes")
 
     def _take(self, size: int) -> memoryview:
+        """Return the next `size` bytes and move the position after them."""
         part = self.view[self.position : self.position + size]
         if len(part) != size:
             raise InvalidFile("ends in the middle of a value; it is not complete")
@@ -162,23 +169,27 @@ class PickleParser:
         return format.unpack(self._take(format.size))[0]
 
     def _line(self) -> bytes:
+        """Return the bytes up to the next newline; protocol 0 stores values as text."""
         end = self.data.index(b"\n", self.position)
         line = self.data[self.position : end]
         self.position = end + 1
         return line
 
     def _digits(self) -> bytes:
+        """Return the next line, which is a number."""
         line = self._line()
         if len(line) > MAX_DIGITS:
             raise InvalidFile(f"has a number of {len(line)} digits")
         return line
 
     def _pop_to_mark(self) -> list[Any]:
+        """Remove and return the values above the last MARK."""
         items = self.stack
         self.stack = self.marked_stacks.pop()
         return items
 
-    # Operations, in the order of `_OPERATIONS`
+    # Opcodes, in the order of `_OPERATIONS`. `_text_` marks those of protocol 0, whose
+    # arguments are text, `_to_mark` those that use all values above the last MARK.
 
     def _mark(self) -> None:
         self.marked_stacks.append(self.stack)
@@ -295,6 +306,7 @@ class PickleParser:
         self._global(module, name)
 
     def _global(self, module: Any, name: Any) -> None:
+        """Push the name of a function or class, if it is allowed."""
         if type(module) is not str or type(name) is not str:
             raise InvalidFile("has a name that is not a string")
         found = Name(module, name)
@@ -303,6 +315,7 @@ class PickleParser:
         self.stack.append(found)
 
     def _reduce(self) -> None:
+        """Call the replacement of a named function with a tuple of arguments."""
         arguments, name = self.stack.pop(), self.stack.pop()
         if not isinstance(name, Name) or type(arguments) is not tuple:
             raise InvalidFile("calls an object that is not a function")
@@ -330,6 +343,7 @@ class PickleParser:
         self.stack.append(self.load_persistent(identifier))
 
     def _encode(self, text: Any, encoding: Any) -> memoryview:
+        """Replacement of `codecs.encode`, with which protocols 0 to 2 store bytes."""
         if type(text) is not str or encoding != "latin1":
             raise InvalidFile("has bytes that are not encoded as latin1")
         self.encoded.take(len(text))
@@ -401,6 +415,7 @@ def convert_tree(value: Any, build: Callable[[Description], Any]) -> Any:
 
 
 def _children(value: Any) -> Any:
+    """Return the values directly inside a container; raise if it is only a name."""
     if isinstance(value, Name):
         raise InvalidFile(f"contains {value}, which is not a value")
     if isinstance(value, dict):

@@ -27,6 +27,7 @@ def write_spaces(logdir: Path, obs_space: Spaces, act_space: Spaces) -> None:
 
 
 def read_spaces(logdir: Path) -> RunSpaces:
+    """Read the spaces that `write_spaces` wrote; raise `UserError` if not possible."""
     path = logdir / SPACES_FILE
     try:
         data = read_json(path)

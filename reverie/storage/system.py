@@ -16,6 +16,7 @@ import time
 from typing import IO, Any
 
 RETRY_SECONDS = 0.02
+"""Time between two attempts to lock a file."""
 
 
 def open_flags(*names: str) -> int:
@@ -44,6 +45,7 @@ def lock_file(file: IO[Any], exclusive: bool = True, seconds: float = 0.0) -> No
 
 
 def _try_lock(file: IO[Any], exclusive: bool) -> None:
+    """Lock a file, or raise `BlockingIOError` if another process has locked it."""
     try:
         import fcntl
     except ImportError:
@@ -64,7 +66,7 @@ def peak_memory() -> int | None:
         import resource
     except ImportError:
         return None
-    unit = 1 if sys.platform == "darwin" else 1024
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 

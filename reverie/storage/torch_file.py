@@ -65,6 +65,8 @@ times the bytes of the file."""
 
 @dataclass(frozen=True, slots=True)
 class _Storage:
+    """Name of a tensor storage in the archive, number of elements, and their type."""
+
     key: str
     length: int
     dtype: torch.dtype
@@ -79,10 +81,10 @@ class _TensorDescription(Description):
         if not isinstance(storage, _Storage):
             raise InvalidFile("has a tensor without a storage")
         check_shape(size)
-        is_layout = type(stride) is tuple and len(stride) == len(size)
-        if not is_layout or not all(map(is_size, (offset, *stride))):
+        has_strides = type(stride) is tuple and len(stride) == len(size)
+        if not has_strides or not all(map(is_size, (offset, *stride))):
             raise InvalidFile("has a tensor with invalid strides")
-        end = offset
+        end = offset  # index after the last element in the storage
         if 0 not in size:
             end += 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
         if end > storage.length:
@@ -140,7 +142,7 @@ def read_tensors(path: str | Path, entry: str = "") -> dict[str, Tensor]:
 
 
 class _Reader:
-    """Reads the object of an archive."""
+    """Reads the object in an archive that `torch.save` wrote."""
 
     def __init__(self, archive: zipfile.ZipFile):
         self.archive = archive
@@ -161,6 +163,7 @@ class _Reader:
         )
 
     def read(self, keys: Collection[str] | None, shapes_only: bool = False) -> Any:
+        """Return the saved object; see `read_torch_file` and `read_shapes`."""
         data = bytes(self._member("data.pkl"))
         functions: dict[Name, Function] = {
             **ArrayFunctions(len(data)).by_name(),
@@ -175,6 +178,7 @@ class _Reader:
         return convert_tree(value, _build_meta_tensor if shapes_only else self._build)
 
     def _build(self, description: Description) -> Any:
+        """Return the tensor or array of a description, with its data."""
         if not isinstance(description, _TensorDescription):
             return build_array(description)
         flat = self._storage_tensor(description.storage)
@@ -187,7 +191,7 @@ class _Reader:
         return view.to(torch.bool)
 
     def _storage_tensor(self, storage: _Storage) -> Tensor:
-        """Return the elements of a storage as a vector, those of bool as bytes."""
+        """Return the elements of a storage as a vector; bool as uint8, unchecked."""
         if storage.key not in self.storages:
             self.storages[storage.key] = self._member(f"data/{storage.key}")
         data = self.storages[storage.key]
@@ -199,6 +203,7 @@ class _Reader:
         return torch.frombuffer(data, dtype=dtype, count=storage.length)
 
     def _member(self, name: str) -> bytearray:
+        """Return the contents of a member of the archive."""
         try:
             member = self.archive.getinfo(self.root + name)
         except KeyError:
@@ -208,6 +213,7 @@ class _Reader:
 
 
 def _build_meta_tensor(description: Description) -> Any:
+    """Return the tensor or array of a description, without data."""
     if not isinstance(description, _TensorDescription):
         return build_without_data(description)
     return torch.empty(description.size, dtype=description.storage.dtype, device="meta")
@@ -226,6 +232,7 @@ def _parse_storage_id(identifier: Any) -> _Storage:
 
 
 def _tensor_of_parameter(tensor: Any, *hooks_and_flags: Any) -> _TensorDescription:
+    """Return the tensor of an `nn.Parameter`."""
     if not isinstance(tensor, _TensorDescription):
         raise InvalidFile("has a parameter that is not a tensor")
     return tensor
