@@ -1,1 +1,1 @@
-"""Benchmarks of updates and environments on this machine."""
+"""Benchmarks of updates, whole runs and environments on this machine."""

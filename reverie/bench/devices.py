@@ -1,8 +1,8 @@
 """`reverie bench --devices N`: the time of an update on one and on N devices.
 
 Both are measured in the same processes: first on rank 0 alone, while the other ranks
-wait, then on all ranks. `--bench.process_group True` measures what data-parallel code
-costs on one device.
+wait, then on all ranks. `--bench.process_group True` measures the overhead of
+data-parallel code on one device.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ def bench_process_group(
     """
 
     def measure() -> tuple[list[float], list[float]]:
+        """Return the milliseconds of updates without and with the group."""
         leader = make_leader(
             config, ranked.agent, ranked.source, ranked.device, ranked.precision
         )

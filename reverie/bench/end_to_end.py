@@ -116,6 +116,7 @@ class MeasuredRun(OnlineRun):
         self._end_phase("end")
 
     def _end_phase(self, name: str) -> None:
+        """Record the times since the start of the process."""
         parts = dict.fromkeys(ALL_PARTS, 0.0)
         for section, seconds in self.timer.breakdown().items():
             part = PARTS.get(section, section)

@@ -70,6 +70,8 @@ NUM_ACTIONS = 1000
 
 @dataclass(frozen=True)
 class EnvBenchConfig:
+    """Settings of `reverie bench envs`."""
+
     tasks: tuple[str, ...] = ("atari_pong", "crafter_reward", "catch")
     """Tasks to measure; tasks of suites that are not installed are skipped."""
     counts: tuple[int, ...] = (8, 16)
@@ -181,6 +183,7 @@ def _estimate_rate(measure: Measure, seconds: float) -> float:
 def _make_variants(
     task: str, config: EnvBenchConfig, settings: envs.EnvConfig
 ) -> list[EnvVariant]:
+    """Create the variants of a task, including the baselines of all of them."""
     factory = envs.TaskFactory(task, settings, seed=0)
     workers = config.workers if config.workers > 0 else os.cpu_count() or 1
     variants: dict[str, EnvVariant] = {}
@@ -216,6 +219,7 @@ def _native_backends(task: str) -> list[Any]:
 
 
 def _make_step(env: Env, index: int, seed: int | None = None) -> Step:
+    """Return a function that steps an environment, and resets it after each episode."""
     actions = {k: s.sample(_rng(index), NUM_ACTIONS) for k, s in env.act_space.items()}
     env.reset(seed)
 
@@ -259,6 +263,7 @@ def measure_simulators(
 
 
 def _simulator_step(task: str, settings: envs.EnvConfig, index: int) -> Step:
+    """Return a function that steps a bare simulator; see the top of this file."""
     suite, name = envs.split_task(task)
     seed = derive_seed(0, index)
     if suite.startswith("atari"):

@@ -23,9 +23,9 @@ GPU_WAIT = "gpu_wait"
 class GpuTime:
     """Context that measures the time in which a CUDA device computes.
 
-    It counts replays of CUDA graphs. A `measure()` block in which no graph was replayed
-    is counted as a whole; of other blocks, only the replays are counted. Work on
-    several streams at the same time counts once. On other devices it does nothing.
+    It sums the durations of replays of CUDA graphs. A `measure()` block in which no
+    graph is replayed counts as a whole; of other blocks, only the replays count.
+    Simultaneous work on several streams counts once. On other devices it does nothing.
     """
 
     def __init__(self, device: torch.device, timer: Timer):
@@ -77,8 +77,9 @@ class GpuTime:
         if not self.is_active:
             return None
         self.synchronize()
-        since = self._origin.elapsed_time
-        return union_length((since(a), since(b)) for a, b in self._intervals) / 1000
+        ms_until = self._origin.elapsed_time
+        times = ((ms_until(start), ms_until(end)) for start, end in self._intervals)
+        return union_length(times) / 1000
 
     def synchronize(self) -> None:
         """Wait for the GPU."""
@@ -87,16 +88,20 @@ class GpuTime:
 
     @contextmanager
     def _interval(self) -> Iterator[None]:
+        """Count the work that is queued in this block."""
         start = self._record()
         yield
         self._intervals.append((start, self._record()))
 
     def _record(self) -> Any:
+        """Return a CUDA event, queued now."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def _time_wait(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function, with its duration counted as waiting for the GPU."""
+
         @functools.wraps(function)
         def wait(*args: Any) -> Any:
             with self.timer(GPU_WAIT):

@@ -97,7 +97,7 @@ def algorithm_configs(resolve: Resolve) -> dict[str, Config]:
         try:
             config = resolve(*variant)
         except UserError:  # the agent does not have this algorithm
-            if not configs:
+            if not configs:  # the first one is the user's own config
                 raise
             continue
         parts = [(c.agent_config, c.explore.policy) for c in configs.values()]
@@ -137,8 +137,9 @@ def measure_update(
 
 
 def deviations(sizes: Sequence[float], times: Sequence[float]) -> list[float]:
-    """Return each time divided by the interpolation of its neighbors; 1 at the ends.
+    """Return each time divided by the time interpolated from its two neighbors.
 
+    A factor far from 1 is unusually slow or fast for its size. First and last are 1.
     The interpolation is linear in logarithms, because times grow as powers of sizes.
     """
     x, y = np.log(sizes), np.log(times)

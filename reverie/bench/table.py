@@ -74,6 +74,7 @@ def format_end_to_end(results: dict[str, Any]) -> str:
 
 
 def _timings(results: dict[str, Any]) -> Iterator[tuple[str, list[float]]]:
+    """Yield labels and repeated measurements in milliseconds."""
     yield "update", results["update_ms"]
     for name, ms in results["sections_ms"].items():
         yield f"  {name}", ms

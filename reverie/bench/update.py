@@ -48,6 +48,8 @@ from reverie.storage.system import lock_file, peak_memory
 
 @dataclass(frozen=True)
 class BenchConfig:
+    """Settings of `reverie bench`."""
+
     repeats: int = 3
     """Number of measurements of each value."""
     seconds: float = 1.0
@@ -87,6 +89,8 @@ class BenchFlags:
 
 WARMUP_CALLS = 4
 """Calls before the first measurement, to build kernels and capture CUDA graphs."""
+EPISODE_LENGTH = 200
+"""Rows of the random episodes in the replay buffer."""
 
 
 def bench_config(
@@ -130,6 +134,7 @@ def bench_speedup(
 def make_benchmark(
     config: Config, options: BenchConfig, make_env: MakeEnv | None = None
 ) -> UpdateBenchmark:
+    """Return the benchmark of a config, to use as a context manager."""
     benchmark = SequenceBenchmark if trains_on_sequences(config) else UpdateBenchmark
     return benchmark(config, options, make_env)
 
@@ -232,7 +237,8 @@ class UpdateBenchmark(Resources):
 
     def first_update(self) -> float:
         """Seconds from the start of this process to the end of the first update."""
-        windows = self.agent.windows.values()  # `span`: rows of one sequence
+        windows = self.agent.windows.values()
+        # enough rows for one batch of any window
         self.fill(max(w.batch * (w.length + w.context) + w.span for w in windows))
         self.agent.train(self.feed)
         self.synchronize()
@@ -345,8 +351,9 @@ class UpdateBenchmark(Resources):
             count = min(missing, 1000)
             if len(rows.get("is_first", ())) != count:
                 rows = sample(self.replay.spaces, rng, count)
-                rows["is_first"][:] = np.arange(count) % 200 == 0
-                rows["is_last"][:] = np.arange(count) % 200 == 199
+                row = np.arange(count) % EPISODE_LENGTH  # in its episode
+                rows["is_first"][:] = row == 0
+                rows["is_last"][:] = row == EPISODE_LENGTH - 1
                 rows["is_terminal"][:] = False
             self.replay.add_episode(rows)
 
@@ -366,6 +373,7 @@ class UpdateBenchmark(Resources):
         return timings
 
     def _seconds(self, call: Callable[[], Any], count: int) -> float:
+        """Return the duration of `count` calls, including their work on the GPU."""
         start = time.perf_counter()
         for _ in range(count):
             call()
@@ -441,6 +449,7 @@ def process_age() -> float:
     """Return the age of this process in seconds (outside Linux: since the import)."""
     try:
         fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
+        # `starttime` (see proc(5)), in clock ticks since the system was booted
         started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started
     except (OSError, ValueError, IndexError, AttributeError):

@@ -62,7 +62,7 @@ def open_sequence_run(
     `presets` and `files` give the settings for a checkpoint of another implementation,
     which contains none.
     """
-    if imported := find_imported(logdir, Config):
+    if imported := find_imported(logdir, Config):  # check before reading its settings
         _check_trains_on_sequences(
             logdir, imported.agent, getattr(Config(), imported.agent)
         )
@@ -204,7 +204,7 @@ def describe(result: EvalResult) -> str:
     lines.append("loss in nats per frame at a boundary, at a missed event, elsewhere")
     losses = [key.split("/")[1] for key in summary if key.startswith("costs/")]
     for name in dict.fromkeys(losses):
-        kinds = ("boundary", "event", "other")  # `event`: without a boundary
+        kinds = ("boundary", "event", "other")  # `event`: an event without a boundary
         nats = [summary[f"costs/{name}/{kind}"] for kind in kinds]
         columns = (f"{'-' if math.isnan(x) else f'{x:.2f}':>8}" for x in nats)
         lines.append(f"  {name:<10} {' '.join(columns)}")

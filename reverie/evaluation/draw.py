@@ -18,7 +18,9 @@ from reverie.render.video import upscale, video_suffix, write_image, write_video
 from reverie.spaces import EVENT
 
 SCALE = 2
+"""Factor by which images are enlarged."""
 FPS = 4
+"""Frames per second of the video."""
 
 
 def draw_boundaries(
@@ -64,6 +66,7 @@ def draw_boundaries(
     paths = [write_image(folder / f"{name}.png", _enlarge(strip))]
     video = upscale(boundary_video(truth, reconstruction, boundaries, events))
     paths.append(write_video(folder / f"{name}.{video_suffix()}", video, FPS))
+    # `imagine` uses every key except the image as an action
     inputs = {key: value for key, value in data.items() if key[:4] != "log/"}
     for kind, by_segment in (("imagined", False), ("imagined_segments", True)):
         images, begins = agent.imagine(inputs, by_segment)

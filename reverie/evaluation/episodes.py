@@ -134,10 +134,10 @@ def play_episodes(
 ) -> list[PlayedEpisode]:
     """Play complete episodes, the same number (or one more) in every environment.
 
-    The first episodes to end would be short ones on average. Returns an empty list if
-    `stop` returns True before all episodes have ended.
+    Counting the first episodes that end in any environment would favor short ones.
+    Returns an empty list if `stop` returns True before all episodes have ended.
     """
-    quota = np.full(len(envs), episodes // len(envs))
+    quota = np.full(len(envs), episodes // len(envs))  # episodes per environment
     quota[: episodes % len(envs)] += 1
     scores, success = np.zeros(len(envs)), np.full(len(envs), -1.0)
     lengths = np.full(len(envs), -1)  # the first row of an episode is not a step

@@ -26,6 +26,7 @@ from reverie.run.load import UntrainedPolicy
 
 POLL_SECONDS = 2.0
 """Time between two searches for new checkpoints."""
+# Metrics with the progress of training at the checkpoint.
 UPDATES = "eval/updates"
 EPOCH = "eval/epoch"
 

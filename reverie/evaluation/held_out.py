@@ -37,6 +37,7 @@ VIDEO_EPISODES = 6
 MEAN_EPISODES = 32
 """Episodes from which the mean row is computed."""
 LOGGED_HORIZONS = (1, 5, 15, 45)
+"""Steps ahead whose open-loop errors are logged separately."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class OpenLoopErrors(NamedTuple):
 
 
 class HeldOutResults(NamedTuple):
-    """Results of one evaluation; empty where the agent does not support a part."""
+    """Results of one evaluation; fields that the agent does not support are empty."""
 
     losses: list[EpisodeLosses]
     errors: dict[str, OpenLoopErrors]
@@ -130,8 +131,8 @@ def to_metrics(results: HeldOutResults) -> Metrics:
             metrics[f"openloop/{key}/{name}"] = float(np.nanmean(curve))
             for step in LOGGED_HORIZONS:
                 if step <= len(curve):
-                    at = float(curve[step - 1])
-                    metrics[f"openloop/{key}/{name}_at_{step}"] = at
+                    error = float(curve[step - 1])
+                    metrics[f"openloop/{key}/{name}_at_{step}"] = error
     metrics |= ensemble_metrics(results.ensembles) | results.media
     if "loss" not in metrics:
         metrics["loss"] = sum(metrics[f"openloop/{k}/model"] for k in results.errors)

@@ -40,7 +40,10 @@ class EpisodeRecorder:
             rows.append({key: np.array(batch[key][index]) for key in self.keys})
 
     def end(self, index: int, success: float | None) -> None:
-        """End an episode of one environment; call it only for evaluated episodes."""
+        """End an episode of one environment, and write it if it is to be recorded.
+
+        Called only for episodes that count in the evaluation.
+        """
         failed = success is not None and success <= 0
         any_outcome = not self.failed_only and self._ended < self.count
         if any_outcome or (failed and self._failed < self.count):
@@ -51,6 +54,7 @@ class EpisodeRecorder:
         self._failed += failed
 
     def write(self, episode: Arrays, number: int, failed: bool) -> Path:
+        """Write an episode, arrays `(T, ...)` by key, and return its path."""
         raise NotImplementedError
 
 
@@ -81,7 +85,7 @@ class DatasetRecorder(EpisodeRecorder):
     Deletes the episodes of an earlier evaluation in the same folder.
     """
 
-    stem = "episode"
+    stem = "episode"  # first part of file names
 
     def __init__(
         self, folder: Path, obs_space: Spaces, act_space: Spaces, envs: int, count: int

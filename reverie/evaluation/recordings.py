@@ -36,6 +36,7 @@ LABELS = {
 }
 """Predictions whose open-loop errors are compared."""
 FPS = 8
+"""Frames per second of the videos."""
 
 
 def eval_recordings(logdir: Path, flags: Sequence[tuple[str, Any]] = ()) -> EvalResult:

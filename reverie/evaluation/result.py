@@ -22,6 +22,8 @@ FOLDER = "eval"
 
 @dataclass(frozen=True)
 class EvalResult:
+    """What was evaluated, and the metrics."""
+
     kind: Literal["episodes", "recordings", "boundaries"]
     """What was evaluated: episodes in an environment, recorded episodes, or segment
     boundaries of sequences."""

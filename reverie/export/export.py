@@ -1,4 +1,4 @@
-"""`reverie export`: writes the policy of a run as a file, and verifies it."""
+"""`reverie export`: write the policy of a run to a file, and verify the file."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from reverie.storage.atomic import make_folder, write_file, write_json
 
 Format = Literal["onnx", "torch"]
 SUFFIX = {"onnx": ".onnx", "torch": ".pt2"}
+"""File name extensions by format."""
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 """Packages that the format onnx needs."""
 RUNNERS = {"onnx": {"run_policy.py": runner}}
@@ -58,7 +59,8 @@ def export_policy(
     """Write the policy of a player to a folder, and compare it with the player.
 
     The player must be on the CPU, in float32. With `with_world`, the steps of its world
-    model are written, too. Raises an error if the agent does not provide them.
+    model are written, too. Raises an error if the agent has no exportable steps, or if
+    the exported steps differ from the agent.
     """
     agent, name = player.agent, player.source.config.agent
     if not isinstance(agent, Exportable):

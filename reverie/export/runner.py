@@ -10,7 +10,7 @@ HERE = Path(__file__).parent
 
 
 class Policy:
-    """`reset()` starts an episode. Arrays of `Policy(batch=8)` have a batch axis."""
+    """`reset()` starts an episode. With `batch`, arrays have a batch axis."""
 
     def __init__(self, path: Any = HERE, batch: int = 0, seed: int = 0, load: Any = 0):
         self.info = json.loads((Path(path) / "policy.json").read_text())
@@ -19,7 +19,7 @@ class Policy:
         self.batch, self.state = batch, self.arrays("state", lambda x: np.zeros)
 
     def reset(self, mask: Any = True) -> None:
-        self.is_first = self.is_first | mask  # the exported step resets the state
+        self.is_first = self.is_first | mask  # the step resets the state where True
 
     def act(self, obs: Any, noise: Any = None) -> Any:
         noise = noise or self.arrays("noise", lambda x: getattr(self.rng, x["sampler"]))
@@ -29,17 +29,17 @@ class Policy:
         self.is_first = np.zeros_like(self.is_first)
         return self.nest(self.info["action"], outputs)
 
-    def observe(self, spec: Any, obs: Any) -> Any:
+    def observe(self, spec: Any, obs: Any) -> Any:  # return one input of the step
         for key in spec["path"] if isinstance(obs, dict | tuple) else ():
             obs = obs[key]
         array = np.asarray(obs, spec["dtype"], order="C")
         return array if self.batch else array[None]
 
-    def arrays(self, name: str, make: Any) -> Any:
+    def arrays(self, name: str, make: Any) -> Any:  # create "state" or "noise" inputs
         count, infos = len(self.is_first), self.info[name]
         return {x["name"]: make(x)([count, *x["shape"]], x["dtype"]) for x in infos}
 
-    def nest(self, names: Any, outputs: Any) -> Any:
+    def nest(self, names: Any, outputs: Any) -> Any:  # return the environment's action
         if isinstance(names, dict):
             return {key: self.nest(x, outputs) for key, x in names.items()}
         if isinstance(names, list):

@@ -1,4 +1,4 @@
-"""Exported step functions: flat tensors in and out, random numbers as inputs.
+"""Exported step functions: lists of tensors in and out, random numbers as inputs.
 
 An agent provides a step function of dicts and trees of tensors, such as one step of its
 policy (`capabilities.ExportStep`). `FlatStep` wraps it as a function of a flat list of
@@ -31,12 +31,13 @@ SAMPLERS = {
 
 
 class GivenNoise(Rng):
-    """Returns given random numbers, in this order, instead of sampling them."""
+    """Returns the given random numbers, one tensor per call, instead of sampling."""
 
     def __init__(self, noise: Iterable[Tensor]):
         self._noise = iter(noise)
 
     def draw(self, distribution: str, like: Tensor) -> Tensor:
+        """Return random numbers of a distribution, in the shape of `like`."""
         return next(self._noise)
 
     def categorical(self, probs: Float[Tensor, "*b K"]) -> Int[Tensor, "*b"]:
@@ -106,7 +107,7 @@ class TensorInfo(NamedTuple):
 
 
 class FlatStep(nn.Module):
-    """A step on a flat list of tensors: inputs, state, then noise.
+    """A step whose arguments are tensors: inputs, then state, then noise.
 
     It returns outputs, then the next state. Prefixes are added to the tensor names.
     """
@@ -125,7 +126,7 @@ class FlatStep(nn.Module):
             key: torch.as_tensor(space.zeros(BATCH))
             for key, space in step.inputs.items()
         }
-        rng = RecordedNoise(0)
+        rng = RecordedNoise(0)  # records which random numbers the step needs
         with torch.no_grad():
             outputs, after = self.inner(inputs, self._state, rng)
         # copies, because torch.export merges inputs that are the same tensor

@@ -1,8 +1,8 @@
-"""Compare exported steps with the agent, over recurrent steps with the same noise.
+"""Compare exported steps with the agent, over many steps with the same random numbers.
 
-A sampled or most probable class can differ if two classes are within rounding errors of
-a tie. Such a difference changes the state by much more than rounding does, so it is
-counted separately, and the exported step continues from the state of the agent.
+Rounding errors can change a sampled or most probable class if two classes are almost
+equally probable (a tie). This changes the state by much more than rounding does, so
+ties are counted separately, and the exported step continues from the agent's state.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ BATCH = 4
 TOLERANCE = 1e-4
 """Largest allowed difference; relative for values above 1."""
 TIE = 1e-5
-"""Largest margin of a decision that counts as a tie."""
+"""Largest margin of a decision that counts as a tie; see `DecisionMargins`."""
 REPEATS = 50
-"""Timed steps of each policy."""
+"""Timed steps of each policy, after a fifth as many untimed ones."""
 RESET_RATE = 0.05
 """Probability that an episode starts in a step."""
 
@@ -61,8 +61,11 @@ class Comparison(NamedTuple):
 
 
 class DecisionMargins(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the smallest margin of comparisons, argmax and rounding, per batch
-    element."""
+    """Records how close a step was to another discrete result, per batch element.
+
+    `margins` is the smallest difference of compared numbers, of the two largest values
+    of an argmax, and of a rounded number to the nearest rounding threshold.
+    """
 
     def __init__(self, batch: int):
         super().__init__()  # type: ignore[no-untyped-call]
@@ -118,7 +121,7 @@ def compare_policy(
         exported = {**_actions_by_name(info, action), **_to_next_state(policy.state)}
         error, tied = compare(step, inputs, noise, reference, exported)
         state = {name: reference[f"{NEXT}{name}"] for name in state}
-        for name, value in state.items():  # a class that differs changes the state
+        for name, value in state.items():  # continue from the agent's state after ties
             policy.state[name][tied] = value[tied]
         result = result.add(error, int(tied.sum()))
     return result
@@ -221,6 +224,7 @@ def measure_latency(player: Player, folder: Path, load: LoadStep) -> dict[str, f
 
 
 def _median_ms(run: Callable[[], Any]) -> float:
+    """Return the median duration of a call in milliseconds, after a warm-up."""
     for _ in range(REPEATS // 5):
         run()
     times = []
