@@ -90,7 +90,8 @@ class SeparateUpdates:
             "actor": ({"pol": actor_critic.pol}, config.actor_opt),
             "critic": ({"val": actor_critic.val}, config.critic_opt),
         }
-        if agent.config.has_detached_decoder:  # gradients are clipped separately
+        # a detached decoder has its own optimizer, which clips its gradients separately
+        if agent.config.has_detached_decoder:
             networks["decoder"] = {"dec": world.pop("dec")}, config.world_opt
         self.opt = OptimizerGroup(
             {

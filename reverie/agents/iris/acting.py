@@ -57,9 +57,9 @@ class PixelPolicy:
     """Policy steps with the online network of an actor-critic.
 
     `actions` is the number of actions, and `shape` that of a frame. `rng` has the
-    generators `policy` (for training) and `eval`. The mode `greedy` is
-    evaluation with the most probable action; `explore` acts as `train` does, with the
-    actor-critic `explorer`.
+    generators `policy` (for training) and `eval`. The mode `greedy` is evaluation with
+    the most probable action; `explore` acts as `train` does, with the actor-critic
+    `explorer`.
     """
 
     def __init__(

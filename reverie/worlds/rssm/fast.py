@@ -53,7 +53,7 @@ HIDDEN_INPUTS = SideStream("hidden inputs")
 """Stream for the products of the hidden layer `dynhid0` with inputs that do not
 depend on the action: `deter`, and the outputs of `dynin0` and `dynin1`."""
 
-MAX_TABLE = 256
+MAX_TABLE_ACTIONS = 256
 """Maximum number of discrete actions whose embeddings are precomputed in a table."""
 
 
@@ -89,6 +89,7 @@ class _PartialHidden(NamedTuple):
 class FastRSSMDynamics(RSSMDynamics):
     """`RSSMDynamics` with fused kernels, for the configs that they support."""
 
+    # layers that `RSSMDynamics` adds by name
     dynin0: Linear
     dynin1: Linear
     dynhid0: BlockLinear
@@ -124,13 +125,13 @@ class FastRSSMDynamics(RSSMDynamics):
     def features(self, states: RSSMState) -> Float[Tensor, "*b F"]:
         """Concatenate `deter` and `stoch`, without a copy if adjacent in memory."""
         deter, stoch = states.deter, states.stoch.flatten(-2)
-        adjacent = (
+        is_adjacent = (
             deter.untyped_storage().data_ptr() == stoch.untyped_storage().data_ptr()
             and stoch.storage_offset() == deter.storage_offset() + deter.shape[-1]
             and deter.stride() == stoch.stride()
             and not deter.requires_grad
         )
-        if not adjacent:
+        if not is_adjacent:
             return super().features(states)
         width = deter.shape[-1] + stoch.shape[-1]
         return deter.as_strided((*deter.shape[:-1], width), deter.stride())
@@ -150,6 +151,7 @@ class FastRSSMDynamics(RSSMDynamics):
     ) -> Float[Tensor, "*b S K"]:
         if torch.is_grad_enabled() or not can_launch(logits.device, logits.dtype):
             return super().sample(logits, rng)
+        # a sample is the class with the largest probability / exponential noise
         return sample_onehot(logits, rng.exponential(logits), self.config.unimix)
 
     def scan(
@@ -191,22 +193,22 @@ class FastRSSMDynamics(RSSMDynamics):
         """Write all states after the first one, and return the actions."""
         deter = steps[0].deter
         weights = self._hidden_weights(deter.dtype)
-        inputs = self._project_deter(deter, weights)
-        inputs = self._add_shared_inputs(steps[0], inputs, weights)
+        partial_hidden = self._project_deter(deter, weights)
+        self._add_shared_inputs(steps[0], partial_hidden, weights)
         actions = [policy(steps[0])]
         for previous, following in pairwise(steps):
             with on_stream(deter, NOISE):  # in parallel with the layers below
                 noise = rng.exponential(following.stoch)
             wait_for(deter, HIDDEN_INPUTS)
-            hidden = self._add_action(inputs, actions[-1], weights)
+            hidden = self._add_action(partial_hidden, actions[-1], weights)
             self._write_deter(hidden, previous.deter, out=following.deter)
             has_next = following is not steps[-1]
             if has_next:
-                inputs = self._project_deter(following.deter, weights)
+                partial_hidden = self._project_deter(following.deter, weights)
             classes = self._write_stoch(following.deter, noise, out=following.stoch)
             if has_next:
-                inputs = inputs._replace(classes=classes)
-                inputs = self._add_shared_inputs(following, inputs, weights)
+                partial_hidden = partial_hidden._replace(classes=classes)
+                self._add_shared_inputs(following, partial_hidden, weights)
             actions.append(policy(following))
         # With a horizon of zero, the loop has not waited for the work that was started
         # on the side stream before it.
@@ -218,11 +220,14 @@ class FastRSSMDynamics(RSSMDynamics):
         config = self.config
         width, hidden = config.deter // config.blocks, config.hidden
         weight, _ = self.dynhid0.cast(dtype)
-        parts = weight.tensor_split([width, width + 2 * hidden], 1)
-        deter, shared, action = parts
+        split = [width, width + 2 * hidden]
+        deter, shared, action = weight.tensor_split(split, 1)
         table = stoch = None
         spaces = self.actions.spaces.values()
-        if self._has_index_action() and sum(s.classes for s in spaces) <= MAX_TABLE:
+        if (
+            self._has_index_action()
+            and sum(space.classes for space in spaces) <= MAX_TABLE_ACTIONS
+        ):
             weight, bias = self.dynin2.cast(dtype)
             norm = self.dynin2norm
             embeds = rms_norm_silu(weight.T, norm.scale, norm.eps, bias)
@@ -242,14 +247,17 @@ class FastRSSMDynamics(RSSMDynamics):
         return _PartialHidden(hidden, in0, None)
 
     def _add_shared_inputs(
-        self, state: RSSMState, inputs: _PartialHidden, weights: _HiddenWeights
-    ) -> _PartialHidden:
+        self,
+        state: RSSMState,
+        partial_hidden: _PartialHidden,
+        weights: _HiddenWeights,
+    ) -> None:
         """Add the products of `dynhid0` with the outputs of `dynin0` and `dynin1`.
 
         `dynin0` is the layer of `deter`, `dynin1` that of `stoch`. The products are
-        added to `inputs.hidden` in place, on the side stream.
+        added to `partial_hidden.hidden` in place, on the side stream.
         """
-        hidden, in0, classes = inputs
+        hidden, in0, classes = partial_hidden
         bias, norm = self.dynin0.cast(in0.dtype)[1], self.dynin0norm
         with on_stream(in0, HIDDEN_INPUTS):
             if classes is None or weights.stoch is None:
@@ -262,21 +270,20 @@ class FastRSSMDynamics(RSSMDynamics):
                     *(self.dynin1.cast(in0.dtype)[1], self.dynin1norm),
                 )
             hidden.baddbmm_(shared.expand(len(hidden), -1, -1), weights.shared)
-        return inputs
 
     def _add_action(
         self,
-        inputs: _PartialHidden,
+        partial_hidden: _PartialHidden,
         action: dict[str, Tensor],
         weights: _HiddenWeights,
     ) -> Float[Tensor, "N D"]:
         """Add the product of the action; return silu(norm(hidden + bias))."""
-        hidden, norm = inputs.hidden, self.dynhid0norm
+        hidden, norm = partial_hidden.hidden, self.dynhid0norm
         _, bias = self.dynhid0.cast(hidden.dtype)
         if weights.table is not None:
             (index,) = action.values()
             return norm_silu_actions(hidden, bias, norm, weights.table, index)
-        embed = self._embed_policy_action(action, inputs.in0)
+        embed = self._embed_policy_action(action, partial_hidden.in0)
         hidden.baddbmm_(embed.expand(len(hidden), -1, -1), weights.action)
         return rms_norm_silu_blocks(hidden, norm.scale, norm.eps, bias)
 
@@ -307,7 +314,7 @@ class FastRSSMDynamics(RSSMDynamics):
         # each kernel applies bias, norm and SiLU of a layer and the weights of the next
         weight, bias = self._prior_layer(0)[0].cast(deter.dtype)
         x, norm = F.linear(deter, weight), self._prior_layer(0)[1]
-        for i in range(1, self.config.imglayers):
+        for i in range(1, self.config.imglayers):  # hidden layers of the prior
             layer, next_norm = self._prior_layer(i)
             x = norm_silu_linear(x, bias, norm, layer)
             bias, norm = layer.cast(x.dtype)[1], next_norm
