@@ -46,6 +46,7 @@ PARTIAL = ".partial-"
 REQUIRED = ("agent", "loop")
 """Parts of every checkpoint."""
 _NAME = re.compile(r"(\d{12,})-(\d{6,})(?:-epoch(\d{4,}))?")
+"""Matches names of checkpoints: step, number, and completed epochs."""
 
 
 class _Counters(NamedTuple):
@@ -130,6 +131,7 @@ class Checkpoints:
                     next_step = "There is no older checkpoint."
                 message = f"Checkpoint {path} is damaged ({error}) and was {action}."
                 warnings.warn(f"{message} {next_step}", stacklevel=2)
+        # search again if the other process has deleted a checkpoint meanwhile
         deleted = read_only and any(not path.exists() for path in paths)
         return self.newest(read_only) if deleted else None
 
@@ -192,6 +194,7 @@ class Checkpoints:
 
 
 def _counters(path: Path) -> _Counters:
+    """Return the counters in the name of a checkpoint."""
     match = _NAME.fullmatch(path.name)
     assert match
     return _Counters(int(match[1]), int(match[2]), int(match[3] or 0))
@@ -263,6 +266,7 @@ def verify(folder: Path, required: Collection[str] = REQUIRED) -> None:
 
 
 def _verify_file(path: Path, expected: Any) -> None:
+    """Raise `Damaged` unless a file has the size and checksum of its manifest entry."""
     name = path.name
     try:
         with open_regular(path, follow_links=False) as file:
@@ -324,7 +328,7 @@ def explain_mismatch(path: Path) -> Iterator[None]:
         AssertionError,
         AttributeError,
         LookupError,
-        RecursionError,  # deep JSON, as the state of a random generator
+        RecursionError,  # deeply nested JSON in the state of a random generator
         TypeError,
         ValueError,
     ) as error:
@@ -431,7 +435,11 @@ def _delete(path: Path) -> None:
 
 
 def _pack(value: Any, arrays: dict[str, torch.Tensor], name: str) -> Any:
-    """Return a state as JSON data; add its arrays to `arrays` and store their names."""
+    """Return a state as JSON data, with references to its arrays.
+
+    Arrays are added to `arrays`, and `{"$tensor": NAME}` or `{"$array": NAME}` takes
+    their place. `name` is the path of `value` in the state.
+    """
     if isinstance(value, dict):
         packed = {}
         for key, item in value.items():
@@ -458,7 +466,7 @@ def _pack(value: Any, arrays: dict[str, torch.Tensor], name: str) -> Any:
 
 
 def _unpack(value: Any, arrays: dict[str, torch.Tensor]) -> Any:
-    """The inverse of `_pack`."""
+    """Return the state of which `_pack` returned the JSON data `value`."""
     if isinstance(value, list):
         return [_unpack(item, arrays) for item in value]
     if not isinstance(value, dict):

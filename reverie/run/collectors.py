@@ -61,9 +61,10 @@ class InProcessCollector:
         self.timer, self.rates = timer, rates
         self.episodes = EpisodeStats(len(envs))
         self.steps = 0
+        """Agent steps so far, for prefill and exploration."""
         self._obs: Obs = {}
         self._carry: Any = None
-        self._action: Action | None = None  # of the step that has not finished
+        self._action: Action | None = None  # of the step that `wait` will finish
 
     def reset(self) -> None:
         """Start an episode in every environment."""
@@ -81,6 +82,7 @@ class InProcessCollector:
         return rows
 
     def wait(self) -> None:
+        """Finish the environment step with the last actions, if it has not finished."""
         if self._action is not None:
             action, self._action = self._action, None
             with self.timer("env"):
@@ -119,12 +121,14 @@ class InProcessCollector:
             self._carry = pytree.tree_unflatten(moved, tree)
 
     def _start_step(self, action: Action) -> None:
-        """Nothing to start: the environments step in `wait`."""
+        """Start the environment step. Here, no effect: `wait` does the whole step."""
 
     def _finish_step(self, action: Action) -> Obs:
+        """Return the observations after the step."""
         return self.envs.step(action)
 
     def _act(self, obs: Obs) -> tuple[Action, dict[str, Any]]:
+        """Return actions, and the extras that the replay stores for the agent."""
         count, explores = len(self.envs), self.explore.is_active(self.steps)
         is_random = explores and self.explore.policy == "random"
         mode: Mode = "explore" if explores else "train"
@@ -140,9 +144,10 @@ class InProcessCollector:
         return action, extras
 
     def _rows(self, obs: Obs, values: dict[str, Any], waiting: np.ndarray) -> Rows:
-        """Return the rows of all environments that are not waiting for others.
+        """Return the rows of all environments that are not `waiting`.
 
-        Environments wait with `env.vector.lockstep`; their rows are not stored.
+        With `env.vector.lockstep`, an environment whose episode has ended waits until
+        the episodes of all others have ended. Its rows meanwhile are not stored.
         """
         if not waiting.any():
             return Rows(values, metrics=self.episodes.add(obs))

@@ -26,15 +26,8 @@ from reverie.agents.vta.agent import VTAAgentConfig
 from reverie.api import UserError
 from reverie.capabilities import AgentConfig
 from reverie.config import ConfigError, Layer
-from reverie.convert.dreamerv3.config import (
-    convert_options as convert_dreamerv3_options,
-)
-from reverie.convert.dreamerv3.config import is_config as is_dreamerv3_config
-from reverie.convert.dreamerv3_torch.config import PRESET as DREAMERV3_TORCH
-from reverie.convert.dreamerv3_torch.config import convert_options, merge_presets
-from reverie.convert.dreamerv3_torch.config import (
-    is_config as is_dreamerv3_torch_config,
-)
+from reverie.convert.dreamerv3 import config as dreamerv3
+from reverie.convert.dreamerv3_torch import config as dreamerv3_torch
 from reverie.convert.vta.config import from_vta_file, is_vta_file
 from reverie.datasets.sequences import (
     SequenceConfig,
@@ -49,7 +42,7 @@ from reverie.replay.config import ReplayConfig
 from reverie.run.actors.config import ActorsConfig
 from reverie.run.clock import INTERVALS, RunConfig
 from reverie.run.imported import (
-    check_agent,
+    check_importing_agent,
     encoder_importer,
     find_imported,
     infer_settings,
@@ -166,7 +159,8 @@ class Config:
     def agent_config(self) -> AgentConfig:
         """Settings of the chosen agent."""
         config: AgentConfig | None = getattr(self, settings_name(self.agent), None)
-        if config is None:  # its module is imported only for the name `agent`
+        if config is None:
+            # a plug-in adds its settings only if a source has the exact name `agent`
             raise UserError(f"A pattern cannot set agent.\n  Fix: --agent {self.agent}")
         return config
 
@@ -201,6 +195,7 @@ def resolve(
     user_settings = [*preset_layers, *file_settings, layers[-1]]
     layers = [*_size_layers(schema, layers, saved), *layers]
     if "replay.capacity" not in configs.names_in(schema, user_settings):
+        # `fit`: the default capacity is reduced if it does not fit into memory
         replay = {"fit": True, **({"capacity": saved.replay.capacity} if saved else {})}
         layers.append(("the defaults", {"replay": replay}))
     config = configs.resolve(schema, layers)
@@ -275,7 +270,7 @@ def _with_checkpoint(
     user_settings = configs.values_in(schema, [*preset_layers, *given])
     importer, origin = imported.importer, f"the checkpoint {imported.path}"
     if initial and "agent" in user_settings:
-        check_agent(imported, settings_name(config.agent))
+        check_importing_agent(imported, settings_name(config.agent))
         given = [*preset_layers, *given]
     elif initial:
         saved = None if file_layers else importer.find_config(imported.path)
@@ -298,7 +293,7 @@ def _with_checkpoint(
             preset_layers = [*expand_presets(presets), *defaults, *preset_layers]
         stack = _combine(preset_layers, file_layers, pairs)
     values = configs.values_in(stack.schema, given)
-    # the file does not determine these settings
+    # settings that the tensors of the checkpoint do not determine
     known = {name: values[name] for name in importer.undetermined if name in values}
     inferred: dict[str, Any] = {}
     if initial or config.agent_config.uses_base_world:
@@ -344,6 +339,7 @@ def _changed_clock(flags: Layer, base: Config) -> str:
 
 
 def _intervals(unit: str) -> Layer:
+    """Return the default `run.*_every` settings in a unit."""
     return {f"run.{name}_every": value for name, value in INTERVALS[unit].items()}
 
 
@@ -378,7 +374,10 @@ def import_paths_of(config: Config) -> dict[str, str]:
 
 @functools.cache
 def _schema(agent: str, components: tuple[tuple[str, str], ...]) -> type[Config]:
-    """Return `Config` with the settings of plug-ins; components: (setting, path)."""
+    """Return `Config`, extended by the settings of plug-ins.
+
+    `components` are pairs of a setting that names a plug-in, and its import path.
+    """
     groups: dict[str, type] = {}
     for setting, name in components:
         group = setting.partition(".")[0]
@@ -453,16 +452,17 @@ def _file_layers(file: str) -> FileLayers:
     """
     name, *names = [file] if Path(file).expanduser().exists() else file.split(":")
     origin, data = f"the file {name}", configs.read_config_file(Path(name))
-    if is_dreamerv3_torch_config(data):
-        options = convert_options(merge_presets(data, names, name))
+    if dreamerv3_torch.is_config(data):
+        merged = dreamerv3_torch.merge_presets(data, names, name)
+        options = dreamerv3_torch.convert_options(merged)
         _warn_of_unknown(name, options.unknown)
-        return expand_presets([DREAMERV3_TORCH]), (origin, options.settings)
+        return expand_presets([dreamerv3_torch.PRESET]), (origin, options.settings)
     folder = Path(name).expanduser().absolute().parent
     if Path(name).name == CONFIG_FILE and (folder / ABOUT_FILE).exists():
         check_trusted(folder, import_paths([data]).items())
-    if is_dreamerv3_config(data):
+    if dreamerv3.is_config(data):
         known = configs.settings_of(Config)
-        return [], (origin, convert_dreamerv3_options(data, known))
+        return [], (origin, dreamerv3.convert_options(data, known))
     if names:
         raise ConfigError(
             f"{name} is not a configs.yaml of dreamerv3-torch, so it has no presets."

@@ -21,6 +21,7 @@ from reverie.storage.atomic import refuse_link
 from reverie.storage.os_errors import explain_write_errors
 
 EPISODES = 100
+"""Number of evaluation episodes."""
 
 
 def demo(flags: Sequence[tuple[str, Any]]) -> int:

@@ -18,7 +18,9 @@ class Evaluator:
 
     def __init__(self, envs: VecEnv, feed: ReplayFeed, episodes: int):
         self.envs, self.feed, self.episodes = envs, feed, episodes
-        self._has_state = False  # False before `play`, and if it raised an error
+        self._has_state = False
+        """True if the environments have a state to save: after a call of `play`, unless
+        it raised an error."""
 
     def play(self, agent: Agent, stop: Callable[[], bool]) -> list[PlayedEpisode]:
         """Play the episodes; return an empty list if `stop` returns True meanwhile."""

@@ -20,11 +20,11 @@ from reverie.plugins import settings_name
 from reverie.run import checkpoint
 from reverie.run import device as devices
 from reverie.run.config import Config
-from reverie.run.imported import check_agent, find_imported, import_state
+from reverie.run.imported import check_importing_agent, find_imported, import_state
 from reverie.run.memory import explain_out_of_memory
 
 MakeEnv = Callable[[int], Env]
-"""Builds the environment with a given index."""
+"""Function that builds the environment with a given index."""
 
 FIRST_EVAL_ENV = 1_000_000
 """Index of the first evaluation environment. The seed of an environment depends on its
@@ -60,7 +60,7 @@ def make_agent(
     settings: AgentConfig = getattr(config, settings_name(name))
     devices.disable_onednn_if_needed(device, precision)
     base = None
-    if settings.base_agent:
+    if settings.base_agent:  # the agent whose world model this agent uses
         plain = replace(config, compile="none")
         base = make_agent(plain, spaces, device, precision, settings.base_agent)
     options = BuildOptions(
@@ -85,7 +85,7 @@ def load_initial_weights(agent: Agent, config: Config) -> str:
     components = config.run.from_components
     if imported := find_imported(path, type(config)):
         path = imported.path
-        check_agent(imported, settings_name(config.agent))
+        check_importing_agent(imported, settings_name(config.agent))
         state = import_state(imported, agent.state_dict(), components)
     else:
         path = checkpoint.find_checkpoint(path)
@@ -101,7 +101,10 @@ def load_initial_weights(agent: Agent, config: Config) -> str:
 
 
 def import_note(config: Config) -> str:
-    """Return what is assumed about an imported `run.from_checkpoint`; may be empty."""
+    """Return a message about what was assumed to import `run.from_checkpoint`.
+
+    It is empty for a checkpoint of Reverie, and if nothing was assumed.
+    """
     imported = find_imported(config.run.from_checkpoint, type(config))
     if imported is None:
         return ""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from reverie.api import UserError
 from reverie.log.messages import print_message
 from reverie.plugins import install_command
-from reverie.run.package import not_a_package, unpack
+from reverie.run.package import package_error, unpack
 from reverie.storage.limits import InvalidFile, open_regular
 
 PREFIX = "hf://"
@@ -24,12 +24,14 @@ _NAME = re.compile(rf"({_PART}/{_PART})(?:@([\w./-]{{1,200}}))?")
 
 
 class HubName(NamedTuple):
+    """A repository on the Hub, and a branch, tag or commit (None for `main`)."""
+
     repository: str
     revision: str | None
 
 
 def is_hub_name(name: str) -> bool:
-    # `Path` turns `hf://` into `hf:/`
+    """True for `hf://...`, and for `hf:/...`, which `Path` makes of it."""
     return name.startswith(PREFIX) or name.startswith(PREFIX[:-1])
 
 
@@ -78,7 +80,7 @@ def download(name: str) -> Path:
 
         folder = unpack(open_file)
     except InvalidFile as error:
-        raise not_a_package(name, error) from None
+        raise package_error(name, error) from None
     except Exception as error:
         raise explain(error, name) from error
     print_message(f"Using {repository} at commit {commit}, unpacked to {folder}.")
@@ -94,7 +96,7 @@ def explain(error: Exception, name: str) -> Exception:
         return error
     is_offline = isinstance(error, errors.LocalEntryNotFoundError)
     if isinstance(error, errors.EntryNotFoundError) and not is_offline:
-        return not_a_package(name, InvalidFile("lacks files of a package"))
+        return package_error(name, InvalidFile("lacks files of a package"))
     if isinstance(error, errors.RevisionNotFoundError):
         return UserError(
             f"{repository} has no such revision: {name}.\n"

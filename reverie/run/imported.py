@@ -41,12 +41,11 @@ def importing_agent(path: str | Path, schema: type) -> str:
     return ""
 
 
-def check_agent(imported: ImportedFile, agent: str) -> None:
+def check_importing_agent(imported: ImportedFile, agent: str) -> None:
     """Raise if `agent`, the agent of the run, cannot import this checkpoint."""
     if imported.agent != agent:
         with imported.explain_import_errors():
-            no_task = ""
-            presets = imported.importer.presets(no_task, imported.contents)
+            presets = imported.importer.presets("", imported.contents)  # without a task
         fix = f"--configs {presets[0]}" if presets else f"--agent {imported.agent}"
         raise UserError(
             f"{imported.describe()}. The agent {imported.agent!r} can load it, but the "
@@ -78,7 +77,12 @@ def encoder_importer(imported: ImportedFile) -> EncoderImporter:
 def infer_settings(
     imported: ImportedFile, given: Settings, components: str
 ) -> dict[str, Any]:
-    """Infer the settings of the components to load from a checkpoint."""
+    """Infer settings, such as layer sizes, from the tensors of a checkpoint.
+
+    `given` are settings that the user gives and the tensors do not determine.
+    `components` is the pattern of the components to load; settings of others are not
+    returned.
+    """
     importer = imported.importer
     with imported.explain_import_errors():
         inferred = importer.infer_settings(imported.path, imported.contents, given)
@@ -93,7 +97,10 @@ def infer_settings(
 def import_state(
     imported: ImportedFile, template: StateDict, components: str
 ) -> StateDict:
-    """Return the state of an agent with the weights of a file."""
+    """Return the state of an agent with the weights of a file.
+
+    `template` is the state of the new agent, with the names and shapes of all tensors.
+    """
     with imported.explain_import_errors():
         return imported.importer.import_state(imported.path, template, components)
 

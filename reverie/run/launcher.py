@@ -36,7 +36,7 @@ def run_processes(count: int, arguments: Sequence[str]) -> int:
     ]
 
     def forward(number: int, frame: Any) -> None:
-        # Ctrl-C reaches all processes of the terminal, other signals only this one.
+        # The terminal sends Ctrl-C to all processes, other signals reach only this one.
         if number != signal.SIGINT and processes[0].poll() is None:
             processes[0].send_signal(number)
 
@@ -65,6 +65,7 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
             first_failure = failed[0]
         if None not in codes:
             code = first_failure or codes[0] or 0
+            # negative if a signal ended the process; convert it as a shell does
             return 128 - code if code < 0 else code
         if ended_at is None and (failed or codes[0] is not None):
             ended_at = time.monotonic()

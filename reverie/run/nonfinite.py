@@ -18,6 +18,7 @@ class NonfiniteCheck:
 
     CHECK_EVERY = 50
     MAX_NAMES = 4
+    """Maximum number of losses and gradients that the error message names."""
 
     def __init__(self, limit: int, checkpoints: Checkpoints):
         self.limit = limit

@@ -20,7 +20,7 @@ from reverie.replay.config import Storage
 from reverie.replay.feed import ReplayFeed
 from reverie.rows import Rows
 from reverie.run import checkpoint, device, parts
-from reverie.run.actors.collector import RemoteCollector, check_agent
+from reverie.run.actors.collector import RemoteCollector, check_can_use_actors
 from reverie.run.actors.factory import open_actors
 from reverie.run.actors.pool import ActorPool
 from reverie.run.base_run import BaseRun
@@ -91,7 +91,7 @@ class OnlineRun(BaseRun):
         self._start_compiling(self.envs, len(self.envs))
         self.status.begin("building the agent")
         self.agent = make_agent(config, self.envs, self.device, self.precision)
-        if not self.shard.is_only:
+        if not self.shard.is_single:
             check_can_act_remotely(self.agent, config.agent)
         self._connect_ranks(self.envs, self.path)
         # environments and replay buffers of the other ranks, if the replay is sharded
@@ -139,7 +139,7 @@ class OnlineRun(BaseRun):
     ) -> InProcessCollector | RemoteCollector:
         config = self.config
         if isinstance(self.envs, ActorPool):
-            check_agent(self.agent, config.agent)
+            check_can_use_actors(self.agent, config.agent)
             return RemoteCollector(
                 self.envs,
                 self.agent,
@@ -496,5 +496,5 @@ class OnlineRun(BaseRun):
             f"  {limit}{config.run.steps:,} agent steps of {clock.repeat} frames each, "
             f"in {config.actors.num_envs or config.run.envs} environments\n{updates}"
             f"  {self.replay.memory_plan.describe()}{self.feed.describe()}"
-            f"{'' if self.shard.is_only else ', on each rank'}"
+            f"{'' if self.shard.is_single else ', on each rank'}"
         )

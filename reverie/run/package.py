@@ -43,11 +43,13 @@ from reverie.storage.limits import (
 from reverie.storage.os_errors import explain_write_errors
 
 SUFFIX = ".reverie"
+"""Suffix of packages that are ZIP archives."""
 CONFIG, SPACES, MANIFEST = "config.json", "spaces.json", "manifest.json"
 RESULTS = "results.json"
 MAX_SMALL_BYTES = 16 << 20
 """Maximum size of the files that describe a package."""
-SUFFIXES = (".json", ".safetensors")
+DATA_SUFFIXES = (".json", ".safetensors")
+"""Suffixes of the files of a checkpoint; a package with others is refused."""
 
 OpenFile = Callable[[str], AbstractContextManager[Any]]
 """Opens a file of a package by its name, for reading bytes."""
@@ -74,7 +76,7 @@ def run_path(name: str | Path) -> Path:
             f"{path} does not exist.\n  Fix: write it with `reverie pack LOGDIR {path}`"
         ) from None
     except InvalidFile as error:
-        raise not_a_package(str(path), error) from None
+        raise package_error(str(path), error) from None
     print_message(f"Using {path}, unpacked to {folder}.")
     return folder
 
@@ -100,7 +102,8 @@ def _unpack_folder(path: Path) -> Path:
     return unpack(open_file)
 
 
-def not_a_package(name: str, error: InvalidFile) -> UserError:
+def package_error(name: str, error: InvalidFile) -> UserError:
+    """Return the error for a file, folder or repository that is not a package."""
     return UserError(
         f"{name} is not a package of Reverie: it {error}.\n  Fix: give a file that "
         "`reverie pack` wrote, or a repository that `reverie push` wrote."
@@ -125,14 +128,14 @@ def unpack(open_file: OpenFile) -> Path:
     with _partial_folder(folder) as partial:
         (partial / CONFIG_FILE).write_bytes(config)
         (partial / SPACES).write_bytes(texts[SPACES])
-        number = 1  # of the checkpoint; a package has only one
+        number = 1  # number of the checkpoint; a package has only one
         target = partial / "ckpt" / f"{step:012d}-{number:06d}"
         target.mkdir(parents=True)
         (target / MANIFEST).write_bytes(texts[MANIFEST])
         for name, entry in files.items():
-            if Path(check_name(name)).suffix not in SUFFIXES:
+            if Path(check_name(name)).suffix not in DATA_SUFFIXES:
                 raise InvalidFile(f"has {name}, which is not JSON or safetensors")
-            _copy(open_file, name, target / name, _size(entry))
+            _copy(open_file, name, target / name, _recorded_size(entry))
         try:
             verify(target)
         except Damaged as error:
@@ -140,7 +143,8 @@ def unpack(open_file: OpenFile) -> Path:
     return folder
 
 
-def _size(entry: Any) -> int:
+def _recorded_size(entry: Any) -> int:
+    """Return the size of a file from its entry in the manifest."""
     size = entry.get("bytes") if isinstance(entry, dict) else None
     if not isinstance(size, int) or size < 0:
         raise InvalidFile(f"has a {MANIFEST} without sizes")
@@ -148,6 +152,7 @@ def _size(entry: Any) -> int:
 
 
 def _read(open_file: OpenFile, name: str) -> bytes:
+    """Return the contents of a small file; raise if it is too large."""
     with open_file(name) as file:
         data = file.read(MAX_SMALL_BYTES + 1)
     if len(data) > MAX_SMALL_BYTES:
@@ -156,6 +161,7 @@ def _read(open_file: OpenFile, name: str) -> bytes:
 
 
 def _parse(texts: dict[str, bytes], name: str) -> dict[str, Any]:
+    """Return the JSON object in a file; `texts` has the contents by name."""
     try:
         data = parse_json(texts[name], MAX_YAML_NODES)
     except ValueError as error:
@@ -186,7 +192,7 @@ def _partial_folder(folder: Path) -> Iterator[Path]:
         partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=folder.parent))
         try:
             yield partial
-            with suppress(OSError):  # another process was faster
+            with suppress(OSError):  # another process has already written the folder
                 os.rename(partial, folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)

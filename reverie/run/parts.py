@@ -1,8 +1,8 @@
 """Builds the parts of a run that collect and store data.
 
 They are the environments, the collector that acts in them, the replay buffer, and the
-feed that samples batches from it. `Shard` is the part of them that one rank of a run
-with a sharded replay has.
+feed that samples batches from it. If the replay is sharded (`replay.ranks`), every rank
+of a data-parallel run has a `Shard` of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Shard(NamedTuple):
     world_size: int = 1
 
     @property
-    def is_only(self) -> bool:
+    def is_single(self) -> bool:
         """True if there is one shard: all environments and the whole replay."""
         return self.world_size == 1
 
@@ -46,8 +46,8 @@ class Shard(NamedTuple):
         return envs.size, envs.start
 
     def windows(self, windows: dict[str, Window]) -> dict[str, Window]:
-        """Return the windows with the sequences of this rank; only rank 0 reports."""
-        if self.is_only:
+        """Return the windows with the batch size of this rank; only rank 0 reports."""
+        if self.is_single:
             return windows
         own = {}
         for name, window in windows.items():
@@ -64,7 +64,7 @@ class Shard(NamedTuple):
 
 
 def find_shard(config: Config) -> Shard:
-    """Return the shard of this process: all, unless the replay is sharded."""
+    """Return the shard of this process; `Shard()` (everything) if there is only one."""
     ranks = world_size()
     if config.replay.ranks != "sharded" or ranks == 1:
         return Shard()
@@ -104,9 +104,10 @@ def check_shard_count(shard: Shard, saved_ranks: int) -> None:
 def open_envs(
     config: Config, count: int, first: int, make_env: MakeEnv | None, overlap: bool
 ) -> VecEnv:
-    """Make environments; with `overlap`, in worker processes.
+    """Make `count` environments, the first with index `first`.
 
-    Environments in worker processes can step while the agent trains.
+    With `overlap`, they run in worker processes, where they can step while the agent
+    trains. Those of `make_env` run in workers only if `env.vector.workers` is set.
     """
     config = with_env_workers(config) if overlap and make_env is None else config
     return make_envs(config, count, first, make_env)

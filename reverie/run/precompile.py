@@ -42,6 +42,7 @@ memory for an update, which would otherwise be free for the replay buffer of the
 MEMORY_FRACTION = 0.2
 """Part of the GPU memory that the compiler process may use."""
 MAX_WORKERS = 32
+"""Maximum number of worker processes of the compiler process."""
 RECORDED_FOLDERS = ("agents", "kernels", "nets", "worlds")
 """Subpackages whose code determines which kernels an agent needs."""
 
@@ -161,8 +162,8 @@ def start_compiling(
         if marker is None:
             return None
         compiler, _early_compiler = _early_compiler or KernelCompiler(), None
-        parts = spaces.obs_space, spaces.act_space, num_envs
-        compiler.send(Request(config, *parts, str(device), precision, str(marker)))
+        shapes = spaces.obs_space, spaces.act_space, num_envs
+        compiler.send(Request(config, *shapes, str(device), precision, str(marker)))
         return compiler
     except (OSError, TypeError, AttributeError, pickle.PicklingError):
         return None  # for example, spaces or settings that cannot be pickled
@@ -173,7 +174,11 @@ def start_compiling(
 def _find_marker(
     config: Config, spaces: Any, num_envs: int, device: torch.device, acceleration: str
 ) -> Path | None:
-    """Return the marker file of a run; None if its kernels need not be compiled."""
+    """Return the marker file of a run; None if its kernels need not be compiled.
+
+    The compiler process creates the marker when it has compiled all kernels. Its name
+    is a hash of everything that determines them. It is empty and contains no kernels.
+    """
     import torch
 
     from reverie.kernels.accelerate import kernels_available
@@ -278,7 +283,10 @@ def _exit_with_run() -> None:
 
 
 def record_agent(request: Request, add: Callable[[Any], None]) -> None:
-    """Build the agent, and record the kernels of a policy step and an update."""
+    """Build the agent, and record the kernels of a policy step and an update.
+
+    `add` is called with each kernel.
+    """
     import torch
 
     from reverie.kernels.recording import record_kernels

@@ -36,7 +36,10 @@ def expand_presets(
 
 
 def last_value(layers: Sequence[Layer], name: str, default: Any) -> Any:
-    """Return the last value of a setting; layers have dotted names or nested dicts."""
+    """Return the value of a setting in the last layer that has it.
+
+    Names in a layer are dotted (`run.steps`), or those of nested dicts.
+    """
     group, _, setting = name.partition(".")
     for layer in reversed(layers):
         if name in layer:

@@ -1,8 +1,9 @@
 """Starts and stops the processes of `reverie sweep` and `reverie campaign`.
 
-Each process has a slot. The CPU cores and GPUs of the machine are divided evenly among
-the slots: if every run used all cores, they would slow each other down. On Linux,
-processes are killed if the process that started them is killed.
+A number of slots limits how many processes run at the same time. The CPU cores and GPUs
+of the machine are divided evenly among the slots: if every run used all cores, they
+would slow each other down. On Linux, processes are killed if the process that started
+them is killed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ SAVE_TIMEOUT = 120.0
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1  # constant of Linux, for `prctl`
 ON_LINUX = sys.platform.startswith("linux")
 
 
@@ -109,6 +110,7 @@ class ProcessSlots:
         self.program = list(program)
         self.count, self.assign_gpus = count, assign_gpus
         self.free = list(range(count))
+        """Slots without a process; the caller removes and returns them."""
 
     def grow(self, count: int) -> None:
         """Increase the number of slots; running processes keep their CPU threads."""

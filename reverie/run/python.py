@@ -72,6 +72,7 @@ def _train(env: Any, configs: Sequence[str], flags: dict[str, Any]) -> Path:
 
 
 def _run(config: Config, make_env: MakeEnv | None = None) -> Path:
+    """Train, or run the commands of rank 0 if this process has another rank."""
     launch = find_launch()
     if config.processes > 1 and launch.world_size == 1:
         raise UserError(
@@ -85,7 +86,7 @@ def _run(config: Config, make_env: MakeEnv | None = None) -> Path:
     try:
         return ranks.run_on_ranks(lambda: train_loop.train(config, make_env))
     except (Interrupted, StoppedWithoutSaving) as error:
-        if error.exit_code == 128 + signal.SIGINT:
+        if error.exit_code == 128 + signal.SIGINT:  # Ctrl-C
             raise KeyboardInterrupt from error
         raise SystemExit(error.exit_code) from error
 
@@ -115,6 +116,7 @@ def _presets(configs: str | Sequence[str]) -> list[str]:
 
 
 def _refuse_presets(logdir: str | Path, presets: list[str], imported: bool) -> None:
+    """Raise if presets are given for a run of Reverie, which has a saved config."""
     if presets and not imported:
         raise UserError(
             f"{logdir} has its own settings, so presets are not used.\n"
@@ -191,7 +193,7 @@ def _evaluate(
         check_flags_used(config, "eval", flags, unused_in_environment(config))
     else:
         unused = unused_in_environment(config)
-        # only checks the flags
+        # raises if a flag is unknown or not used; the returned config is not needed
         with_used_flags(config, "eval", list(flags.items()), unused)
     make_env = None
     if env is not None:

@@ -1,7 +1,8 @@
 """Updates that a signal can abort before the optimizer step (`nets/abort.py`).
 
-An aborted update is undone, so that a resumed run repeats it: the position of the feed
-and the state that the agent lists in `state_changed_by_loss` are restored.
+An aborted update is undone, so that a resumed run repeats it with the same result: the
+sampled batches are put back into the feed, and the state that the agent lists in
+`state_changed_by_loss` is restored.
 """
 
 from __future__ import annotations

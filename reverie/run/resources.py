@@ -16,7 +16,8 @@ class Resources:
 
     def __init__(self) -> None:
         self._cleanup = contextlib.ExitStack()
-        self._error: BaseException | None = None  # that ended the context, for cleanup
+        self._error: BaseException | None = None
+        """The error that ended the context, which cleanup functions may read."""
 
     def __enter__(self: R) -> R:
         try:
@@ -32,6 +33,7 @@ class Resources:
         self.close()
 
     def _open(self) -> None:
+        """Open all resources; called when the context is entered."""
         raise NotImplementedError
 
     def close(self) -> None:

@@ -28,11 +28,13 @@ from reverie.nets.abort import request_abort
 
 ALWAYS_HANDLED = ("SIGTERM", "SIGINT")
 HANDLED_IF_DEFAULT = ("SIGHUP", "SIGUSR1", "SIGXCPU")
-"""Names, because Windows does not have these signals."""
+"""Signals that are handled if the program has not set a handler and does not ignore
+them. They are given by name, because Windows does not have these signals."""
 TIMERS = ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF")
+"""Names of the interval timers of a process, which send signals."""
 RESTORE_SECONDS = 0.1
 """Seconds between two calls of `Stopper.undo_env_changes` that have an effect."""
-_print = print
+_builtin_print = print  # an environment may replace it
 
 
 class Interrupted(Exception):
@@ -69,7 +71,7 @@ class Stopper:
         self._handlers: dict[int, Any] = {}
         self._unblocked: set[int] = set()  # signals that were not blocked before
         self._idle_timers: list[int] = []  # timers that were not set before
-        self._restored = 0.0
+        self._restore_time = 0.0  # when `undo_env_changes` last had an effect
 
     def __enter__(self) -> Stopper:
         if threading.current_thread() is threading.main_thread():
@@ -103,11 +105,11 @@ class Stopper:
         Called after steps of environments; it has an effect every `RESTORE_SECONDS`.
         """
         now = time.monotonic()
-        if not always and now - self._restored < RESTORE_SECONDS:
+        if not always and now - self._restore_time < RESTORE_SECONDS:
             return
-        self._restored = now
+        self._restore_time = now
         if not callable(builtins.print):
-            builtins.print = _print
+            builtins.print = _builtin_print
         if threading.current_thread() is not threading.main_thread():
             return
         for timer in self._idle_timers:

@@ -30,7 +30,9 @@ def choose_size(
 ) -> str:
     """Return the preset of the size to use on a device.
 
-    `config_of` returns the settings of the agent with one of the presets.
+    `sizes` are presets, largest first. `config_of` returns the settings of the agent
+    with one of them. Without a CUDA GPU, the smallest is used; on a GPU whose memory is
+    not known, the largest.
     """
     if not uses_cuda(device):
         return sizes[-1]

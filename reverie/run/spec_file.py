@@ -18,9 +18,11 @@ from reverie.run.config import Config
 _HAS_NO_CODE = re.compile(
     r"(device|logdir|run\.from_checkpoint|(actors|logger|offline|slurm)(\.[\w.]+)?)\+?"
 )
-"""Settings whose values may contain a colon but are not imported: data formats such as
-`minari:NAME`, devices and addresses. Patterns of names are not among them."""
+"""Matches settings whose values may contain a colon but are not imported: data formats
+such as `minari:NAME`, devices and addresses. It does not match a pattern of names (such
+as `.*agent`), which could set other settings, too."""
 _UNSAFE_FLAGS = ("--trust", "--config")
+"""Flags that allow code to be imported, or name a file that may do so."""
 
 ResolveCommand = Callable[[str, list[str]], Config]
 """Returns the config of a command with the given arguments."""

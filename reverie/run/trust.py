@@ -42,6 +42,8 @@ LOCK_SECONDS = 10.0
 
 
 class _Allowed(NamedTuple):
+    """Modules that saved configs may import in the current context."""
+
     everything: bool
     modules: frozenset[str]
 
@@ -122,6 +124,7 @@ def register(folder: Path, names: Iterable[str]) -> None:
 
 
 def _module_of(name: str) -> str:
+    """Return the module of an import path `package.module:name`."""
     return name.partition(":")[0]
 
 
@@ -134,7 +137,7 @@ def _listed_names(folder: Path) -> set[str]:
         lines = (_state_folder() / RUN_LIST).read_text().splitlines()
     except (OSError, RuntimeError, ValueError):
         return set()
-    prefix = json.dumps([run_id])[:-1]
+    prefix = json.dumps([run_id])[:-1]  # without the closing bracket
     for line in reversed(lines):
         if line.startswith(prefix):
             try:

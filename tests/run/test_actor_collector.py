@@ -15,7 +15,7 @@ from reverie.agents.options import BuildOptions
 from reverie.agents.random import RandomAgent, RandomConfig
 from reverie.api import Collector, UserError
 from reverie.run.actors.chunks import CHUNK_STEPS
-from reverie.run.actors.collector import MAX_AHEAD, check_agent
+from reverie.run.actors.collector import MAX_AHEAD, check_can_use_actors
 from reverie.run.clock import TrainRatio
 from reverie.run.online_run import OnlineRun
 from reverie.run.train import train
@@ -176,17 +176,17 @@ def test_what_actors_cannot_do_is_refused(tmp_path, fake):
     with pytest.raises(UserError, match=r"actors\.lockstep True"):
         train(settings(tmp_path / "a", ["debug", "deterministic"]))
     agent = RandomAgent({}, {}, RandomConfig(), BuildOptions(torch.device("cpu")))
-    check_agent(agent, "random")
+    check_can_use_actors(agent, "random")
     agent.schedule = TrainRatio(1)
     with pytest.raises(UserError, match="env_steps_left"):
-        check_agent(agent, "mine:Agent")
+        check_can_use_actors(agent, "mine:Agent")
 
     class LocalAgent(RandomAgent):
         policy_rng = None
 
     agent = LocalAgent({}, {}, RandomConfig(), BuildOptions(torch.device("cpu")))
     with pytest.raises(UserError, match="CanActRemotely"):
-        check_agent(agent, "mine:Agent")
+        check_can_use_actors(agent, "mine:Agent")
     with pytest.raises(UserError, match="single environment object"):
         reverie.train(env=object(), actors__count=2, logdir=str(tmp_path / "c"))
 

@@ -425,7 +425,7 @@ class RemoteCollector:
         self._rows = self._lag_sum = self._lag_max = self._published = 0
 
 
-def check_agent(agent: Agent, name: str) -> None:
+def check_can_use_actors(agent: Agent, name: str) -> None:
     """Raise if an agent cannot act in other processes."""
     missing = ""
     if not isinstance(agent, CanActRemotely):
