@@ -16,7 +16,7 @@ _folders: dict[str, Path] = {}
 
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory):
-    """A function that trains one of `RUNS` at its first call, and returns its folder.
+    """A function that returns the folder of one of `RUNS`, trained at its first call.
 
     Tests must not write into the folder.
     """
@@ -35,6 +35,6 @@ def run_folder(tmp_path_factory):
 @pytest.fixture
 def loaded(run_folder, request) -> LoadedRun:
     """The loaded run that the test names, DreamerV3 by default."""
-    playable = load_run(run_folder(getattr(request, "param", "dreamer")))
-    yield playable
-    playable.close()
+    run = load_run(run_folder(getattr(request, "param", "dreamer")))
+    yield run
+    run.close()

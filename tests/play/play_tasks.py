@@ -29,6 +29,7 @@ class Echo(gymnasium.Env):
 
 
 def make_groups() -> Echo:
+    """Return an environment whose action has two discrete entries."""
     return Echo(MultiDiscrete([3, 4]))
 
 

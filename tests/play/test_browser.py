@@ -27,6 +27,7 @@ pytestmark = pytest.mark.browser
 TOKEN = "token"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 WAIT = 30_000
+"""Timeout in milliseconds."""
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +71,7 @@ class Server:
 
 @pytest.fixture
 def serve():
+    """A function that starts a server for a session, or for the runs of a folder."""
     servers = []
 
     def start(session=None, runs=None, open_run=None) -> Server:
@@ -89,7 +91,7 @@ def serve():
 
 @pytest.fixture
 def new_page(browser, request):
-    """Opens pages; fails if a script of a page failed; takes the screenshot."""
+    """A function that opens a page; the test fails if a script of a page fails."""
     pages, errors = [], []
 
     def make(address, script="", **options):
@@ -125,6 +127,7 @@ def wait_for_data(page, expression="true"):
 
 
 def pixels(page, pane):
+    """Return the RGBA values of the image in a pane."""
     return page.evaluate(
         """(pane) => {
           const canvas = document.querySelector(`.pane.${pane} canvas`);
@@ -198,7 +201,7 @@ def test_keys_can_be_mapped_to_others(loaded, serve, new_page):
     wait_for_data(page)
     page.locator("#keysbutton").click()
     page.locator("#remap-list button", has_text="left").click()
-    page.keyboard.press("p")  # a shortcut of the page, which has no effect then
+    page.keyboard.press("p")  # no longer a shortcut of the page
     page.locator("#remap-close").click()
     assert page.locator(".action kbd").first.inner_text() == "P"
     page.keyboard.down("p")

@@ -42,6 +42,7 @@ def discrete(values: int, low: int = 0):
 
 
 def act(space, held=(), sliders=None, names=()):
+    """Return the action that held keys and sliders select."""
     controls = make_controls(space, names)
     return human_action(controls, space, list(held), sliders or {})
 
@@ -54,7 +55,10 @@ def act(space, held=(), sliders=None, names=()):
         (["ArrowUp", "ArrowRight"], "upright"),
         (["ArrowRight", "ArrowUp"], "upright"),
         (["ArrowUp", "Space"], "upfire"),
-        (["ArrowLeft", "Space"], "fire"),  # no `leftfire` here: the newest key
+        (
+            ["ArrowLeft", "Space"],
+            "fire",
+        ),  # there is no `leftfire`: the newest key counts
         (["ArrowLeft", "ArrowRight"], "right"),
         (["ArrowRight", "ArrowLeft"], "left"),
         (["KeyQ"], "noop"),

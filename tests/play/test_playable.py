@@ -31,11 +31,12 @@ SMALL = {
 
 
 def available(loaded) -> set[str]:
+    """Return the modes that are available."""
     return {mode for mode, reason in loaded.unavailable_reasons().items() if not reason}
 
 
 def play(loaded, mode: str, steps: int = 2) -> Simulation:
-    """Play some steps, with zero actions of the person."""
+    """Play some steps; the actions of a human are zero."""
     simulation = Simulation(loaded, seed=1)
     simulation.start(mode)
     zeros = {key: space.zeros() for key, space in loaded.act_space.items()}
@@ -56,7 +57,7 @@ def train_offline(run_folder, logdir, *presets: str, **flags):
 
 @pytest.mark.parametrize("loaded", ["dreamerv3_torch"], indirect=True)
 @pytest.mark.parametrize("mode", load.MODES)
-def test_the_world_of_dreamerv3_torch_is_played(loaded, mode):
+def test_the_world_model_of_dreamerv3_torch_is_played(loaded, mode):
     snapshot = play(loaded, mode).snapshot()
     assert snapshot.imagined["image"].shape == (1, *loaded.obs_space["image"].shape)
     assert {"predicted reward", "value", "entropy"} <= set(snapshot.scalars)
@@ -86,10 +87,10 @@ def test_an_agent_without_a_world_model_acts_in_the_environment(loaded):
     assert session.describe()["max_rollouts"] == 0
     session._apply({"type": "mode", "mode": load.AGENT_ENV})
     session._apply({"type": "step"})
-    assert [picture.pane for picture in session.view.images] == ["real"]
+    assert [image.pane for image in session.view.images] == ["real"]
 
 
-def test_a_clone_is_played_in_the_environment(run_folder, tmp_path):
+def test_a_behavior_cloned_agent_is_played_in_the_environment(run_folder, tmp_path):
     base = {"bc.run": str(run_folder("dreamer"))}
     clone = train_offline(run_folder, tmp_path / "clone", "bc", **base)
     without = load.load_run(clone)
@@ -105,7 +106,7 @@ def test_a_clone_is_played_in_the_environment(run_folder, tmp_path):
     loaded.close()
 
 
-def test_dreams_of_an_offline_world_start_from_recordings(run_folder, tmp_path):
+def test_rollouts_of_an_offline_world_model_start_from_recordings(run_folder, tmp_path):
     world = train_offline(run_folder, tmp_path / "world")
     loaded = load.load_run(world)
     assert loaded.env is None
@@ -128,7 +129,7 @@ def test_dreams_of_an_offline_world_start_from_recordings(run_folder, tmp_path):
     assert play(loaded, load.RECORDED).snapshot().imagined is not None
 
 
-def test_an_offline_world_with_a_policy_acts_in_its_dream(run_folder, tmp_path):
+def test_an_offline_agent_with_a_policy_acts_in_its_world_model(run_folder, tmp_path):
     flags = {"dreamer.behaviour": True}
     world = train_offline(run_folder, tmp_path / "world", **flags)
     loaded = load.load_run(world)
@@ -176,7 +177,7 @@ class Planner(RandomAgent):
 
 @pytest.fixture
 def served(monkeypatch):
-    """Servers that would be started."""
+    """Collects the servers that would be started."""
     calls = []
     monkeypatch.setattr(server, "serve", lambda *a, **k: calls.append(a))
     return calls
@@ -238,7 +239,7 @@ def test_sliders_set_continuous_actions_of_a_session(loaded):
 def test_a_policy_in_units_of_the_environment_declares_its_world_model(
     run_folder, tmp_path
 ):
-    """Found without calling `__getattr__`, as `isinstance` does since Python 3.12."""
+    """Since Python 3.12, `isinstance` does not call `__getattr__`."""
     flags = {"dreamer.behaviour": True, "task": "catch"}
     world = load.load_run(train_offline(run_folder, tmp_path / "world", **flags))
     assert isinstance(world.policy, HasWorldModelEnv)

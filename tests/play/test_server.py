@@ -1,4 +1,4 @@
-"""The server refuses what it must refuse, and connects pages with sessions."""
+"""The server: access checks, messages, and connections of pages to sessions."""
 
 from __future__ import annotations
 
@@ -65,17 +65,17 @@ def client(loaded):
     session = Session(loaded, HUMAN_MODEL)
     session.fps = 100.0
 
-    class Started(Sessions):
+    class OneSession(Sessions):
         def __init__(self):
             super().__init__()
             self.add("", session)
 
-    app = make_app(AccessCheck(TOKEN, "127.0.0.1"), Started())
+    app = make_app(AccessCheck(TOKEN, "127.0.0.1"), OneSession())
     with TestClient(app, base_url="http://127.0.0.1:8642") as test_client:
         yield test_client
 
 
-def receive(socket, wanted=lambda header: True):
+def receive(socket, condition=lambda header: True):
     """Return header and images of the next view that meets a condition."""
     for _ in range(500):
         message = socket.receive()
@@ -83,7 +83,7 @@ def receive(socket, wanted=lambda header: True):
             continue
         header, images = decode_view(message["bytes"])
         socket.send_text(json.dumps({"type": "ack", "number": header["number"]}))
-        if wanted(header):
+        if condition(header):
             return header, images
     raise AssertionError("no such view")
 
@@ -138,7 +138,7 @@ def test_other_hosts_are_accepted_only_if_the_server_listens_there(
 @pytest.mark.parametrize(
     "name", ["../pyproject.toml", "..%2fserver.py", "%2e%2e/x", "server.py", "x.js"]
 )
-def test_no_path_of_a_request_reaches_the_disk(client, name):
+def test_a_request_cannot_read_other_files(client, name):
     assert client.get(f"/{name}?token={TOKEN}").status_code == 404
 
 
@@ -174,7 +174,7 @@ def test_an_unknown_session_is_an_error(client):
         assert "no such session" in socket.receive_json()["message"]
 
 
-def test_a_page_plays_and_keys_change_the_dream(client):
+def test_a_page_plays_and_keys_select_actions_in_the_world_model(client):
     with client.websocket_connect(f"{SOCKET}?token={TOKEN}") as socket:
         hello = socket.receive_json()
         assert hello["type"] == "hello"
@@ -282,7 +282,7 @@ def test_acknowledgements_do_not_raise_the_rate_limit(monkeypatch):
         client.check_rate()
 
 
-def test_small_images_are_exact_and_large_ones_small():
+def test_small_images_are_lossless_and_large_ones_compressed():
     rng = np.random.default_rng(0)
     small = rng.integers(0, 256, (64, 64, 3), np.uint8)
     kind, content = encode_image(small)

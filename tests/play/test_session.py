@@ -43,6 +43,7 @@ class Views:
 
 @pytest.fixture
 def start(loaded):
+    """A function that starts a session and returns its views."""
     sessions = []
 
     def make(*arguments, **options) -> Views:
@@ -56,7 +57,7 @@ def start(loaded):
 
 def test_a_view_has_the_three_panes_and_the_traces(start):
     view = start().wait(lambda data: data["step"] == 2)
-    assert [picture.pane for picture in view.images] == [
+    assert [image.pane for image in view.images] == [
         "real",
         "model",
         "difference",
@@ -157,7 +158,7 @@ def test_several_rollouts_have_a_pane_each(start):
     views.wait()
     views.send("rollouts", count=3)
     view = views.wait(lambda data: data["rollouts"] == 3)
-    assert [picture.pane for picture in view.images].count("model") == 3
+    assert [image.pane for image in view.images].count("model") == 3
 
 
 def test_no_step_is_taken_without_a_page(start):
@@ -186,7 +187,9 @@ def test_episodes_are_saved_if_the_user_answers_so(run_folder, tmp_path, mode, f
     views.send("save_episode", on=True)
     saved = views.wait(lambda data: data["message"].startswith("Saved"))
     later = views.wait(lambda data: data["step"] > saved.data["step"])
-    assert later.data["message"] == saved.data["message"]  # long enough to read
+    assert (
+        later.data["message"] == saved.data["message"]
+    )  # it is shown for some seconds
     session.close()
     reader = open_episodes(copy / "recordings" / folder)
     (name,) = reader.names()

@@ -1,4 +1,4 @@
-"""Environment and world model step together, in every mode of every kind of agent."""
+"""Environment and world model are stepped together, in all modes of all agents."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_mode_steps_real_and_imagined_rows(loaded, mode):
 
 
 @pytest.mark.parametrize("loaded", ["dreamer", "iris"], indirect=True)
-def test_actions_of_a_person_move_the_paddle_of_the_environment(loaded):
+def test_actions_of_a_human_move_the_paddle_of_the_environment(loaded):
     simulation = Simulation(loaded, seed=1)
     positions = {}
     for name, action in (("left", LEFT), ("right", RIGHT)):
@@ -54,15 +54,15 @@ def test_actions_of_a_person_move_the_paddle_of_the_environment(loaded):
 
 
 @pytest.mark.parametrize("loaded", ["dreamer", "iris"], indirect=True)
-def test_the_same_seed_gives_the_same_dream(loaded):
+def test_the_same_seed_gives_the_same_rollout(loaded):
     simulation = Simulation(loaded)
-    dreams = []
+    rollouts = []
     for seed in (5, 5, 6):
         simulation.start(loading.HUMAN_MODEL, seed=seed)
         simulation.imagined[0]["is_terminal"][:] = False
-        dreams.append(np.stack(play(simulation, 3)))
-    count = min(map(len, dreams))
-    np.testing.assert_array_equal(dreams[0][:count], dreams[1][:count])
+        rollouts.append(np.stack(play(simulation, 3)))
+    count = min(map(len, rollouts))
+    np.testing.assert_array_equal(rollouts[0][:count], rollouts[1][:count])
 
 
 def test_the_environment_follows_the_actions_in_the_world_model(loaded):
@@ -109,7 +109,7 @@ def test_several_rollouts_share_the_start_and_the_actions(loaded):
     assert set(simulation.imagined[0]["action"].tolist()) == {0}
 
 
-def test_the_past_is_repeated_after_seeking_back(loaded):
+def test_stored_steps_are_shown_again_after_seeking_back(loaded):
     simulation = Simulation(loaded, seed=2)
     simulation.start(loading.HUMAN_ENV)
     play(simulation, 4, LEFT)
@@ -125,7 +125,7 @@ def test_the_past_is_repeated_after_seeking_back(loaded):
     assert simulation.imagined.start == 1
 
 
-def test_a_fork_within_a_dream_continues_from_the_imagined_frame(loaded):
+def test_a_fork_in_the_world_model_continues_from_the_imagined_frame(loaded):
     simulation = Simulation(loaded, seed=2)
     simulation.start(loading.HUMAN_MODEL)
     for _ in range(3):
@@ -141,7 +141,7 @@ def test_a_fork_within_a_dream_continues_from_the_imagined_frame(loaded):
 
 
 @pytest.mark.parametrize("mode", [loading.AGENT_ENV, loading.AGENT_MODEL])
-def test_a_person_takes_over_and_hands_back(loaded, mode):
+def test_a_human_takes_over_and_returns_control_to_the_agent(loaded, mode):
     simulation = Simulation(loaded, seed=2)
     simulation.start(mode)
     simulation.set_human(True)
@@ -155,8 +155,8 @@ def test_a_person_takes_over_and_hands_back(loaded, mode):
     simulation.step(lambda: pytest.fail("the agent acts"))
 
 
-def test_the_carry_contains_the_actions_of_the_person(loaded):
-    """After taking over, the latent state is that of the actions that were taken."""
+def test_the_carry_contains_the_actions_of_the_human(loaded):
+    """The latent state is computed from the actions that were really taken."""
     simulation = Simulation(loaded, seed=2)
     simulation.start(loading.HUMAN_ENV)
     simulation.step(lambda: LEFT)
@@ -166,7 +166,7 @@ def test_the_carry_contains_the_actions_of_the_person(loaded):
     assert before.prevact["action"].shape == (1,)
 
 
-def test_a_recorded_episode_can_be_scrubbed(loaded):
+def test_any_step_of_a_recorded_episode_can_be_shown(loaded):
     simulation = Simulation(loaded, seed=2)
     table = loaded.episodes.table()
     assert table
@@ -180,7 +180,7 @@ def test_a_recorded_episode_can_be_scrubbed(loaded):
     assert simulation.cursor == last
 
 
-def test_a_transformer_with_full_context_is_flushed(run_folder):
+def test_the_context_of_a_transformer_is_cleared_when_it_is_full(run_folder):
     loaded = loading.load_run(run_folder("iris"))
     simulation = Simulation(loaded, seed=2)
     simulation.start(loading.HUMAN_MODEL)
@@ -194,7 +194,7 @@ def test_a_transformer_with_full_context_is_flushed(run_folder):
 
 
 def step_without_end(simulation: Simulation) -> None:
-    """Make one step in the world model, even if it has predicted an end."""
+    """Step in the world model, even if it has predicted the end of the episode."""
     simulation.imagined[simulation.cursor]["is_terminal"][:] = False
     simulation.step(lambda: STAY)
 
@@ -254,7 +254,7 @@ def test_all_rows_of_a_long_recording_are_kept(loaded, monkeypatch):
     assert simulation.cursor == 0
 
 
-def test_a_world_starts_from_recordings_without_a_simulator(loaded):
+def test_rollouts_start_from_recordings_without_a_simulator(loaded):
     loaded.env.close()
     loaded.env, loaded.missing["env"] = None, "there is no simulator"
     modes = loaded.unavailable_reasons()
