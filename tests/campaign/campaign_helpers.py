@@ -46,6 +46,7 @@ while count < int(flags.get("--steps", 3)):
 
 
 def make_run(name: str, **flags: object) -> QueuedRun:
+    """Return a run of the program with these flags."""
     words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
     return QueuedRun(name, name, "", 0, ["train", "--task", name, *words], 3)
 

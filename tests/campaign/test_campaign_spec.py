@@ -1,4 +1,4 @@
-"""Campaign files and flags: which runs they mean, and what is refused."""
+"""Campaign files and flags: the runs that they define, and invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that share a GPU use one MPS daemon."""
+"""The MPS daemon, which runs on the same GPU share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ esac
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A stand-in for the control program, which records its calls."""
+    """Replace the control program by one that records its calls in this folder."""
     program = tmp_path / "bin" / mps.PROGRAM
     program.parent.mkdir()
     program.write_text(CONTROL)
@@ -38,6 +38,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def calls(folder):
+    """Return the arguments and commands of all calls of the control program."""
     return (folder / "calls").read_text().split()
 
 

@@ -22,14 +22,14 @@ NAMES = [f"run{number}" for number in range(30)]
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that the test sets, of the worker that waits."""
+    """A clock that the test sets; all workers of the test use it."""
     times = SimpleNamespace(now=0.0)
     monkeypatch.setattr(queues, "time", SimpleNamespace(monotonic=lambda: times.now))
     return times
 
 
 def open_queue(folder, machine="") -> Queue:
-    """Open the queue as a worker, on another machine if it has a name."""
+    """Open the queue as a worker; with a name, as a worker on another machine."""
     queue = Queue(folder, stale_seconds=60.0)
     queue.open_worker()
     queue._boot = machine or queue._boot
@@ -37,6 +37,7 @@ def open_queue(folder, machine="") -> Queue:
 
 
 def claim_all(folder, barrier, results) -> None:
+    """Try to claim all runs at the same time as other processes."""
     queue = open_queue(folder)
     statuses = queue.statuses()
     barrier.wait()
@@ -90,7 +91,7 @@ def test_claim_without_heartbeat_is_taken_over_exactly_once(tmp_path, clock):
         thread.start()
     for thread in threads:
         thread.join()
-    (new,) = [each for each in claims if each is not None]
+    (new,) = [other for other in claims if other is not None]
     assert new.attempt == 1
     assert not owner.heartbeat(claim)  # it stops its run
     owner.end_attempt(claim, "failed", "too late")
@@ -114,12 +115,12 @@ def test_end_that_is_recorded_while_the_folder_is_read_counts(tmp_path, monkeypa
     Queue(tmp_path).add([make_run("a")])
     owner, other = open_queue(tmp_path), open_queue(tmp_path)
     claim = owner.claim(owner.statuses()[0])
-    before = queues.is_locked
+    original = queues.is_locked
 
     def end_now(path):
         owner.end_attempt(claim, "finished")
         owner.close_worker()
-        return before(path)
+        return original(path)
 
     monkeypatch.setattr(queues, "is_locked", end_now)
     assert states(other) == {"a": "running"}  # and not lost

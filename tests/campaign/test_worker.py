@@ -168,7 +168,7 @@ def test_worker_that_does_not_wait_ends_when_others_are_alive(tmp_path, program)
     claim = other.claim(other.statuses()[1])
     with Worker(spec, program) as worker:
         wait_until(lambda: worker.step() or worker.statuses[0].state == "finished")
-        assert not worker.is_finished(wait=False)  # it may have to take it over
+        assert not worker.is_finished(wait=False)  # b may have to be taken over
         other.heartbeat(claim)
         wait_until(lambda: worker.step() or worker.is_finished(wait=False))
         assert not worker.is_finished(wait=True)
