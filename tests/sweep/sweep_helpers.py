@@ -1,4 +1,4 @@
-"""A program that writes the files of a run, and specifications of sweeps of it.
+"""A program that writes the files of a run, and sweeps over its flags.
 
 Its loss is smallest at `x = 3`, and it fails for `x` above 50.
 """
@@ -54,8 +54,8 @@ print("done")
 
 
 def make_spec(tmp_path, ranges=None, settings=None, seed=0, **changes) -> SweepSpec:
-    usual = {"metric": "loss", "goal": "min", "logdir": str(tmp_path / "sweep")}
-    config = SweepConfig(**{**usual, "trials": 4, "jobs": 2, **changes})
+    defaults = {"metric": "loss", "goal": "min", "logdir": str(tmp_path / "sweep")}
+    config = SweepConfig(**{**defaults, "trials": 4, "jobs": 2, **changes})
     return SweepSpec(
         config, ranges or {"x": NumericRange(0.0, 6.0)}, settings or {}, seed
     )
@@ -66,9 +66,11 @@ def choices(*values: object) -> CategoricalRange:
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
+    """Return the trials in the table of a sweep."""
     with (folder / "table.csv").open() as file:
         return list(csv.DictReader(file))
 
 
 def flags_of(run: Path) -> dict[str, str]:
+    """Return the flags with which a run was started."""
     return json.loads((run / "flags.json").read_text())

@@ -114,7 +114,7 @@ def is_alive(pid: int) -> bool:
 
 
 def running(word: str) -> list[int]:
-    """Processes with this word in their command line."""
+    """Return the ids of processes with this word in their command line."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

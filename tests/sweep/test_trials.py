@@ -43,16 +43,16 @@ def test_plot_accepts_any_number_of_trials():
             SweepAxis("lr", [10.0 ** (-k) for k in range(count)], log=True),
             SweepAxis("words", [str(k) for k in range(count)]),
         ]
-        whole = [k != 1 for k in range(count)]
-        plot = draw_sweep(values, whole, panels, "max", "title")
+        finished = [k != 1 for k in range(count)]
+        plot = draw_sweep(values, finished, panels, "max", "title")
         assert plot.shape == (684, 1320, 3)
         assert len({*map(tuple, plot.reshape(-1, 3)[::97].tolist())}) > 1
 
 
-@pytest.mark.parametrize(("goal", "place"), [("min", 0), ("max", 1)])
-def test_best_trial_is_highlighted(goal, place):
+@pytest.mark.parametrize(("goal", "best"), [("min", 0), ("max", 1)])
+def test_best_trial_is_highlighted(goal, best):
     panels = [SweepAxis("trial", [0.0, 1.0]), SweepAxis("x", [0.0, 1.0])]
     plot = draw_sweep([1.0, 5.0], [True, True], panels, goal)[:, 440:]
     orange = abs(plot.astype(int) - [221, 124, 51]).sum(-1) < 60
     assert orange.any()
-    assert (orange.nonzero()[1].mean() > 220) == bool(place)
+    assert (orange.nonzero()[1].mean() > 220) == bool(best)
