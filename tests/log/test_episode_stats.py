@@ -10,6 +10,7 @@ from reverie.log.episode_stats import EpisodeStats
 
 
 def row(first, last, reward, **extra):
+    """Return a row of each environment, as a batch."""
     batch = {"is_first": first, "is_last": last, "is_terminal": last, "reward": reward}
     batch = {key: np.array(value) for key, value in batch.items()}
     return batch | {key: np.array(value) for key, value in extra.items()}

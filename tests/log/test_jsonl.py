@@ -76,7 +76,7 @@ def test_lines_that_were_written_after_the_save_are_not_written_again(
             sink.write(record(2, a=2))
     state = sink.state_dict()
     sink.write(record(3, a=3))  # the disk works again
-    for _ in range(2):  # of the finished run, and once more
+    for _ in range(2):  # resumed twice from the same state
         sink = JsonlSink(tmp_path)
         sink.load_state_dict(state, final_step=3)
         sink.close()

@@ -23,6 +23,7 @@ from reverie.log.wandb import WandbSink
 
 
 def full_record(step=7):
+    """Return a record with a scalar, a text, an image and a video."""
     video = np.zeros((3, 8, 12, 3), np.uint8)
     video[:, :, :, 0] = np.array([0, 100, 200], np.uint8)[:, None, None]
     return Record(
@@ -219,7 +220,10 @@ def read_wandb(path):
 
 
 def read_leveldb_log(data):
-    """Yield the records: parts with checksum, size and type, in blocks of 32 KB."""
+    """Yield the records of a file in the log format of LevelDB.
+
+    A record has one or more parts with checksum, size and type, in blocks of 32 KB.
+    """
     assert data[:4] == b":W&B"
     offset, parts = 7, []
     while offset + 7 <= len(data):
@@ -293,7 +297,7 @@ def test_a_package_that_cannot_be_imported_is_not_called_missing(tmp_path, monke
         WandbSink(tmp_path)
 
 
-def test_pictures_that_cannot_be_written_do_not_stop_the_run(tmp_path, capsys):
+def test_images_that_cannot_be_written_do_not_stop_the_run(tmp_path, capsys):
     sink = MediaSink(tmp_path)
     (tmp_path / "media").write_text("a file where the folder should be")
     logger = Logger([sink])

@@ -12,7 +12,7 @@ from reverie.log.status import StatusLine
 
 
 @pytest.fixture(autouse=True)
-def fast(monkeypatch):
+def short_intervals(monkeypatch):
     monkeypatch.setattr(status, "FIRST_SECONDS", 0.1)
     monkeypatch.setattr(status, "NEXT_SECONDS", 0.3)
     monkeypatch.setattr(status, "POLL_SECONDS", 0.01)
