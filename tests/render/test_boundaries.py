@@ -25,17 +25,19 @@ FRAME = slice(BORDER, BORDER + SIDE)
 
 def frames(shift: int = 0) -> np.ndarray:
     """Frame t is gray with the value 10 t + shift."""
-    shades = (10 * np.arange(STEPS) + shift).astype(np.uint8)
-    return np.broadcast_to(shades[None, :, None, None, None], (1, STEPS, SIDE, SIDE, 3))
+    values = (10 * np.arange(STEPS) + shift).astype(np.uint8)
+    return np.broadcast_to(values[None, :, None, None, None], (1, STEPS, SIDE, SIDE, 3))
 
 
 def at(*steps: int) -> np.ndarray:
+    """Return flags of one sequence that are True at these steps."""
     return np.isin(np.arange(STEPS), steps)[None]
 
 
-def tile(picture: np.ndarray, row: int, step: int) -> np.ndarray:
+def tile(image: np.ndarray, row: int, step: int) -> np.ndarray:
+    """Return a frame of a strip with its border."""
     top, left = row * TILE, step * TILE
-    return picture[top : top + TILE, left : left + TILE]
+    return image[top : top + TILE, left : left + TILE]
 
 
 @pytest.mark.parametrize("step", range(STEPS))

@@ -162,10 +162,12 @@ def test_a_contact_sheet_has_the_first_and_last_frame():
 
 
 def rising(count=300):
+    """Return a curve whose score increases from -1 to 1."""
     return [(10.0 * i, -1 + 2 * i / count) for i in range(count)]
 
 
 def has(image, color):
+    """True if a pixel has about this color."""
     return (np.abs(image.astype(int) - color).sum(-1) < 12).any()
 
 
@@ -213,8 +215,8 @@ def test_without_smoothing_points_are_exact():
     spike = [(float(i), 10.0 * (i == 5)) for i in range(10)]
     heights = []
     for smooth in (True, False):
-        picture = draw_curves({"run": spike}, smooth=smooth).astype(int)
-        line = np.abs(picture - COLORS[0]).sum(-1) < 40
+        image = draw_curves({"run": spike}, smooth=smooth).astype(int)
+        line = np.abs(image - COLORS[0]).sum(-1) < 40
         heights.append(np.ptp(np.flatnonzero(line[200:].any(1))))  # below the legend
     assert heights[1] > 1.5 * heights[0]
 

@@ -21,6 +21,7 @@ SIDE = 48
 
 
 def sequences(batch=2, steps=6, height=SIDE, width=SIDE, channels=3):
+    """Return random frames, real and of the model."""
     random = np.random.default_rng(0)
     shape = (batch, steps, height, width, channels)
     return random.integers(0, 256, (2, *shape), np.uint8)
