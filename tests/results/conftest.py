@@ -1,4 +1,4 @@
-"""A small trained run that can be shared."""
+"""A small trained run that all tests of this folder use."""
 
 from __future__ import annotations
 

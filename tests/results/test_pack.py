@@ -30,6 +30,7 @@ def packed(trained, tmp_path) -> Path:
 
 
 def cached(tmp_path: Path) -> list[Path]:
+    """Return the configs of all unpacked packages."""
     return sorted((tmp_path / "cache").rglob("config.yaml"))
 
 
@@ -58,12 +59,12 @@ def test_a_package_has_weights_and_no_optimizer(trained, packed):
     assert results["command"].startswith("reverie train --configs debug")
     assert "frames" in results["training"]["window"]
 
-    whole = read_part(find_checkpoint(trained), "agent")
-    part = read_part(find_checkpoint(package.run_path(packed)), "agent")
-    assert torch.equal(part["enc"]["cnn0.weight"], whole["enc"]["cnn0.weight"])
-    assert "mu" in whole["opt"]
-    assert not part["opt"]["mu"]
-    assert part["opt"]["step"] == whole["opt"]["step"]  # single values stay
+    full = read_part(find_checkpoint(trained), "agent")
+    state = read_part(find_checkpoint(package.run_path(packed)), "agent")
+    assert torch.equal(state["enc"]["cnn0.weight"], full["enc"]["cnn0.weight"])
+    assert "mu" in full["opt"]
+    assert not state["opt"]["mu"]
+    assert state["opt"]["step"] == full["opt"]["step"]  # scalars are kept
 
 
 def test_a_folder_with_the_files_of_a_package(packed, tmp_path, monkeypatch):
@@ -221,7 +222,7 @@ def test_damaged_files_are_refused_with_a_message(packed, tmp_path):
             package.run_path(path)
         messages.append(str(error.value))
     assert len(messages) > 20
-    # what is not refused has the contents of the whole file
+    # a file that is not refused has the contents of the original one
     assert len(cached(tmp_path)) <= 1
 
 

@@ -17,6 +17,7 @@ from reverie.results.curves import aggregate_curve, bin_edges, bin_run, make_cur
 from reverie.results.plot import _method_labels, draw_curves, read_points
 from reverie.results.runs import find_runs, group_runs
 
+# x and value of the episodes of a run
 EVERY = np.array([[10.0, 1], [20, 2], [30, 3], [40, 4]])
 FEW = np.array([[10.0, 3], [40, 0]])
 
@@ -214,7 +215,6 @@ def test_files(tmp_path, capsys):
     assert Image.open(names[0]).width == 1020  # a column of 3.4 inches
     for kind in ("profile", "improvement"):
         assert main(["plot", str(runs), "--kind", kind, "--out", names[1]]) == 0
-    # all ten-episode runs of iris are better; seeds overlap in none
     assert "<svg" in Path(names[1]).read_text()
 
 

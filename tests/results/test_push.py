@@ -27,7 +27,7 @@ FILES = ["README.md", *PACKAGE_FILES]
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A local Hub with an own cache of downloads."""
+    """A local Hub, with a cache of downloads in the folder of the test."""
     constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
     monkeypatch.setenv("HF_TOKEN", TOKEN)

@@ -116,15 +116,15 @@ def test_one_run_per_task_has_no_interval():
 def test_performance_profile():
     runs = exceedance(SCORES, np.array([-1.0, 0.0, 0.5, 7.9, 8.0]))
     expected = [1, (0.5 + 1 + 1 + 0.5) / 4, (0.5 + 1 + 0 + 0.5) / 4, 0.125, 0]
-    shares, low, high = mean_with_band(runs)
-    np.testing.assert_allclose(shares, expected)
-    # by hand: only task d can change the share above 7.9, from 0 to 1 of its runs
+    fractions, low, high = mean_with_band(runs)
+    np.testing.assert_allclose(fractions, expected)
+    # by hand: only resampled runs of task d change the fraction above 7.9
     np.testing.assert_allclose([low[3], high[3]], [0, 0.25])
 
 
 def test_probability_of_improvement_counts_ties_as_half():
-    ours, theirs = {"a": [1.0, 2.0], "b": [0.0]}, {"a": [1.0], "b": [5.0], "c": [9.0]}
-    value, low, high = probability_of_improvement(ours, theirs)
+    first, second = {"a": [1.0, 2.0], "b": [0.0]}, {"a": [1.0], "b": [5.0], "c": [9.0]}
+    value, low, high = probability_of_improvement(first, second)
     assert value == pytest.approx(((0.5 + 1) / 2 + 0) / 2)
     assert low <= value <= high
     with pytest.raises(ValueError, match="no task"):
