@@ -28,7 +28,7 @@ def pick_device(name: str, train_devices: Sequence[int] = ()) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        device = torch.device("meta")  # raises below
+        device = torch.device("meta")  # not supported, so an error is raised below
     if device.type not in ("cuda", "cpu", "mps"):
         raise UserError(
             f"There is no device {name!r}.\n  Fix: --device auto, cuda, cpu or mps."

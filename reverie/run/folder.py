@@ -73,11 +73,13 @@ SUBFOLDERS = ("ckpt", "best", "replay", "eval_replay", "media", "eval", "recordi
 """Folders of a run that cannot be the folder of another run."""
 LOG_FILES = (METRICS, SCORES)
 LOCK = ".lock"
+"""File in the run folder that a process locks while it uses the folder."""
 MAX_ERROR = 2000
 """Characters of an error message that are kept."""
 MAX_NESTING = 16
 """Maximum depth of the folders in a run folder."""
 INVALID_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
+"""Codes of errors that are caused by a path that cannot be created."""
 
 
 def open_run_folder(path: Path, config: Config) -> IO[str]:
@@ -174,7 +176,8 @@ def write_config(path: Path, config: Config) -> None:
 def lock_folder(path: Path, kind: str = "run folder") -> IO[str]:
     """Create a folder and lock it, so that no other process can use it.
 
-    Returns the lock file; closing it releases the lock.
+    Returns the lock file; closing it releases the lock. `kind` is the name of the
+    folder in messages.
     """
     for inner, parent in zip((path, *path.parents), path.parents, strict=False):
         if inner.name in SUBFOLDERS and (parent / "config.yaml").is_file():

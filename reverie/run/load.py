@@ -205,7 +205,7 @@ class ImportedRun(SavedRun):
 
 
 class PolicySource(NamedTuple):
-    """Config and spaces from which a policy is built, without the agent's state."""
+    """Config and spaces from which a policy is built, without the agent's weights."""
 
     config: Config
     spaces: RunSpaces
@@ -242,18 +242,21 @@ class PolicySource(NamedTuple):
         return self.adapt(agent)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # a config with plug-ins has a class made at run time, which pickle cannot find
+        # the class of a config with plug-ins is created at run time, so that pickle
+        # cannot import it: pickle the settings instead
         return _unpickle_source, (asdict(self.config), *self[1:])
 
 
 def _unpickle_source(settings: dict[str, Any], *fields: Any) -> PolicySource:
+    """Return the source from the arguments that `PolicySource.__reduce__` pickled."""
     return PolicySource(config_from_settings(settings), *fields)
 
 
 def _make_agent(config: Config, spaces: Any) -> Agent:
-    where = device.pick_device(config.device)
-    precision = device.pick_precision(config.precision, where)
-    return make_agent(config, spaces, where, precision)
+    """Build the agent on the device and with the precision of the config."""
+    torch_device = device.pick_device(config.device)
+    precision = device.pick_precision(config.precision, torch_device)
+    return make_agent(config, spaces, torch_device, precision)
 
 
 class ConvertingAgent:

@@ -31,8 +31,9 @@ MIN_WORKER_BYTES = 20_000_000
 """Lower bound of the memory of a worker process."""
 
 ESTIMATE_MARGIN = 16
-"""A run is refused if `AgentConfig.training_memory` is above this multiple of the
-memory. It is an estimate for images; other data needs less."""
+"""A run is refused if the estimate `AgentConfig.training_memory` is above this multiple
+of the memory. The factor is large, because the estimate is for image observations, and
+other data needs less."""
 
 MAX_LAYERS = 1000
 """Maximum number of layers of a network, or of networks of an ensemble; more would take
@@ -44,11 +45,13 @@ LAYERS = re.compile(r"(?:dyn|img|obs)?layers|models")
 BYTES_PER_WEIGHT = 16
 """Memory per weight in training: weight, gradient and two moments, in float32."""
 
-_NO_MEMORY = re.compile(
+_OUT_OF_MEMORY = re.compile(
     "out of memory|can't allocate memory|cannot allocate memory|_ALLOC_FAILED",
     re.IGNORECASE,
 )
+"""Matches messages of errors that are caused by a failed allocation."""
 _AMOUNT = re.compile(r"(?:[Tt]ried|Unable) to allocate ([\d.]+) ?(\w+)")
+"""Matches the requested size in such a message: number and unit."""
 
 
 def check_memory(config: Config) -> None:
@@ -62,18 +65,22 @@ def check_memory(config: Config) -> None:
             f"{format_bytes(memory)} are available.\n"
             "  Fix: --env.vector.workers -1, for one per CPU core."
         )
-    where = "memory"
+    where = "memory"  # name of the memory, for messages
     if uses_cuda(config.device):
         where, memory = "GPU memory", free_gpu_memory(config.device) or memory
     _check_networks(config, memory, where)
     for group in _batch_settings(config):
         needed = math.prod(group.values()) * MIN_ROW_BYTES
         if needed > memory:
-            _refuse(config, group, f"at least {format_bytes(needed)}", memory, where)
+            _raise_too_large(
+                config, group, f"at least {format_bytes(needed)}", memory, where
+            )
     needed = config.agent_config.training_memory
     if needed > memory * ESTIMATE_MARGIN:
         for group in _batch_settings(config):
-            _refuse(config, group, f"about {format_bytes(needed)}", memory, where)
+            _raise_too_large(
+                config, group, f"about {format_bytes(needed)}", memory, where
+            )
 
 
 def _check_networks(config: Config, memory: int, where: str) -> None:
@@ -102,10 +109,13 @@ def _check_networks(config: Config, memory: int, where: str) -> None:
             )
 
 
-def _refuse(
+def _raise_too_large(
     config: Config, group: dict[str, int], needed: str, memory: int, where: str
 ) -> None:
-    """Raise the error for batches that need too much memory."""
+    """Raise the error for batches that need too much memory.
+
+    `group` has the settings of one kind of batch, and `needed` is the memory as text.
+    """
     settings = " and ".join(f"--{name} {value}" for name, value in group.items())
     default = configs.flatten(type(config.agent_config)())
     prefix = settings_name(config.agent) + "."
@@ -122,7 +132,10 @@ def _refuse(
 
 
 def _batch_settings(config: Config) -> list[dict[str, int]]:
-    """Return the batch settings of the agent, `AgentConfig.batch_settings`."""
+    """Return name and value of the settings in `AgentConfig.batch_settings`.
+
+    Each dict is for one kind of batch; the product of its values is the number of rows.
+    """
     values = configs.flatten(config.agent_config)
     prefix = settings_name(config.agent) + "."
     groups = config.agent_config.batch_settings
@@ -156,13 +169,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     return isinstance(error, RuntimeError) and bool(
-        _NO_MEMORY.search(error_message(error))
+        _OUT_OF_MEMORY.search(error_message(error))
     )
 
 
 def describe_out_of_memory(error: BaseException, activity: str) -> str:
     """Return a sentence about which memory is full, and the requested size."""
     text = error_message(error)
+    # messages of CUDA libraries contain names such as CUDA_ERROR and CUBLAS_STATUS
     on_gpu = isinstance(error, torch.OutOfMemoryError) or re.search("CU[A-Z]", text)
     where = "The GPU" if on_gpu else "This machine"
     amount = ""

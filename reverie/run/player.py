@@ -17,11 +17,15 @@ from reverie.envs.wrappers import cast, resize
 from reverie.run.load import PolicySource
 from reverie.spaces import STEP_KEYS, Space, Spaces, agent_obs_space, to_flat, to_nested
 
+DEFAULT_HORIZON = 15
+"""Number of steps of `Player.imagine`, as in the training of DreamerV3."""
+
 MAX_CONTEXT = 64
-"""Number of last rows that are kept, for world models that start from frames."""
+"""Number of last rows that are kept. World models without a recurrent state, such as
+that of Δ-IRIS, start from the last frames and actions."""
 
 OUTCOME = ("reward", "cont")
-"""Keys of a predicted row that are not observations."""
+"""Keys of a predicted row that are not observations: reward and continuation."""
 
 
 class ImaginedRollout(NamedTuple):
@@ -37,8 +41,9 @@ class ImaginedRollout(NamedTuple):
     """Probability that the episode continues; with DreamerV3's default `contdisc`, it
     is multiplied by the discount factor."""
     actions: Any
-    """In the environment's own units and nested form."""
+    """Actions in the environment's own units and nested form."""
     latent: dict[str, np.ndarray]
+    """Latent states by name, as those of `Player.latent`."""
 
 
 class Player:
@@ -130,8 +135,8 @@ class Player:
         """
         is_policy = actions is None or callable(actions)
         try:
-            plan = None if is_policy else list(actions)
-            default = 15 if plan is None else len(plan)
+            action_list = None if is_policy else list(actions)
+            default = DEFAULT_HORIZON if action_list is None else len(action_list)
             steps = default if horizon is None else operator.index(horizon)
         except TypeError:
             raise UserError(
@@ -139,8 +144,10 @@ class Player:
                 f"{type(horizon).__name__} as horizon.\n  Fix: pass a list of actions, "
                 "a function or None as actions, and horizon=N."
             ) from None
-        if steps < 1 or (plan is not None and len(plan) < steps):
-            given = "a function" if plan is None else f"{len(plan)} actions"
+        if steps < 1 or (action_list is not None and len(action_list) < steps):
+            given = (
+                "a function" if action_list is None else f"{len(action_list)} actions"
+            )
             raise UserError(
                 f"imagine() got a horizon of {steps} and {given}.\n"
                 "  Fix: pass a horizon of at least 1 and an action for every step."
@@ -152,7 +159,7 @@ class Player:
             if actions is None:
                 action = model.act(state, greedy)
             else:
-                env_action = actions(obs) if plan is None else plan[step]
+                env_action = actions(obs) if action_list is None else action_list[step]
                 action = self._to_model_units(env_action, model.act_space)
             state, rows = model.step(state, action)
             latent = {k: _to_numpy(x) for k, x in model.latent(state).items()}
@@ -339,8 +346,9 @@ def _check_action(key: str, value: np.ndarray, space: Space) -> None:
     if space.is_discrete:
         is_valid = (value == np.floor(value)) & (value >= low) & (value < high)
     else:
-        slack = 1e-4 * np.where(np.isfinite(high - low), high - low, 0)
-        is_valid = (value >= low - slack) & (value <= high + slack)
+        # rounding errors of float32 are allowed
+        tolerance = 1e-4 * np.where(np.isfinite(high - low), high - low, 0)
+        is_valid = (value >= low - tolerance) & (value <= high + tolerance)
     if not is_valid.all():
         raise UserError(
             f"The action {key!r} has {value[~is_valid][0]:g}, which is outside of the "

@@ -79,6 +79,7 @@ class PolicyCopy:
         self._has_new_weights = True
 
     def _load_weights(self) -> None:
+        """Load the weights for the next action (see the class) into the copy."""
         if self.overlap and self._copied >= 0:
             if self._has_new_weights:
                 if self._stored_event is not None:
@@ -101,6 +102,10 @@ class PolicyCopy:
 
 
 def _host_memory(x: torch.Tensor) -> torch.Tensor:
+    """Return an uninitialized tensor in host memory, like `x`.
+
+    It is pinned if `x` is on a GPU, so that copies to it run asynchronously.
+    """
     return torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
 
 

@@ -25,7 +25,7 @@ REGIONS = {"train": "update"}
 
 
 class Profiler:
-    """Writes a trace of `updates` updates, after the first five of this process."""
+    """Writes a trace of `updates` updates, after `WARMUP_UPDATES` of this process."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Profiler:
         self.updates, self.device, self.timer = updates, device, timer
         self.folder, self.print_message = run_folder / FOLDER, print_message
         self._count = 0  # updates of this process
-        self._last = 0  # update of the run at the last call of `count_update`
+        self._last = 0  # number of the last update in the run
         self._profile: Any = None
         self._is_done = False
 

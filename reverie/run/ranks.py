@@ -1,4 +1,4 @@
-"""Data-parallel training: rank 0 runs the training loop and commands the other ranks.
+"""Data-parallel training: rank 0 runs the training loop and controls the other ranks.
 
 Rank 0, the leader, has the environments, the replay buffer or dataset, the log and the
 checkpoints. For every update it sends a command to the other ranks, the followers,
@@ -60,7 +60,7 @@ of the agent, end. `shards.py` has those of a sharded replay."""
 
 T = TypeVar("T")
 
-_group: Group | None = None
+_group: Group | None = None  # process group of this process, if it has rank 0
 
 
 def run_on_ranks(loop: Callable[[], T]) -> T:
@@ -113,6 +113,7 @@ def run_follower(make_env: MakeEnv | None = None) -> None:
 
 @contextlib.contextmanager
 def _open_group(launch: Launch) -> Iterator[Group]:
+    """Context of the process group of a run."""
     _limit_threads(launch)
     group = Group(launch, _fail)
     try:
@@ -183,7 +184,7 @@ class Leader:
     def train(self, feed: Any) -> Metrics:
         """Run one update on all ranks; return the metrics of the global batch."""
         self.broadcast_agent()
-        # wrapped once: the agent reuses the memory of a batch if the feed is the same
+        # wrap it only once: an agent reuses the memory of batches of the same feed
         if self._feed is None or self._feed.feed is not feed:
             self._feed = (
                 ShardFeed(feed, self.agent.windows, self._timeout)
@@ -265,7 +266,10 @@ class LeaderFeed:
 
 
 class FollowerFeed:
-    """The feed of the other ranks: receives their sequences, returns their extras."""
+    """The feed of the other ranks: receives batches from rank 0.
+
+    Extras and priorities are sent to rank 0, which has the replay buffer.
+    """
 
     def __init__(self, group: Group, device: torch.device, timeout: UpdateTimeout):
         self.group, self.device, self.timeout = group, device, timeout
@@ -277,6 +281,7 @@ class FollowerFeed:
         return copy_to(receive_batch(layout, local, self.device), out)
 
     def ready(self, name: str) -> bool:
+        """True: rank 0 starts an update only if it can sample the batches."""
         return True
 
     def write_back(self, stepid: torch.Tensor, extras: Extras) -> None:
@@ -345,6 +350,7 @@ class Follower:
             self.shard.close()
 
     def _run(self, command: str, value: Any) -> None:
+        """Run one command; its answer, if it has one, is sent to rank 0."""
         if command == BUILD:
             self._build(**value)
         elif command == LOAD:
@@ -356,7 +362,7 @@ class Follower:
                 collective.average_metrics(self.agent.train(self.feed))
         elif command == STATE:
             with collective.synchronized():
-                self.agent.state_dict()
+                self.agent.state_dict()  # takes part in its collectives
         elif command in SHARD_COMMANDS:
             assert self.shard
             gather_objects(self.shard.run_command(command, value), self.group.control)

@@ -91,13 +91,13 @@ class ShardFeed:
 class OtherShards:
     """On rank 0: sends commands to the other ranks and returns their answers.
 
-    `call` returns a context that yields the function `send`; the answers are received
-    inside the context.
+    `call` returns the context of a command, which yields a function that sends the
+    command. The answers must be received inside this context.
     """
 
     def __init__(self, call: Callable[[], AbstractContextManager[Send]], group: Any):
         self._call, self._group = call, group
-        self._collecting = ExitStack()
+        self._collecting = ExitStack()  # context of `begin_collect` to `end_collect`
         self.is_ready = False
         """True if the replay buffers of all other ranks are ready to be sampled."""
 
@@ -198,7 +198,9 @@ class FollowerShard:
             Rates(),
         )
         self._env_timeout = EnvStepTimeout(config.run.rank_timeout, self.envs)
-        self._policy_rng = agent.policy_rng().state_dict()
+        self._policy_rng = (
+            agent.policy_rng().state_dict()
+        )  # before rank 0 sends its own
         self._saved_state: StateDict = {}  # replay state of the last `save`
         self._replay_states: dict[str, StateDict] = {}  # replay states by checkpoint
 
@@ -228,9 +230,11 @@ class FollowerShard:
 
     @property
     def _is_ready(self) -> bool:
+        """True if the replay buffer has enough rows for every batch."""
         return all(self.feed.ready(name) for name in self.replay.windows)
 
     def _collect(self, step: int) -> Collected:
+        """Collect one step and store its rows; `step` is the agent step of the run."""
         with self._env_timeout.during_step():
             self.collector.wait()
         self.collector.steps = step  # for prefill and exploration
@@ -241,6 +245,7 @@ class FollowerShard:
         return Collected(len(rows), rows.env_steps, metrics, self._is_ready)
 
     def _save(self) -> dict[str, StateDict]:
+        """Write the replay buffer; return this rank's parts of the checkpoint."""
         replay = self._saved_state = self.replay.save()
         acting = {
             "collector": self.collector.state_dict(),
@@ -271,8 +276,9 @@ class FollowerShard:
             pass  # a damaged checkpoint, of which rank 0 warns
 
     def _read_state(self, path: Path) -> StateDict:
+        """Return the state of this rank's replay buffer in a checkpoint."""
         return checkpoint.read_part(path, self._part("replay"))
 
     def _part(self, name: str) -> str:
-        """Return the name of a part of the checkpoint."""
+        """Return the name of this rank's part of the checkpoint, such as `replay_1`."""
         return f"{name}_{self.rank}"

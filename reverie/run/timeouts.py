@@ -17,7 +17,8 @@ from reverie.distributed.heartbeat import progress
 from reverie.envs.vector.vec_env import SyncVecEnv
 
 MAX_SLOWDOWN = 10.0
-"""Limit of an update or environment step, in multiples of the time of earlier ones."""
+"""Maximum duration of an update or environment step, in multiples of the duration of
+earlier ones."""
 
 
 class UpdateTimeout:
@@ -46,6 +47,7 @@ class UpdateTimeout:
 
     def add_window(self, window: str) -> None:
         """Set the limit of the current update, given a window that it trains on."""
+        # with this duration, the limit of the first update is `UPDATE_TIMEOUT`
         first_seconds = UPDATE_TIMEOUT.total_seconds() / MAX_SLOWDOWN
         self._windows.add(window)
         seconds = max(self._fastest.get(x, first_seconds) for x in self._windows)

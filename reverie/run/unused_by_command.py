@@ -1,4 +1,8 @@
-"""Settings that each command does not use, with the reason and what to type instead."""
+"""Settings that each command does not use, with the reason and what to type instead.
+
+Entries are `UnusedSetting(name, reason, instead)`. A name that ends with a dot is a
+group of settings. In `instead`, `{value}` is the value that the user gave.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ COLLECTS = "`reverie train` collects its own data"
 NO_TRAINING = "an evaluation does not train"
 NO_ENVS = "it trains on recorded data, without environments"
 SEQUENCE_DATASET = "the task is a sequence dataset, not recorded episodes"
-"""Reasons in messages: `--flag has no effect in this run: REASON.`"""
+"""These four are reasons in messages: `--flag has no effect in this run: REASON.`"""
 
 ONLINE = (
     UnusedSetting(

@@ -46,6 +46,7 @@ from reverie.run.unused_by_command import (
 )
 
 Flags = Sequence[tuple[str, Any]] | Mapping[str, Any]
+"""Settings by dotted name, as pairs or as a mapping."""
 
 OFFLINE_COMMANDS = ("offline", "bc")
 """Commands that train on recorded episodes."""
@@ -104,11 +105,12 @@ def with_used_flags(
     more_unused: Sequence[UnusedSetting] = (),
     options: Collection[str] = (),
 ) -> Config:
-    """Return a saved config with some settings changed; refuse unused ones.
+    """Return a saved config with some settings changed; refuse unused flags.
 
-    For an unknown name, only `options` and settings that the command uses are
-    suggested. For `reverie eval`, settings of the agent are not suggested, because most
-    of them are about training.
+    `more_unused` are settings that this use of the command does not use, in addition to
+    those of `unused_settings`. For an unknown name, only `options` and settings that
+    the command uses are suggested. For `reverie eval`, settings of the agent are not
+    suggested, because most of them are about training.
     """
     try:
         changed = with_flags(config, flags)
@@ -213,7 +215,7 @@ def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
         elif not on_sequences:
             unused.append(UnusedSetting("sequences.", "it trains on episodes"))
         unused += _unused_epoch_settings(config)
-        # here, an epoch has as many rows as the dataset (`offline.epochs`)
+        # in offline training, an epoch is one pass over the data (`offline.epochs`)
         if not config.agent_config.rows_per_update:
             reason = f"training of the agent {config.agent!r} is not counted in epochs"
             steps = "--run.steps sets the number of updates."
@@ -224,7 +226,8 @@ def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
         unused += [*ONLINE, *_unused_online(config), *_unused_sampling(config)]
         unused += _unused_with_or_without_actors(config)
         is_env = True
-        # here, an epoch collects data and then trains on it (`AgentConfig.epochs`)
+        # in online training, an epoch collects data and then trains on it
+        # (`AgentConfig.epochs`)
         if not config.agent_config.epochs:
             reason = f"the agent {config.agent!r} is not trained in epochs"
             fix = "--run.keep_every {value}"

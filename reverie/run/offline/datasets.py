@@ -357,7 +357,7 @@ def open_split(
 
 
 def saved_image_crop(path: Path) -> ImageCrop | None:
-    """Return the image crop of a checkpoint; None if it has none."""
+    """Return the image crop that a checkpoint of offline training contains, or None."""
     if "images" not in checkpoint.read_manifest(path)["parts"]:
         return None
     return load_image_crop(checkpoint.read_part(path, "images"))

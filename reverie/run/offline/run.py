@@ -36,9 +36,10 @@ class OfflineRun(BaseRun):
         self.saved_config = saved_config or config
         self.dataset = dataset
         self.best = Checkpoints(self.path / "best", 1)
+        """Folder with the checkpoint of the lowest evaluation loss."""
         self.best_loss = math.inf
         self.evals_since_best = 0
-        self._saved_loss = math.inf  # of the checkpoint in `best`
+        self._saved_loss = math.inf  # evaluation loss of the checkpoint in `best`
         self._saved_step = -1  # of the last checkpoint in `ckpt`
         self._evaluated_step = -1  # of the last evaluation
 
@@ -84,7 +85,7 @@ class OfflineRun(BaseRun):
         """Print agent, data, device, run folder and number of updates."""
         config = self.config
         epochs = ""
-        if config.run.steps < self.saved_config.run.steps:  # by `offline.epochs`
+        if config.run.steps < self.saved_config.run.steps:  # offline.epochs is smaller
             epochs = f" (offline.epochs {config.offline.epochs})"
         self.print_message(
             f"{config.agent} on {config.task}, {self.device} in {self.precision}\n"

@@ -106,11 +106,12 @@ def check_initial_weights(config: Config, dataset: OfflineEpisodes) -> None:
     base_run = config.agent_config.base_run
     if base_run and not find_imported(base_run, type(config)):
         check_same_spaces(base_run, dataset)
-    start = config.run.from_checkpoint
+    weights = config.run.from_checkpoint
     is_new = not (resolve_logdir(config.logdir) / "ckpt").exists()
-    is_run = start and not find_imported(start, type(config))
-    if is_run and is_new and config.run.from_components == RunConfig().from_components:
-        check_same_spaces(start, dataset)
+    is_run = weights and not find_imported(weights, type(config))
+    loads_all = config.run.from_components == RunConfig().from_components
+    if is_run and is_new and loads_all:
+        check_same_spaces(weights, dataset)
 
 
 def check_action_range(config: Config, dataset: OfflineEpisodes) -> None:
@@ -149,6 +150,7 @@ def is_same_data(data: str | tuple[str, ...], other: str | tuple[str, ...]) -> b
     """True if two values of `offline.data` name the same recorded episodes."""
 
     def resolved(path: str) -> str:
+        # dataset ids such as `minari:NAME` are not paths
         return path if ":" in path else str(Path(path).expanduser().resolve())
 
     return {*map(resolved, as_paths(data))} == {*map(resolved, as_paths(other))}

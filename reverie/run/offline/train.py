@@ -81,7 +81,7 @@ def train_on_sequences(config: Config, profile: int = 0) -> Path:
 
     Returns the run folder.
     """
-    config = epochs_to_updates(config, 0)
+    config = epochs_to_updates(config, 0)  # raises if `offline.epochs` is set
     with StatusLine("preparing the sequences"):
         dataset = OfflineSequences(config)
     return train_offline(config, dataset, profile=profile)
