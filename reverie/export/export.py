@@ -113,9 +113,9 @@ def export_policy(
     comparisons = {"policy": compare_policy(player, step, folder, load)}
     if world:
         files = {key: folder / info["world"][key]["file"] for key in world}
-        run = {key: load(path, info["world"][key]) for key, path in files.items()}
+        exported = {key: load(path, info["world"][key]) for key, path in files.items()}
         spaces = {key: steps[key].inputs for key in world}
-        comparisons |= compare_world(world, run, spaces)
+        comparisons |= compare_world(world, exported, spaces)
     for key, comparison in comparisons.items():
         if not comparison.error <= TOLERANCE:
             other = "torch" if format == "onnx" else "onnx"

@@ -128,11 +128,14 @@ def compare_policy(
 
 
 def compare_world(
-    steps: dict[str, FlatStep], run: dict[str, ExportedStep], spaces: dict[str, Spaces]
+    steps: dict[str, FlatStep],
+    exported_steps: dict[str, ExportedStep],
+    spaces: dict[str, Spaces],
 ) -> dict[str, Comparison]:
     """Compare the exported steps of a world model with those in PyTorch.
 
-    `observe` is recurrent; `imagine` and `decode` start from the states that it infers.
+    `spaces` are the inputs of each step. `observe` is recurrent; `imagine` and `decode`
+    start from the states that it infers.
     """
     rng, observe = np.random.default_rng(0), steps["observe"]
     shapes = {x.name: (BATCH, *x.shape) for x in observe.state}
@@ -148,7 +151,8 @@ def compare_world(
             inputs = {**values, **state}
             reference = run_step(step, inputs, noise)
             start = exported_state if name == "observe" else state
-            exported = run[name]({**values, **start, **name_noise(step, noise)})
+            tensors = {**values, **start, **name_noise(step, noise)}
+            exported = exported_steps[name](tensors)
             error, tied = compare(step, inputs, noise, reference, exported)
             results[name] = results[name].add(error, int(tied.sum()))
             if name == "observe":

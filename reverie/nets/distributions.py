@@ -196,7 +196,7 @@ class OneHot:
         return (self.probs * (self.logprobs - other.logprobs)).sum((-2, -1))
 
     def detach(self) -> OneHot:
-        detached = object.__new__(OneHot)
+        detached = object.__new__(OneHot)  # without `__init__`, which takes logits
         detached.probs = self.probs.detach()
         return detached
 

@@ -112,6 +112,7 @@ def mlp_settings(part: Mapping[str, Tensor], group: str) -> dict[str, Any]:
 def _dynamics_settings(
     weights: Mapping[str, Tensor], part: Mapping[str, Tensor], stoch: int, classes: int
 ) -> dict[str, Any]:
+    """Return the settings of the RSSM; `part` has the weights of the dynamics."""
     gates = part.get("_cell.layers.GRU_linear.weight")
     inputs, statistics = (
         part.get(f"{name}.weight") for name in ("_img_in_layers.0", "_imgs_stat_layer")
@@ -126,7 +127,7 @@ def _dynamics_settings(
         f"{WORLD}.initial": "learned" if "W" in part else "zeros",
         f"{WORLD}.norm": LAYER_NORM if "_img_in_layers.1.weight" in part else "none",
     }
-    if statistics.shape[0] == 2 * width:
+    if statistics.shape[0] == 2 * width:  # mean and std: a Gaussian stochastic state
         return settings | {f"{WORLD}.stoch": width, f"{WORLD}.classes": 0}
     if not stoch and not classes and width == STOCH * CLASSES:
         stoch = STOCH
@@ -138,6 +139,7 @@ def _dynamics_settings(
 def _exploration_settings(
     weights: Mapping[str, Tensor], part: Mapping[str, Tensor], known: Mapping[str, Any]
 ) -> dict[str, Any]:
+    """Return the settings of Plan2Explore; `known` has the settings of the RSSM."""
     deter = known[f"{WORLD}.deter"]
     stoch = known[f"{WORLD}.stoch"] * max(1, known[f"{WORLD}.classes"])
     embed = part["_obs_out_layers.0.weight"].shape[1] - deter

@@ -184,6 +184,7 @@ class Optimizer:
         )
         scale = self.rule.LOSS_SCALING.initial if scaling else 1.0
         self.loss_scale = torch.full((), scale, device=device)
+        # gradient norms of the last update; number of trained parameters
         self.norms = torch.zeros(len(self.tensors), device=device)
         self.size = sum(tensor.numel() for tensor in self.tensors)
 
