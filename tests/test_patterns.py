@@ -34,7 +34,7 @@ def in_child(monkeypatch):
 def test_a_slow_pattern_is_ended_with_an_error(monkeypatch):
     monkeypatch.setattr(patterns, "MAX_SECONDS", 0.5)
     with pytest.raises(UserError, match=r"takes too long(.|\n)*Fix: "):
-        select_names(SLOW, NAMES)  # would take years
+        select_names(SLOW, NAMES)  # takes exponential time
 
 
 @pytest.mark.parametrize(

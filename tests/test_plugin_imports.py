@@ -29,7 +29,7 @@ def folder(tmp_path, monkeypatch):
         ("reverie.agents.missing", "correct the import of 'reverie.agents.missing'"),
         ("numpy.missing", "correct the import of 'numpy.missing'"),
         ("missing_package.part", "pip install missing_package"),
-        ("plugin", "pip install plugin"),  # also the beginning of the module's name
+        ("plugin", "pip install plugin"),  # the name of the module starts with it
     ],
 )
 def test_a_missing_import_of_a_plugin_is_named(folder, imported, message):

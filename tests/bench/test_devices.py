@@ -1,4 +1,4 @@
-"""The sentence of `reverie bench --devices N` about the speedup."""
+"""`reverie bench --devices N`: updates on one and on several devices."""
 
 from __future__ import annotations
 

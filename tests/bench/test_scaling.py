@@ -147,7 +147,7 @@ def test_exclusive_lock_waits_for_shared_locks(monkeypatch, tmp_path):
     with (
         machine_lock(exclusive=False),
         machine_lock(exclusive=False),
-    ):  # two warm up together
+    ):  # two benchmarks warm up at the same time
         waiting.start()
         waiting.join(0.2)
         order.append("warm")

@@ -31,7 +31,8 @@ from reverie.storage.run_spaces import RunSpaces
 LRS = (1e-4, 3e-5, 3e-5)
 ACTIONS = {"action": Space(np.dtype(np.int32), (), 0, 3)}
 SIZES = ["--dreamer.dreamerv3_torch.stoch", "4"]
-"""Three classes each; the number cannot be inferred."""
+"""Flags with the number of categorical variables, which cannot be inferred. Each has
+three classes."""
 QUICK = {"run.steps": 40, "run.envs": 2, "device": "cpu", "logger.outputs": "jsonl"}
 QUICK |= {"dreamer.batch_size": 2, "dreamer.batch_length": 8, "run.train_ratio": 16}
 QUICK |= {"dreamer.report_length": 4, "dreamer.imag_length": 3}

@@ -1,4 +1,4 @@
-"""Checkpoints of other implementations are found, and other files are named."""
+"""Checkpoints of other implementations are found, and errors describe other files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def save_pickle(value, path: Path) -> None:
 
 
 def make_wrong_files(folder: Path) -> dict[str, str]:
-    """Write files that are not checkpoints; return how each is named."""
+    """Write files that are not checkpoints; return how errors describe each of them."""
     (folder / "text.pt").write_text("some text")
     (folder / "empty.pt").write_bytes(b"")
     np.savez(folder / "episode.npz", a=np.zeros(2))
@@ -94,8 +94,9 @@ COMMANDS = {
     "train": "train --task catch --run.from_checkpoint FILE --logdir LOGDIR",
     "bc": "bc --offline.data nothing --bc.run FILE --logdir LOGDIR",
 }
-READ_EARLY = ("text.pt", "episode.npz", "model.safetensors", "list.pkl", "other.pt")
-"""Files for training commands, which resolve a whole config before they name them."""
+TRAINING_FILES = ("text.pt", "episode.npz", "model.safetensors", "list.pkl", "other.pt")
+"""Files that training commands are tested with. Only a few, because these commands
+resolve a whole config before they read the file."""
 
 
 @pytest.fixture(scope="module")
@@ -105,10 +106,12 @@ def wrong_files(tmp_path_factory) -> tuple[Path, dict[str, str]]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_name_other_files(command, wrong_files, tmp_path, capsys):
+def test_errors_of_commands_describe_other_files(
+    command, wrong_files, tmp_path, capsys
+):
     folder, names = wrong_files
     for name, kind in names.items():
-        if command in ("train", "bc") and name not in READ_EARLY:
+        if command in ("train", "bc") and name not in TRAINING_FILES:
             continue
         paths = {"FILE": str(folder / name), "LOGDIR": str(tmp_path / "run")}
         words = [paths.get(word, word) for word in COMMANDS[command].split()]
@@ -121,7 +124,7 @@ def test_commands_name_other_files(command, wrong_files, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("function", [reverie.load, reverie.evaluate])
-def test_python_names_other_files(function, wrong_files):
+def test_errors_in_python_describe_other_files(function, wrong_files):
     folder, names = wrong_files
     for name, kind in names.items():
         with pytest.raises(UserError, match=f"(?s){kind}"):
@@ -176,7 +179,7 @@ def test_a_folder_with_files_of_two_programs_is_an_error(tmp_path):
         find_file(tmp_path, Config)
 
 
-def test_wrong_files_of_two_programs_are_named(tmp_path):
+def test_errors_describe_wrong_files_of_two_programs(tmp_path):
     torch.save({"a": 1}, tmp_path / "last.pt")
     save_pickle({"x": 1}, tmp_path / "agent.pkl")
     (tmp_path / "a.txt").write_text("hello")
@@ -185,7 +188,7 @@ def test_wrong_files_of_two_programs_are_named(tmp_path):
             open_file(tmp_path / name, Config)
 
 
-def test_files_next_to_a_checkpoint_lead_to_it(tmp_path):
+def test_errors_for_files_next_to_a_checkpoint_suggest_it(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     torch.save(IRIS, tmp_path / "checkpoints" / "last.pt")
     torch.save(7, tmp_path / "checkpoints" / "epoch.pt")
@@ -264,7 +267,7 @@ def test_config_files_are_found(tmp_path):
 
 
 def fits_no_program(value):
-    """Weights whose names belong to a program, with other shapes and values."""
+    """Return contents with the names of checkpoints, but one value for all of them."""
     names = (
         "dyn/obs0/bias",
         "dyn/dyngru/kernel",

@@ -154,7 +154,7 @@ def test_errors_by_horizon_do_not_include_padding(folder):
 
 
 def test_statistics_of_cropped_training_images_are_saved_and_used(folder, tmp_path):
-    """In the world model, in a clone that uses its encoder, and in the policy."""
+    """Checks the world model, behavior cloning with its encoder, and the policy."""
     crop = (12, 12)
     quick = {"device": "cpu", "logger.outputs": "jsonl", "run.steps": 1}
     flags = {

@@ -143,7 +143,7 @@ def test_sizes_of_dreamerv3_are_inferred(tmp_path):
         },
     )
     assert both.dreamer.rssm.stoch == 4
-    assert both.dreamer.enc.units == 7  # flags are last, and fail when it is loaded
+    assert both.dreamer.enc.units == 7  # flags override the file; loading will fail
     with pytest.raises(UserError, match="16 entries"):
         open_run(path, [("task", DREAMER_TASK), (STOCH, 5)])
 

@@ -59,14 +59,16 @@ def test_a_policy_for_actions_of_all_kinds():
         "arm": Space(F32, (2,), -1, 1),
         "throttle": Space(F32, (), -1, 1),
     }
-    outs = policy(spaces)(torch.randn(7, 4))
+    distributions = policy(spaces)(torch.randn(7, 4))
     rng = Rng(0, "test", CPU)
-    for key, out in outs.items():
+    for key, out in distributions.items():
         sample = out.sample(rng)
         assert sample.shape == (7, *spaces[key].shape)
         assert out.logp(sample).shape == out.entropy().shape == (7,)
-    assert outs["move"].maxent == pytest.approx(math.log(4))
-    assert outs["switches"].maxent is None  # as in DreamerV3, only for a single class
+    assert distributions["move"].maxent == pytest.approx(math.log(4))
+    assert (
+        distributions["switches"].maxent is None
+    )  # as in DreamerV3, only for a single class
 
 
 def test_masked_classes_are_never_sampled():

@@ -96,10 +96,10 @@ def test_several_images_are_padded_to_one_size():
     spaces = {"wrist": image(12, 16, 1), "front": image(16, 16, 3)}
     encoder, decoder = build(spaces)
     assert encoder.imgkeys == ["front", "wrist"]  # sorted
-    outs = decoder(torch.randn(2, 16), torch.randn(2, 8))
-    assert list(outs) == ["wrist", "front"]  # in the order of the environment
-    assert outs["wrist"].pred().shape == (2, 12, 16, 1)
-    assert outs["front"].pred().shape == (2, 16, 16, 3)
+    distributions = decoder(torch.randn(2, 16), torch.randn(2, 8))
+    assert list(distributions) == ["wrist", "front"]  # in the order of the environment
+    assert distributions["wrist"].pred().shape == (2, 12, 16, 1)
+    assert distributions["front"].pred().shape == (2, 16, 16, 3)
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ def test_keys_are_selected_by_regular_expressions_for_whole_names():
     encoder, decoder = build(spaces, config, replace(DEC, cnn_keys="$^"))
     assert encoder.imgkeys == ["image"]
     assert encoder.veckeys == ["state.goal"]
-    outs = decoder(torch.randn(2, 16), torch.randn(2, 8))
-    assert list(outs) == ["state", "state.goal"]
+    distributions = decoder(torch.randn(2, 16), torch.randn(2, 8))
+    assert list(distributions) == ["state", "state.goal"]
     assert "vec.state%2egoal.pred.weight" in decoder.state_dict()
 
 
@@ -223,9 +223,9 @@ def test_a_missing_target_has_zero_loss_and_gradient():
     spaces = {"x": Space(F32, (2,)), "n": Space(I32, (), 0, 3)}
     _, decoder = build(spaces)
     deter = torch.randn(2, 16, requires_grad=True)
-    outs = decoder(deter, torch.randn(2, 8))
+    distributions = decoder(deter, torch.randn(2, 8))
     missing = {"x": torch.tensor([[-torch.inf, 1.0]] * 2), "n": torch.tensor([-1, -1])}
-    loss = sum(outs[key].loss(missing[key]).sum() for key in outs)
+    loss = sum(distributions[key].loss(missing[key]).sum() for key in distributions)
     assert loss.item() == 0
     (grad,) = torch.autograd.grad(loss, deter)
     assert not grad.any()
@@ -234,11 +234,11 @@ def test_a_missing_target_has_zero_loss_and_gradient():
 def test_losses_of_vectors_are_in_symlog_space_but_predictions_are_not():
     spaces = {"x": Space(F32, (3,)), "height": Space(F32)}
     _, decoder = build(spaces)
-    outs = decoder(torch.randn(4, 16), torch.randn(4, 8))
+    distributions = decoder(torch.randn(4, 16), torch.randn(4, 8))
     target = torch.randn(4, 3) * 10
-    expected = torch.square(symlog(outs["x"].pred()) - symlog(target)).sum(-1)
-    torch.testing.assert_close(outs["x"].loss(target), expected)
-    assert outs["height"].pred().shape == (4,)
+    expected = torch.square(symlog(distributions["x"].pred()) - symlog(target)).sum(-1)
+    torch.testing.assert_close(distributions["x"].loss(target), expected)
+    assert distributions["height"].pred().shape == (4,)
 
 
 def test_the_input_of_the_decoder_starts_with_stoch():

@@ -74,7 +74,7 @@ def test_group_norm_is_over_all_pixels():
 
 
 def test_a_constant_map_is_normalized_to_zero():
-    """Such as those of black frames; rounding errors must not be amplified."""
+    """Black frames have constant maps; rounding errors must not be amplified."""
     x = torch.full((1, 16, 16, 32), 0.123)
     assert NormSilu(32)(x).abs().max() < 1e-3
 

@@ -86,7 +86,7 @@ def test_a_single_frame_is_standardized_with_frozen_averages():
         standardized = part(frame)
     assert part.training
     assert torch.equal(part.get_buffer("mean"), before)
-    assert standardized.abs().min() > 0  # not with its own mean
+    assert standardized.abs().min() > 0  # not standardized with its own mean
     assert not part(frame).any()
 
 
