@@ -31,7 +31,7 @@ FLAGS = {
 def run(
     logdir: str, steps: int, settings: dict[str, Any] | None = None
 ) -> dict[str, Any] | None:
-    """Train, or resume, a deterministic run; return its log and its agent."""
+    """Train, or resume, a deterministic run; return `outcome`, or None on rank > 0."""
     if find_launch().rank:
         run_follower()
         return None
@@ -42,7 +42,7 @@ def run(
 
 
 def outcome(path: Path) -> dict[str, Any]:
-    """Return the log of a run, and its newest checkpoint."""
+    """Return the log of a run, its newest checkpoint and the agent's state in it."""
     newest = Checkpoints(path / "ckpt").newest()
     assert newest is not None
     lines = (path / "metrics.jsonl").read_text().splitlines()

@@ -12,13 +12,13 @@ from reverie.nets.optim.laprop import LaPropConfig
 from reverie.nets.optim.optimizer import Optimizer
 
 
-class Replayed:
-    """In place of a CUDA graph; the capture fails on rank `fails_on`."""
+class FakeGraph:
+    """Replaces a CUDA graph; the capture fails on rank `fails_on`."""
 
     fails_on = -1
 
     def __init__(self, function, *_):
-        if collective.rank() == Replayed.fails_on:
+        if collective.rank() == FakeGraph.fails_on:
             raise RuntimeError("out of memory")
 
     def replay(self, inputs):
@@ -29,8 +29,8 @@ def call_captured(fails_on: int) -> list[str]:
     """Return the results of two calls of a function that is captured in the first."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "WARM_UP", 0)
-        patch.setattr(runner, "CapturedGraph", Replayed)
-        patch.setattr(Replayed, "fails_on", fails_on)
+        patch.setattr(runner, "CapturedGraph", FakeGraph)
+        patch.setattr(FakeGraph, "fails_on", fails_on)
         patch.setattr(collective, "can_capture", lambda: True)
         captured = runner.CudaGraphRunner(
             lambda x: "called", "update", torch.device("cpu")
@@ -47,13 +47,13 @@ def test_all_ranks_use_a_graph_or_none_does(ranks):
         assert results == ["called", "called"]
 
 
-def call_without_nccl() -> bool:
+def can_capture_with_gloo() -> bool:
     with collective.synchronized():
         return collective.can_capture()
 
 
 def test_collectives_of_gloo_are_not_captured(ranks):
-    assert ranks.run(2, call_without_nccl) == [False, False]
+    assert ranks.run(2, can_capture_with_gloo) == [False, False]
     assert collective.can_capture()  # no collectives
 
 

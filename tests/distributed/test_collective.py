@@ -15,8 +15,8 @@ def batch() -> torch.Tensor:
     )
 
 
-def losses(x: torch.Tensor) -> torch.Tensor:
-    """The term of this rank of a loss with statistics of the batch and pairs."""
+def local_loss(x: torch.Tensor) -> torch.Tensor:
+    """Return this rank's term of a loss that uses the batch mean and all pairs."""
     count = collective.global_count(len(x))
     mean = collective.all_reduce_with_grad(x.sum(0)) / count
     pairs = (x - mean) @ collective.all_gather_with_grad(x).T  # (own, all)
@@ -27,7 +27,7 @@ def loss_and_gradient() -> tuple[float, torch.Tensor]:
     with collective.synchronized():
         own = collective.set_batch(SEQUENCES)
         x = batch()[own.start : own.stop].requires_grad_()
-        loss = losses(x)
+        loss = local_loss(x)
         (grad,) = torch.autograd.grad(loss, x)
         total = collective.all_reduce_with_grad(loss.detach())
         return float(total), collective.all_gather(grad)
@@ -38,7 +38,8 @@ def flags_of_any_length() -> torch.Tensor:
         return collective.all_gather(torch.arange(collective.rank() + 1) % 2 == 0)
 
 
-def outside() -> bool:
+def return_their_input() -> bool:
+    """True if collectives return their input outside of `synchronized`."""
     x = torch.ones(2)
     return (
         collective.all_reduce_with_grad(x) is x
@@ -60,8 +61,8 @@ def test_ranks_gather_flags_of_different_lengths(ranks):
 
 
 def test_collectives_return_their_input_outside_of_an_update(ranks):
-    assert outside()
-    assert all(ranks.run(2, outside))
+    assert return_their_input()
+    assert all(ranks.run(2, return_their_input))
 
 
 def test_sequences_are_divided_evenly():

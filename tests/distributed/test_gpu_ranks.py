@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from updates import BATCH, BATCH_SETTINGS, CASES, EPS, FLAGS, RowsFeed
+from updates import BATCH, BATCH_SETTINGS, CASES, EPS, STEP_SPACES, RandomFeed
 
 from reverie.distributed import collective
 from reverie.kernels.graphs.runner import WARM_UP
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 UPDATES = WARM_UP + 3
 
 
-class DeviceFeed(RowsFeed):
+class DeviceFeed(RandomFeed):
     """Random batches on a GPU."""
 
     def __call__(self, name, out=None):
@@ -31,7 +31,9 @@ def train_on_gpu(case: str, in_group: bool) -> tuple[list[dict], list]:
     presets, flags, obs_space, act_space = CASES[case]
     batch = BATCH_SETTINGS.get(case, "dreamer.batch_size")
     config = resolve(presets, flags={**flags, batch: BATCH, ".*.opt.eps": EPS})
-    spaces = SimpleNamespace(obs_space={**obs_space, **FLAGS}, act_space=act_space)
+    spaces = SimpleNamespace(
+        obs_space={**obs_space, **STEP_SPACES}, act_space=act_space
+    )
     device = torch.device("cuda")
     agent = make_agent(config, spaces, device, "float32")
     feed = DeviceFeed(agent, {**spaces.obs_space, **act_space}, exact=False)

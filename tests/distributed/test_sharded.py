@@ -48,7 +48,7 @@ def test_a_sharded_run_is_resumed_exactly_by_the_same_number_of_ranks(ranks, tmp
     assert {name.split("_")[0] for name in names} == {"env0", "env1", "env2"}
 
 
-def test_a_share_divides_environments_and_batches():
+def test_shards_divide_environments_and_batches():
     windows = {"train": Window(5, 4), "report": Window(5, 8)}
     shards = [Shard(rank, 3) for rank in range(3)]
     assert [shard.envs(4) for shard in shards] == [(2, 0), (1, 2), (1, 3)]

@@ -1,7 +1,7 @@
-"""Updates of small agents on the rows of random global batches, on any number of ranks.
+"""Updates of small agents on random global batches, on any number of ranks.
 
-With `exact`, everything is computed in float64, in which the order of sums has a far
-smaller effect than the errors that the tests look for.
+With `exact`, everything is computed in float64, so that differences in the order of
+sums are far smaller than the errors that the tests look for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from reverie.spaces import Space
 
 BATCH = 5  # uneven on two and on three ranks
 F32, BOOL, U8 = (np.dtype(x) for x in ("float32", "bool", "uint8"))
-FLAGS = {
+STEP_SPACES = {
     "reward": Space(F32),
     "is_first": Space(BOOL),
     "is_last": Space(BOOL),
@@ -43,6 +43,7 @@ SHORT = {
 }
 ONLY_ENCODER = {k: x for k, x in SHORT.items() if not k.startswith("dreamer.dec.")}
 
+# by name: presets, flags, observation space and action space
 CASES: dict[
     str, tuple[list[str], dict[str, Any], dict[str, Space], dict[str, Space]]
 ] = {
@@ -121,8 +122,8 @@ BATCH_SETTINGS = {
 }
 
 
-class RowsFeed:
-    """Random global batches, of which each rank gets its rows."""
+class RandomFeed:
+    """Feed of random global batches; each rank gets its own sequences of them."""
 
     def __init__(self, agent: Any, spaces: dict[str, Space], exact: bool) -> None:
         self.agent, self.spaces, self.exact = agent, spaces, exact
@@ -193,9 +194,11 @@ def _train(case: str, updates: int, exact: bool) -> dict[str, Any]:
     presets, flags, obs_space, act_space = CASES[case]
     batch = BATCH_SETTINGS.get(case, "dreamer.batch_size")
     config = resolve(presets, flags={**flags, batch: BATCH, ".*.opt.eps": EPS})
-    spaces = SimpleNamespace(obs_space={**obs_space, **FLAGS}, act_space=act_space)
+    spaces = SimpleNamespace(
+        obs_space={**obs_space, **STEP_SPACES}, act_space=act_space
+    )
     agent: Any = make_agent(config, spaces, torch.device("cpu"), "float32")
-    feed = RowsFeed(agent, {**spaces.obs_space, **act_space}, exact)
+    feed = RandomFeed(agent, {**spaces.obs_space, **act_space}, exact)
     metrics = []
     for _ in range(updates):
         with collective.synchronized():

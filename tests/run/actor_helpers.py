@@ -32,7 +32,10 @@ SMALL = {
 
 
 class CountingEnv(gymnasium.Env):
-    """Observes the number of the step in its episode. It cannot be resumed."""
+    """The observation is the number of steps in the episode.
+
+    It has no state dict, so its episodes cannot be resumed.
+    """
 
     observation_space = gymnasium.spaces.Box(0, 1e6, (1,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -66,9 +69,9 @@ def make_failing():
 
 
 class FakeTransport:
-    """Runs calls of actors when the learner polls.
+    """Implements `pool.Transport` without processes: `poll` runs the calls.
 
-    `dead` actors answer no call; a test adds them at any time.
+    Calls of actors in `dead`, to which a test may add any, fail.
     """
 
     def __init__(self, make_worker=ActorWorker):
@@ -77,8 +80,8 @@ class FakeTransport:
         self.specs: list[ActorSpec] = []
         self.calls: list[tuple[int, str, tuple[Any, ...]]] = []
         self.dead: set[int] = set()
-        self.extra: list[CallResult] = []  # to deliver in addition
-        self.shared = 0
+        self.extra: list[CallResult] = []  # returned by the next `poll`, too
+        self.shared = 0  # number of calls of `share`
         self.is_closed = False
 
     def start(self, spec: ActorSpec) -> None:
@@ -143,10 +146,10 @@ def streams_of(replay) -> list[dict[str, np.ndarray]]:
 
 
 def check_steps(replay, truncated: int) -> None:
-    """Assert that no step of a counting environment is missing or doubled.
+    """Assert that no step of a counting environment is missing or duplicated.
 
-    Episodes end after `LENGTH` steps, or in so many truncations, which repeat the last
-    observation.
+    Episodes end after `LENGTH` steps, except for this number of `truncated` ones, whose
+    last row repeats the observation before it.
     """
     found = 0
     for rows in streams_of(replay):
@@ -157,10 +160,10 @@ def check_steps(replay, truncated: int) -> None:
         assert first[0]
         assert np.array_equal(first[1:], last[:-1]), "episodes end before the next"
         assert not steps[first].any()
-        cut = last & ~terminal
-        found += int(cut.sum())
+        is_truncated = last & ~terminal
+        found += int(is_truncated.sum())
         assert (steps[last & terminal] == LENGTH).all()
-        assert (np.diff(steps)[~first[1:] & ~cut[1:]] == 1).all()
-        assert (np.diff(steps)[cut[1:]] == 0).all()
+        assert (np.diff(steps)[~first[1:] & ~is_truncated[1:]] == 1).all()
+        assert (np.diff(steps)[is_truncated[1:]] == 0).all()
         assert not rows["action"][last].any()
     assert found == truncated

@@ -27,19 +27,21 @@ from reverie.spaces import Space
 SPACES = {"x": Space(np.float32, (2,))}
 
 
-def make_chunk(number: int, first: int, start: int = 0, rows: int = 3) -> Chunk:
-    """Return a chunk of one environment."""
-    zeros = np.zeros(rows, np.int64)
-    counts, firsts = np.ones(rows, np.int64), np.array([first])
-    return Chunk(0, start, number, 0, {"is_first": zeros > 0}, zeros, counts, firsts)
+def make_chunk(
+    number: int, row_offset: int, incarnation: int = 0, rows: int = 3
+) -> Chunk:
+    """Return a chunk of actor 0, which has one environment."""
+    zeros, counts = np.zeros(rows, np.int64), np.ones(rows, np.int64)
+    values, offsets = {"is_first": zeros > 0}, np.array([row_offset])
+    return Chunk(0, incarnation, number, 0, values, zeros, counts, offsets)
 
 
 def test_chunks_are_put_in_order_and_duplicates_are_ignored():
     sequence = ChunkSequence(incarnation=1, envs=1)
-    chunks = [make_chunk(n, 3 * n, start=1) for n in range(3)]
+    chunks = [make_chunk(n, 3 * n, incarnation=1) for n in range(3)]
     assert sequence.add(chunks[1]) == []
     assert sequence.add(chunks[0]) == chunks[:2]
-    for old in (chunks[1], make_chunk(2, 6, start=0)):
+    for old in (chunks[1], make_chunk(2, 6, incarnation=0)):
         assert sequence.add(old) == []
     assert sequence.add(chunks[2]) == [chunks[2]]
     assert sequence.duplicates == 2
@@ -86,8 +88,8 @@ class StubWorker:
         return {"rows": self.rows}
 
 
-class Setup(SimpleNamespace):
-    """A pool of one or more stub actors with a clock that the test sets."""
+class PoolSetup(SimpleNamespace):
+    """A pool of one or more stub actors, with a time that the test sets."""
 
     def __init__(self, make_worker=StubWorker, **settings):
         self.time, self.messages = 0.0, []
@@ -105,6 +107,7 @@ class Setup(SimpleNamespace):
         self.pool.start_processes()
 
     def begin(self):
+        """Start all actors and return the record of the first."""
         self.pool.reset_envs()
         for _ in range(2):
             self.pool.poll(0)
@@ -115,7 +118,7 @@ class Setup(SimpleNamespace):
 
 
 def test_the_pool_describes_the_environments_of_all_actors():
-    setup = Setup(count=3, envs=2)
+    setup = PoolSetup(count=3, envs=2)
     assert len(setup.pool) == 6
     assert setup.pool.obs_space == SPACES
     assert len(setup.pool.running) == 0
@@ -124,7 +127,7 @@ def test_the_pool_describes_the_environments_of_all_actors():
 
 
 def test_weights_are_sent_once_per_version():
-    setup = Setup()
+    setup = PoolSetup()
     setup.begin()
     for version, sent in [((0, 0), "a"), ((0, 0), None), ((1, 0), "a")]:
         setup.pool.request(setup.pool.records[0], 1, 0, version, "a")
@@ -133,7 +136,7 @@ def test_weights_are_sent_once_per_version():
 
 
 def test_a_chunk_that_arrives_twice_is_returned_once():
-    setup = Setup()
+    setup = PoolSetup()
     setup.begin()
     setup.request()
     (chunk,) = setup.pool.poll(0)
@@ -144,7 +147,7 @@ def test_a_chunk_that_arrives_twice_is_returned_once():
 
 
 def test_an_actor_that_skips_rows_is_restarted():
-    setup = Setup()
+    setup = PoolSetup()
     record = setup.begin()
     setup.transport.workers[0].rows = 5
     setup.request()
@@ -155,7 +158,7 @@ def test_an_actor_that_skips_rows_is_restarted():
 
 
 def test_restarts_are_delayed_more_and_more_up_to_a_limit():
-    setup = Setup(restarts=6)
+    setup = PoolSetup(restarts=6)
     record = setup.begin()
     delays = []
     for _ in range(6):
@@ -178,7 +181,7 @@ def test_restarts_are_delayed_more_and_more_up_to_a_limit():
 
 
 def test_data_resets_the_count_of_failures_and_old_answers_are_ignored():
-    setup = Setup()
+    setup = PoolSetup()
     record = setup.begin()
     setup.transport.dead.add(0)
     setup.request()
@@ -195,7 +198,7 @@ def test_data_resets_the_count_of_failures_and_old_answers_are_ignored():
 
 
 def test_an_actor_that_does_not_answer_is_restarted(monkeypatch):
-    setup = Setup(timeout=60, count=2)
+    setup = PoolSetup(timeout=60, count=2)
     setup.begin()
     monkeypatch.setattr(setup.transport, "poll", lambda seconds: [])
     setup.request()
@@ -206,7 +209,7 @@ def test_an_actor_that_does_not_answer_is_restarted(monkeypatch):
 
 
 def test_a_run_without_any_data_stops(monkeypatch):
-    setup = Setup(timeout=60)
+    setup = PoolSetup(timeout=60)
     monkeypatch.setattr(setup.transport, "poll", lambda seconds: [])
     for setup.time in np.arange(0, 60, 0.1):
         setup.pool.poll(0)
@@ -216,7 +219,7 @@ def test_a_run_without_any_data_stops(monkeypatch):
 
 
 def test_the_time_in_which_the_learner_trains_does_not_count(monkeypatch):
-    setup = Setup(timeout=60, count=2)
+    setup = PoolSetup(timeout=60, count=2)
     setup.pool.reset_envs()
     setup.transport.calls.pop()  # the second actor waits for a free core
     for _ in range(3):
@@ -227,7 +230,7 @@ def test_the_time_in_which_the_learner_trains_does_not_count(monkeypatch):
 
 
 def test_states_of_lost_actors_are_none_and_the_loss_is_reported():
-    setup = Setup(count=2)
+    setup = PoolSetup(count=2)
     setup.begin()
     setup.transport.dead.add(1)
     assert setup.pool.states() == [{"rows": 0}, None]
@@ -235,7 +238,7 @@ def test_states_of_lost_actors_are_none_and_the_loss_is_reported():
 
 
 def test_a_restored_state_reaches_its_actor():
-    setup = Setup(count=2)
+    setup = PoolSetup(count=2)
     setup.pool.poll(0)
     setup.pool.reset_envs([{"a": 1}, None])
     setup.pool.poll(0)
@@ -244,7 +247,7 @@ def test_a_restored_state_reaches_its_actor():
 
 
 def test_errors_of_actors_are_raised():
-    setup = Setup()
+    setup = PoolSetup()
     setup.begin()
     record = setup.pool.records[0]
     for failure, kind in [
@@ -264,7 +267,7 @@ def test_other_spaces_on_another_machine_are_refused():
             return ActorInfo(f"host{self.spec.actor}", spaces, {}, 0.0)
 
     with pytest.raises(UserError, match=r"(?s)actor 1 on host1.*Fix:"):
-        Setup(Other, count=2).pool.poll(0)
+        PoolSetup(Other, count=2).pool.poll(0)
 
 
 @pytest.mark.parametrize("values", [{"count": 5000}, {"timeout": 0}, {"envs": 0}])

@@ -6,16 +6,16 @@ from reverie.run.clock import Clock, RunConfig, TrainRatio
 
 def test_the_train_ratio_does_not_depend_on_the_number_of_environments():
     for stride in (1, 3, 16):
-        steady = TrainRatio(32 / (16 * 64))  # one update every 32 steps
-        due = [steady.updates_due(step) for step in range(1024, 4224, stride)]
+        schedule = TrainRatio(32 / (16 * 64))  # one update every 32 steps
+        due = [schedule.updates_due(step) for step in range(1024, 4224, stride)]
         assert due[0] == 1
         # The first call gives one, then (4224 - 1024) / 32 = 100 at most.
         assert sum(due) in (100, 101)
 
 
 def test_several_updates_per_step_and_none_at_ratio_zero():
-    steady = TrainRatio(2.5)
-    assert [steady.updates_due(step) for step in range(5)] == [1, 2, 3, 2, 3]
+    schedule = TrainRatio(2.5)
+    assert [schedule.updates_due(step) for step in range(5)] == [1, 2, 3, 2, 3]
     assert [TrainRatio(0).updates_due(step) for step in range(3)] == [0, 0, 0]
 
 
@@ -58,7 +58,8 @@ def test_a_restored_schedule_keeps_fractions_of_updates():
     assert found == expected
 
 
-def fired(clock: Clock, steps: int, stride: int) -> list[int]:
+def log_steps(clock: Clock, steps: int, stride: int) -> list[int]:
+    """Advance a clock by `stride` steps at a time; return the steps with a log."""
     found = []
     for _ in range(0, steps, stride):
         clock.advance(stride)
@@ -69,25 +70,25 @@ def fired(clock: Clock, steps: int, stride: int) -> list[int]:
 
 def test_intervals_in_steps_are_multiples():
     config = RunConfig(clock="steps", log_every=10)
-    assert fired(Clock(config, TrainRatio(0)), 50, 1) == [10, 20, 30, 40, 50]
-    assert fired(Clock(config, TrainRatio(0)), 48, 4) == [12, 20, 32, 40]
+    assert log_steps(Clock(config, TrainRatio(0)), 50, 1) == [10, 20, 30, 40, 50]
+    assert log_steps(Clock(config, TrainRatio(0)), 48, 4) == [12, 20, 32, 40]
 
 
 def test_a_restored_clock_equals_an_uninterrupted_one():
     config = RunConfig(clock="steps", log_every=10)
-    whole = fired(Clock(config, TrainRatio(0)), 64, 4)
+    whole = log_steps(Clock(config, TrainRatio(0)), 64, 4)
     first = Clock(config, TrainRatio(0))
-    found = fired(first, 28, 4)
+    found = log_steps(first, 28, 4)
     second = Clock(config, TrainRatio(0))
     second.load_state_dict(first.state_dict())
-    assert found + fired(second, 36, 4) == whole
+    assert found + log_steps(second, 36, 4) == whole
 
 
 @pytest.mark.parametrize(("every", "count"), [(0, 0), (-1, 5)])
 def test_zero_means_never_and_negative_means_always(every, count):
     for unit in ("steps", "seconds"):
         config = RunConfig(clock=unit, log_every=every)
-        assert len(fired(Clock(config, TrainRatio(0)), 5, 1)) == count
+        assert len(log_steps(Clock(config, TrainRatio(0)), 5, 1)) == count
 
 
 def test_the_first_interval_in_seconds_must_pass(monkeypatch):

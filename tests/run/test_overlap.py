@@ -51,16 +51,16 @@ def test_training_continues_between_send_and_recv(tmp_path):
 def test_an_error_during_an_environment_step_saves_the_run(tmp_path, capsys):
     config = settings(tmp_path, "catch", **{"run.overlap": "on"})
 
-    def stumble():
+    def fail_in_third_step():
         with OnlineRun(config) as run:
             run.start()
             for _ in range(3):
                 run.collect()
                 if run.clock.step == 6:
-                    raise ValueError("in the middle of a turn")
+                    raise ValueError("an error after the step")
 
-    with pytest.raises(ValueError, match="middle of a turn"):
-        stumble()
+    with pytest.raises(ValueError, match="an error after the step"):
+        fail_in_third_step()
     assert "Saved at agent step 6" in capsys.readouterr().err
     with OnlineRun(config) as run:
         run.start()

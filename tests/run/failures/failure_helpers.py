@@ -104,14 +104,17 @@ class TrainingCommand:
             self.flags.setdefault("run.train_ratio", 1)
 
     def switch(self, name: str, text: str = "") -> None:
+        """Write a file that changes the environment, such as `broken` (see `ENV`)."""
         (self.folder / name).write_text(text)
 
     def words(self, steps: int, command: str = "train", **more) -> list[str]:
+        """Return the arguments of the command line."""
         flags = {**self.flags, "run.steps": steps, **more}
         pairs = [w for key, value in flags.items() for w in (f"--{key}", str(value))]
         return [command, "--configs", "debug", *pairs]
 
     def train(self, steps: int, **more) -> tuple[int, str]:
+        """Run the command; return its exit code and what it printed to stderr."""
         code = main(self.words(steps, **more))
         error = self.capsys.readouterr().err
         assert "Traceback" not in error
