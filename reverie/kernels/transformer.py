@@ -144,7 +144,7 @@ def _attend(
     v = tl.load(values + offset, is_cached[:, None], 0.0).to(tl.float32)
     for i in tl.static_range(NEW):  # online softmax, as in flash attention
         q = tl.load(first_q + i * stride).to(tl.float32) * scale
-        # -1e30 instead of -inf: with an empty cache, -inf - -inf would be NaN
+        # -1e30 instead of -inf, so that differences of masked scores are not NaN
         score = tl.where(is_cached, tl.sum(k * q[None, :], 1), -1e30)
         max_score = tl.max(score, 0)
         weight = tl.where(is_cached, tl.exp(score - max_score), 0.0)

@@ -45,6 +45,8 @@ TILE = 2048
 
 
 class FastDecoder(Decoder):
+    """`Decoder` with fused kernels for images."""
+
     def _image_outputs(self, deter: Tensor, stoch: Tensor) -> dict[str, Distribution]:
         norm = self.spnorm if self.config.bspace else self.spacenorm
         if not is_supported(self.config, norm, self.act, deter.dtype):
@@ -103,10 +105,11 @@ class LazyLastLayer:
 
 
 class FusedImageMSE:
-    """Prediction of one image with a squared error loss, as `distributions.MSE`.
+    """Prediction of one image with a squared error loss, as in `distributions.MSE`.
 
-    The channels of the image start at channel `offset` of the last layer. The layer's
-    output may be larger than the image, at the bottom and right.
+    All images of a decoder share the last layer; the channels of this one start at
+    channel `offset` of it. The layer's output may be larger than the image, at the
+    bottom and right.
     """
 
     def __init__(
@@ -262,6 +265,7 @@ def _add_norm_silu(
     x0, x1, bias0, bias1, scale, y, batch, pixels, channels, block_width, eps,
     R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
+    """Add both inputs and their biases, normalize and activate R pixels."""
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, C)[None, :]
     mask = (row < batch * pixels) & (col < channels)
@@ -278,6 +282,7 @@ def _add_norm_silu_backward(
     batch, pixels, channels, block_width, eps,
     STEPS: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
+    """Compute the gradients of both inputs, and partial sums of that of the scale."""
     col = tl.arange(0, C)[None, :]
     gain = load_columns(scale, col, channels)
     dscale = tl.zeros((R, C), tl.float32)
@@ -304,10 +309,12 @@ def _image_loss(
     pixels, map_width, channels, total, height, width, colors, first_color,
     STEPS: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Sum the squared error of one image; with `grad`, compute its gradient instead.
+    """Sum the squared error of one image; with `grad`, compute gradients instead.
 
-    The layer has `total` colors per sub-pixel; those of the image start at
-    `first_color`.
+    These are the gradient of the layer's output (`dx`) and its sum over pixels
+    (`partial`). The layer has `total` colors per sub-pixel; those of the image start at
+    `first_color`. Both sizes of a map are in pixels: `map_width` of the layer's output
+    at half the resolution, `height` and `width` of the image.
     """
     row = tl.program_id(0).to(tl.int64)
     x += row * pixels * channels

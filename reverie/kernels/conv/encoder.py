@@ -45,6 +45,8 @@ ALIGNMENT = 16
 
 
 class FastEncoder(Encoder):
+    """`Encoder` with fused kernels for images and vectors."""
+
     def _vectors(self, obs: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
         x: Tensor = self.concat(obs, dtype)
         for i in range(self.config.layers):
@@ -175,7 +177,11 @@ def _space_to_depth_image(
     CHANNELS: tl.constexpr, COLORS: tl.constexpr, TOTAL: tl.constexpr,
     OFFSET: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the channels of one image to a row of the map; FIRST zeroes the others."""
+    """Write the channels of one image to one row of pixels of the space-to-depth map.
+
+    They start at channel OFFSET of TOTAL channels per sub-pixel. With FIRST, the other
+    channels are set to zero.
+    """
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, BLOCK)
     channel = index % CHANNELS

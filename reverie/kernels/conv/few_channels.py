@@ -2,7 +2,8 @@
 
 cuDNN reaches only a fifth of the memory bandwidth with them. Here such a convolution is
 a matrix product on the tensor cores. `FEW` and `MANY` are the numbers of channels on
-both sides. A tap is one of the 9 kernel positions of one of the few channels:
+both sides. A tap is here one of the 9 kernel positions of one of the few channels; in
+matrices, the taps are padded to a power of two (TAPS):
 
 - from few to many channels, the kernel gathers the neighborhood of each pixel as a
   matrix row with one column per tap (im2col), and multiplies it with the weights;
@@ -46,6 +47,7 @@ MAX_TAPS = 64
 MAX_CHANNELS = 128
 """Maximum number of channels on the other side: a tile holds all of them."""
 WARPS = 4
+"""Warps of a program."""
 ROWS = 64
 """Pixels of a tile."""
 BACKWARD_ROWS, BACKWARD_PROGRAMS_PER_SM = 32, 16
@@ -92,6 +94,8 @@ def _padded_taps(few: int) -> int:
 
 
 class _ConvFromFew(torch.autograd.Function):
+    """Convolution with few input channels."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         rows, height, width, few = x.shape
@@ -137,6 +141,8 @@ class _ConvFromFew(torch.autograd.Function):
 
 
 class _NormConvToFew(torch.autograd.Function):
+    """Group norm, SiLU and a convolution with few output channels."""
+
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, scale: Tensor, shift: Tensor, weight: Tensor, bias: Tensor
@@ -200,9 +206,11 @@ def _load_neighborhoods(
     x, index, mask, height, width,
     SIGN: tl.constexpr, FEW: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
-    """Load neighborhoods of pixels of zero-padded maps; mirrored if SIGN is -1.
+    """Load neighborhoods of pixels of zero-padded maps, one row of TAPS per pixel.
 
-    For speed, offsets are 32-bit, and the zero padding makes bounds checks unnecessary.
+    If SIGN is -1, the order of the kernel positions is reversed, as the gradient of a
+    convolution needs it. `index` counts the pixels of all maps of the batch. For speed,
+    offsets are 32-bit, and the zero padding makes bounds checks unnecessary.
     """
     k = tl.arange(0, TAPS)
     tap = k // FEW
@@ -236,6 +244,7 @@ def _from_few(
     FEW: tl.constexpr, TAPS: tl.constexpr, MANY: tl.constexpr,
     STEPS: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
+    """Convolve STEPS tiles of R pixels."""
     col, k = tl.arange(0, MANY)[None, :], tl.arange(0, TAPS)[:, None]
     kernel = _load_weights(
         weight, few_stride, many_stride, y_stride, x_stride, k, col, FEW
@@ -258,6 +267,7 @@ def _from_few_backward(
     FEW: tl.constexpr, TAPS: tl.constexpr, MANY: tl.constexpr,
     STEPS: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
+    """Compute partial sums of the weight gradient (TAPS rows) and bias gradient."""
     col, k = tl.arange(0, MANY), tl.arange(0, TAPS)
     dmatrix = tl.zeros((TAPS, MANY), tl.float32)
     dbias = tl.zeros((R, MANY), tl.float32)
@@ -305,8 +315,8 @@ def _to_few(
         mask = (pixel < pixels)[:, None]
         v = tl.load(x + pixel[:, None] * C + col[None, :], mask, 0.0)
         z = v.to(tl.float32) * factor[None, :] + intercept[None, :]
-        active = (z * tl.sigmoid(z)).to(v.dtype)
-        y = tl.dot(active, kernel, input_precision="ieee")
+        activation = (z * tl.sigmoid(z)).to(v.dtype)
+        y = tl.dot(activation, kernel, input_precision="ieee")
         offset = (row.to(tl.int64) * pixels + pixel)[:, None] * TAPS + k[None, :]
         tl.store(contributions + offset, y, mask)
 
@@ -338,7 +348,7 @@ def _to_few_backward(
     PER_GROUP: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
     height, width, FEW: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
-    """Without `dx`, compute the gradients of shift, scale and weights; else of `x`.
+    """Without `dx`, compute the gradients of shift, scale and weight; else that of `x`.
 
     The gradient of the activations is the product of neighborhoods of the output
     gradient with the kernel.
@@ -366,8 +376,8 @@ def _to_few_backward(
         dtype = v.dtype
         v, z, gate = normalize_tile(v.to(tl.float32), mean, rstd, gain, beta)
         if dx is None:
-            active = (z * gate).to(dtype)
-            dkernel = tl.dot(tl.trans(active), columns, dkernel, input_precision="ieee")
+            activation = tl.trans((z * gate).to(dtype))
+            dkernel = tl.dot(activation, columns, dkernel, input_precision="ieee")
             dz *= silu_grad(z, gate)
             dshift += dz
             dscale += dz * v

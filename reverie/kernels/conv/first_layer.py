@@ -31,7 +31,8 @@ from reverie.kernels.norm.rms_norm import load_affine, norm_silu, norm_silu_back
 from reverie.kernels.sums import sum_partials
 
 INPUTS = 16
-"""Input channels: four sub-pixels of up to four colors, zero-padded."""
+"""Input channels: four sub-pixels of up to four colors, zero-padded. In the kernels, J
+is this number and `j` the index of a channel."""
 MAX_UNITS = 32
 """Maximum number of output channels for which this is faster than separate convolution
 and pooling; gradients of more do not fit into registers. Forward and backward with 32
@@ -64,6 +65,8 @@ def first_layer(
 
 
 class _FirstLayer(torch.autograd.Function):
+    """Convolution, max-pooling, norm and SiLU; see `first_layer`."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -170,6 +173,7 @@ def _sub_pixels(value, R: tl.constexpr, C: tl.constexpr):
 
 @jit
 def _update_max(best, index, other, sub: tl.constexpr):
+    """Return the maximum of `best` and `other`, and the sub-pixel that it came from."""
     index = tl.where(other > best, sub, index)
     return tl.maximum(best, other, propagate_nan=tl.PropagateNan.ALL), index
 
@@ -181,6 +185,10 @@ def _forward(
     TO_DEPTH: tl.constexpr, STEPS: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr, J: tl.constexpr, INT64: tl.constexpr,
 ):  # fmt: skip
+    """Convolve, pool, normalize and activate; `matrix` has one row per output channel.
+
+    Names with `eight` and `ninth` are the first eight and the last tap of the kernel.
+    """
     col, gain, biases = load_affine(scale, bias, C, channels)
     # one product for all sub-pixels, because tensor cores are faster on wide matrices
     matrix_eight, matrix_ninth = _load_matrix(matrix, channels, C, J)
@@ -206,13 +214,14 @@ def _forward(
 
 @jit
 def _add_grad(eight, ninth, dv, index, sub, sum_eight, sum_ninth):
-    """Add the gradient of one sub-pixel's kernel."""
+    """Add the gradient of one sub-pixel's kernel, where this was the maximum."""
     g = tl.where(index == sub, dv, 0.0)
     return tl.dot(eight, g, sum_eight), tl.dot(ninth, g, sum_ninth)
 
 
 @jit
 def _store_grad(ptr, sum_eight, sum_ninth, mask, J: tl.constexpr):
+    """Store the gradient of one sub-pixel's kernel."""
     tl.store(ptr + tl.arange(0, 8 * J)[:, None], sum_eight, mask)
     tl.store(ptr + 8 * J + tl.arange(0, J)[:, None], sum_ninth, mask)
 
@@ -223,6 +232,10 @@ def _backward(
     TO_DEPTH: tl.constexpr, STEPS: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr, J: tl.constexpr, INT64: tl.constexpr,
 ):  # fmt: skip
+    """Compute partial sums of the gradients of the kernel, scale and bias.
+
+    `eight0` to `eight3` and `ninth0` to `ninth3` are the sums for the four sub-pixels.
+    """
     col, gain, biases = load_affine(scale, bias, C, channels)
     dscale = tl.zeros((1, C), tl.float32)
     dbias = tl.zeros((1, C), tl.float32)

@@ -9,7 +9,7 @@ adds up overlapping patches (col2im). Each is the backward pass of the other.
 The matrix product is a Triton kernel, because cuBLAS leaves some rows of such tall
 matrices unwritten if MPS limits the process to a part of the GPU (28 SMs of an H200).
 
-Letters: `K` elements of a patch, sixteen per color, in the order y, x, color.
+K is the number of elements of a patch, sixteen per color, in the order y, x, color.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from reverie.kernels.launch import apply_autograd, block_size, jit
 GEOMETRY = KERNEL, STRIDE, PADDING = 4, 2, 1
 """Kernel size, stride and padding of the supported layers."""
 MAX_COLORS = 4
+"""Maximum number of channels of the image."""
 CHUNKS = 256
-"""Number of partial products, over parts of the rows, in the weight gradient."""
+"""Number of chunks into which the rows are divided for the weight gradient; their
+products are added up."""
 ELEMENTS, WARPS = 1024, 4
 """Elements and warps per program of the im2col and col2im kernels."""
 ROWS, DEPTH, MAX_COLUMNS = 128, 64, 128
@@ -79,6 +81,8 @@ class _MatMul(torch.autograd.Function):
 
 
 class _Col2Im(torch.autograd.Function):
+    """Add up overlapping patches to an image."""
+
     @staticmethod
     def forward(ctx: Any, patches: Tensor) -> Tensor:
         patches = patches.contiguous()
@@ -98,6 +102,7 @@ class _Col2Im(torch.autograd.Function):
 def _multiply(
     rows: Float[Tensor, "r K"], matrix: Float[Tensor, "K C"]
 ) -> Float[Tensor, "r C"]:
+    """Return the matrix product; `matrix` may have any strides."""
     rows = rows.contiguous()
     (count, depth), width = rows.shape, matrix.shape[1]
     out = rows.new_empty(count, width)
@@ -130,6 +135,7 @@ def _multiply_kernel(
     K: tl.constexpr, WIDTH: tl.constexpr,
     R: tl.constexpr, DEPTH: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
+    """Multiply R rows with C columns of the matrix, DEPTH inputs at a time."""
     row = tl.program_id(1).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.program_id(0) * C + tl.arange(0, C)[None, :]
     sums = tl.zeros((R, C), tl.float32)
@@ -148,6 +154,7 @@ def _multiply_kernel(
 def _im2col_kernel(
     image, rows, h, w, COLORS: tl.constexpr, K: tl.constexpr, R: tl.constexpr
 ):
+    """Copy R patches of an image to rows; K is padded to a power of two."""
     n = tl.program_id(0).to(tl.int64)
     patches = (h // 2) * (w // 2)
     patch = tl.program_id(1) * R + tl.arange(0, R)[:, None]

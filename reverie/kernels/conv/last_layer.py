@@ -30,7 +30,8 @@ from reverie.kernels.launch import (
 from reverie.kernels.sums import sum_partials
 
 OUTPUTS = 16
-"""Output channels: four sub-pixels of up to four colors, zero-padded."""
+"""Output channels: four sub-pixels of up to four colors, zero-padded. In the kernels, J
+is this number and `j` the index of a channel."""
 MAX_CHANNELS = 128
 """Maximum number of input channels, which one program holds."""
 ROWS = 128
@@ -50,11 +51,16 @@ def last_layer_loss(
     bias: Float[Tensor, " C"],
     target: UInt8[Tensor, "n H W C"],
 ) -> Float[Tensor, " n"]:
-    """Return the squared error between sigmoids of the layer's output and images."""
+    """Return the squared error of each image: sigmoid of the output against the target.
+
+    Targets are scaled to [0, 1].
+    """
     return apply_autograd(_LastLayerLoss, x, kernel, bias, target)
 
 
 class _LastLayerLoss(torch.autograd.Function):
+    """Convolution, bias, sigmoid and squared error; see `last_layer_loss`."""
+
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor, target: Tensor
@@ -103,6 +109,11 @@ def _forward(
     x, matrix, bias, target, loss, output_grad, h, w, channels, height, width, colors,
     R: tl.constexpr, C: tl.constexpr, J: tl.constexpr,
 ):  # fmt: skip
+    """Convolve R pixels of one image and store the sum of their squared errors.
+
+    `h` and `w` are the size of the half-resolution map, `height` and `width` that of
+    the image.
+    """
     image = tl.program_id(0).to(tl.int64)
     pixel = tl.program_id(1) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, C)

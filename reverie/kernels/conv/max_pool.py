@@ -47,6 +47,8 @@ def max_pool_rms_norm_silu(
 
 
 class _MaxPool(torch.autograd.Function):
+    """Max-pooling, bias, RMS norm and SiLU; see `max_pool_rms_norm_silu`."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -110,9 +112,8 @@ def _tile(channels: int) -> tuple[int, int, int]:
 
 @jit
 def _block_offsets(row, col, width, channels, FROM_DEPTH: tl.constexpr):
-    """Return the input offset of a 2 x 2 block, and the distance between its rows.
-
-    The two pixels of a row are `channels` apart in both layouts.
+    """Return the input offset of a 2 x 2 block of pixels, and the offset between its
+    rows. The two pixels of a row are `channels` apart in both layouts.
     """
     if FROM_DEPTH:
         return row.to(tl.int64) * (4 * channels) + col, 2 * channels

@@ -1,4 +1,7 @@
-"""Stride-1 convolutions of `(b, h, w, c)` tensors, and their gradients."""
+"""Stride-1 convolutions of `(b, h, w, c)` tensors, and their gradients.
+
+`grad` is the gradient of the output. Weights are laid out as in PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,13 @@ def conv2d(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def conv2d_input_grad(grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """Return the gradient of the input."""
     dx: Tensor = _backward(grad, x, weight, True, False)[0]
     return dx.permute(0, 2, 3, 1)
 
 
 def conv2d_weight_grad(grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """Return the gradient of the weight."""
     dweight: Tensor = _backward(grad, x, weight, False, True)[1]
     return dweight
 

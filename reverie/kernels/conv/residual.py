@@ -47,6 +47,8 @@ TILE = 4096
 
 
 class FastResidual(Residual):
+    """`Residual` as one autograd function with fused kernels."""
+
     cached_bias: Tensor | None = None
     """Output of `_output_bias`, if `cache_bias` was called."""
 
@@ -115,6 +117,8 @@ class FastFrameDecoder(_FastLayers, FrameDecoder):
 
 
 class FastDownsample(Downsample):
+    """`Downsample` that can leave its bias to the next layer."""
+
     def without_bias(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 c"]:
         """Return the convolution without its bias."""
         weight, _ = self.conv.cast(x.dtype)
@@ -123,7 +127,10 @@ class FastDownsample(Downsample):
 
 
 class FastUpsample(Upsample):
+    """`Upsample` as a transposed convolution; can leave its bias to the next layer."""
+
     cached_kernel: Tensor | None = None
+    """Output of `_kernel`, if `prepare` was called."""
 
     def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 c"]:
         if not can_launch(x.device, x.dtype):
@@ -149,6 +156,7 @@ class FastUpsample(Upsample):
             self.cached_kernel.copy_(kernel)
 
     def _kernel(self, dtype: torch.dtype) -> Float[Tensor, "i o 4 4"]:
+        """Return the kernel of the transposed convolution."""
         weight, _ = self.conv.low_precision or (self.conv.weight, self.conv.bias)
         return upsample_kernel_4x4(weight.float()).to(dtype)
 
@@ -210,9 +218,9 @@ class _NormConv(torch.autograd.Function):
         ctx: Any, x: Tensor, scale: Tensor, shift: Tensor, weight: Tensor
     ) -> Tensor:
         x = x.contiguous()
-        active, stats = group_norm_silu(x, None, scale, shift)
+        activation, stats = group_norm_silu(x, None, scale, shift)
         ctx.save_for_backward(x, scale, shift, stats, weight)
-        return conv2d(active, weight)
+        return conv2d(activation, weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
@@ -283,12 +291,12 @@ def _forward_block(
 ) -> fused_residual.BlockResult:
     """Compute a block of any size, with one kernel per norm, convolution and sum."""
     norm0 = (weights.input_bias, weights.scale0, weights.shift0)
-    active, stats0 = group_norm_silu(x, *norm0)
-    middle = conv2d(active, weights.weight0).contiguous()
-    del active
+    activation, stats0 = group_norm_silu(x, *norm0)
+    middle = conv2d(activation, weights.weight0).contiguous()
+    del activation  # free its memory
     norm1 = (weights.bias0, weights.scale1, weights.shift1)
-    active, stats1 = group_norm_silu(middle, *norm1)
-    y = conv2d(active, weights.weight1).contiguous()
+    activation, stats1 = group_norm_silu(middle, *norm1)
+    y = conv2d(activation, weights.weight1).contiguous()
     shortcut = x if skip is None else conv2d(x, skip).contiguous()
     bias = weights.output_bias
     _add[(triton.cdiv(y.numel(), TILE),)](
@@ -299,6 +307,7 @@ def _forward_block(
 
 @jit
 def _add(left, right, bias, out, size, channels, TILE: tl.constexpr):
+    """Store `left + right + bias`."""
     index = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     mask = index < size
     total = tl.load(left + index, mask, 0.0).to(tl.float32)

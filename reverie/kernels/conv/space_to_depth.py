@@ -2,7 +2,8 @@
 
 Space-to-depth moves each 2 x 2 block of pixels into the channels of one pixel at half
 the resolution. Its four sub-pixels are numbered left to right and top to bottom; the
-channels are ordered by sub-pixel first, then by channel. Along one axis, tap y (0 to 4)
+channels are ordered by sub-pixel first, then by channel. A tap is one position of a
+convolution kernel, and `units` are output channels. Along one axis, tap y (0 to 4)
 of the 5x5 kernel connects output sub-pixel p (0 or 1) to input sub-pixel q of the
 half-resolution neighbor a (0 to 2), where `y + p = 2 a + q`. So each output sub-pixel
 has its own 3x3 kernel:
@@ -30,6 +31,7 @@ from reverie.kernels.launch import apply_autograd, jit
 KERNEL = 5
 """The supported kernel size."""
 BLOCK = 1024
+"""Weights per program."""
 
 
 def space_to_depth_kernel(
@@ -94,7 +96,13 @@ def _forward(
     taps, kernel, size, units, channels, inputs,
     UPSAMPLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute every weight of the 3x3 kernel: tap y = 2 a + q - p; x is analogous."""
+    """Compute every weight (a, b) of the 3x3 kernel from taps (y, x) of the 5x5 kernel.
+
+    Along the vertical axis, y = 2 a + q - p; the horizontal axis is analogous. In the
+    code, `sub` and `q` number the four sub-pixels of output and input. `units` and
+    `channels` are the channel counts of the 5x5 kernel, `inputs` is the number of input
+    channels of the 3x3 kernel.
+    """
     index, unit, a, b, channel = _weight_index(inputs, 3, BLOCK)
     sub = unit // units  # sub-pixel of the output
     y, x = 2 * a - sub // 2, 2 * b - sub % 2
@@ -121,7 +129,10 @@ def _backward(
     kernel, taps, size, units, channels, inputs,
     UPSAMPLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sum the gradient of every tap over the four output sub-pixels that use it."""
+    """Sum the gradient of every tap over the four output sub-pixels that use it.
+
+    `kernel` and `taps` are the gradients of the 3x3 and of the 5x5 kernel.
+    """
     index, unit, y, x, channel = _weight_index(channels, 5, BLOCK)
     value = tl.zeros((BLOCK,), tl.float32)
     for sub in tl.static_range(4):
@@ -142,7 +153,11 @@ def space_to_depth_index(pixel, width):
 
 @jit
 def image_offset(pixel, sub, color, map_width, height, width, colors):
-    """Return the offset of a sub-pixel's color in an image, and whether it exists."""
+    """Return the offset of a sub-pixel's color in an image, and a mask.
+
+    The mask is false for sub-pixels outside of the image, which may be smaller than the
+    space-to-depth map.
+    """
     y = pixel // map_width * 2 + sub // 2
     x = pixel % map_width * 2 + sub % 2
     inside = (sub < 4) & (y < height) & (x < width)

@@ -20,6 +20,8 @@ from reverie.nets.strided import ImageDecoder, ImageEncoder
 
 
 class FastImageEncoder(ImageEncoder):
+    """`ImageEncoder` with fused kernels in training mode."""
+
     def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n E"]:
         if not (self.training and _is_supported(self)):
             return super().forward(x)
@@ -34,6 +36,8 @@ class FastImageEncoder(ImageEncoder):
 
 
 class FastImageDecoder(ImageDecoder):
+    """`ImageDecoder` with fused kernels in training mode."""
+
     def forward(self, x: Float[Tensor, "n E"]) -> Float[Tensor, "n c h w"]:
         if not (self.training and _is_supported(self)):
             return super().forward(x)
@@ -53,7 +57,8 @@ class FastImageDecoder(ImageDecoder):
 def _has_image_side(conv: nn.Conv2d | nn.ConvTranspose2d) -> bool:
     """True if input or output of the layer is an image that `im2col` supports."""
     geometry = conv.kernel_size[0], conv.stride[0], conv.padding[0]
-    colors = conv.weight.shape[1]  # for both kinds of convolution
+    # axis 1: the inputs of `Conv2d`, the outputs of `ConvTranspose2d`
+    colors = conv.weight.shape[1]
     return geometry == im2col.GEOMETRY and colors <= im2col.MAX_COLORS
 
 
@@ -64,6 +69,7 @@ def _conv_dtype(x: Tensor) -> torch.dtype:
 
 
 def _is_supported(net: nn.Module) -> bool:
+    """True if the kernels support the encoder or decoder in the current update."""
     if local_sequences() is not None:
         return False  # several ranks: only the plain batch norm synchronizes statistics
     weight = next(net.parameters())  # of the first convolution

@@ -27,7 +27,11 @@ MIN_PIXELS = 4096
 
 
 def _tap_inputs() -> Float[Tensor, "2 3 5"]:
-    """Return 1 where a tap reads an input pixel: (sub-pixel, input pixel, tap)."""
+    """Return a table (sub-pixel, input pixel, tap) for one axis.
+
+    An entry is 1 if the tap of the 5x5 kernel reads this input pixel (of three adjacent
+    ones) to compute the output sub-pixel, and otherwise 0.
+    """
     inputs = torch.zeros(2, 3, KERNEL)
     for sub in range(2):
         for tap in range(KERNEL):

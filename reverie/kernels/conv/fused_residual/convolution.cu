@@ -14,14 +14,15 @@
 // The host defines HEIGHT, WIDTH, CHANNELS, GROUPS, ROWS, THREADS, and BLOCKS_PER_SM.
 
 constexpr int PIXELS = HEIGHT * WIDTH, PARTS = HEIGHT / ROWS;
-constexpr int PER_GROUP = CHANNELS / GROUPS;
-// HALVES is the number of groups of 32 channels, which different warps compute
+constexpr int PER_GROUP = CHANNELS / GROUPS;  // channels of a group of the norm
+// CHUNKS is the number of chunks of 8 channels, the unit of a load. HALVES (1 or 2) is
+// the number of groups of 32 channels, which different warps compute.
 constexpr int CHUNKS = CHANNELS / 8, HALVES = CHANNELS / 32, WARPS = THREADS / 32;
 constexpr int ACROSS = WIDTH / 16;  // warps along a pixel row
 constexpr int PITCH = WIDTH + 8;    // row stride of the tile in pixels; pixel 0 is zero
-constexpr int LOADS = (ROWS + 2) * WIDTH * CHUNKS / THREADS;
-constexpr int WEIGHTS = 9 * CHANNELS * CHUNKS;
-constexpr int WARP_PIXELS = 64;
+constexpr int LOADS = (ROWS + 2) * WIDTH * CHUNKS / THREADS;  // per thread
+constexpr int WEIGHTS = 9 * CHANNELS * CHUNKS;                // chunks of all weights
+constexpr int WARP_PIXELS = 64;                               // 4 rows of 16 pixels
 static_assert(PARTS * ROWS == HEIGHT && ACROSS * 16 == WIDTH && ROWS % 4 == 0, "");
 static_assert(WARPS == ROWS / 4 * ACROSS * HALVES && THREADS >= CHANNELS, "");
 static_assert(LOADS * THREADS == (ROWS + 2) * WIDTH * CHUNKS && PITCH % 8 == 0, "");
@@ -34,7 +35,9 @@ struct Scratch {
   float warps[WARPS][2][32];
 };
 
-// Output of a thread: 8 channels of 8 pixels; `at` is the offset of one of the pixels.
+// Output of a thread: 8 channels of 8 pixels; `at` returns the offset of one of the
+// pixels. `half` is the index of the warp's 32 channels, `row` and `column` its first
+// pixel in the part, and `map` the offset of the feature map.
 struct Position {
   u32 image, part, lane, warp, half, row, column, channel;
   size_t map;
@@ -142,7 +145,8 @@ DEVICE void compute_norm(const Norm& norm, const float* parts, float* stats, flo
   scratch.offset[c] = norm.shift - (group_mean - norm.bias) * factor;
 }
 
-// Return the index of a chunk of 8 channels in the tile, and in the weights.
+// Return the index of a chunk of 8 channels in the tile, and in the weights of an output
+// channel (`unit`). The xor permutes the chunks, to avoid bank conflicts.
 DEVICE u32 tile_at(u32 pixel, u32 chunk) {
   return pixel * CHUNKS + (chunk ^ (HALVES == 1 ? pixel / 2 % 4 : pixel % 8));
 }
@@ -151,6 +155,7 @@ DEVICE u32 weight_at(u32 unit, u32 tap, u32 chunk) {
   return (unit * 9 + tap) * CHUNKS + (chunk ^ (HALVES == 1 ? swizzle : swizzle * 2 + unit % 2));
 }
 
+// Applies norm and SiLU to 8 channels.
 DEVICE void activate(uint4& v, const float (&factor)[8], const float (&offset)[8]) {
   float x[8];
   unpack8(v, x);
@@ -194,6 +199,7 @@ DEVICE void clear_borders(uint4* tile) {
     tile[tile_at(y * PITCH + side, i % CHUNKS)] = uint4{0, 0, 0, 0};
   }
 }
+// Starts to copy all weights to shared memory.
 DEVICE void copy_weights(uint4* weights, const bf16* from) {
   for (u32 i = threadIdx.x; i < WEIGHTS; i += THREADS) {
     const u32 row = i / CHUNKS;
@@ -247,6 +253,7 @@ DEVICE void add_shortcut(Sums& sums, const bf16* shortcut, const bf16* output_bi
       sums[p / 2][j / 2][p % 2 * 2 + j % 2] += x[j] + bias[j];
   }
 }
+// Rounds the sums to bfloat16, writes them to memory, and returns them in `out`.
 DEVICE void store_output(const Sums& sums, bf16* to, uint4 (&out)[8],
                          const Position& position) {
   UNROLL for (int p = 0; p < 8; p++) {

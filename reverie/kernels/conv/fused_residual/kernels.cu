@@ -1,5 +1,5 @@
-// The kernels of a residual block: `compute_statistics` of the input, then `convolve`
-// twice; the second time it also adds the shortcut.
+// The kernels of a residual block. `compute_statistics` is launched once, for the input;
+// then `convolve` twice, and the second launch also adds the shortcut.
 
 struct Arguments {
   const bf16 *x, *bias;  // feature map, and the bias added before its norm
@@ -11,6 +11,7 @@ struct Arguments {
   float eps;
 };
 
+// Stores mean and sum of squared deviations of this block's part, per channel.
 DEVICE void store_sums(const Scratch& scratch, float* sums) {
   const u32 c = threadIdx.x;
   if (c >= CHANNELS) return;

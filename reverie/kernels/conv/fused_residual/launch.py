@@ -31,6 +31,7 @@ ALIGNMENT = 16
 MAX_THREADS = 512
 """Maximum number of threads per multiprocessor (SM), limited by registers."""
 KERNELS = ("compute_statistics", "convolve")
+"""Names of the kernels in `kernels.cu`."""
 
 
 class MapSize(NamedTuple):
@@ -42,7 +43,7 @@ class MapSize(NamedTuple):
 
 
 class TilePlan(NamedTuple):
-    """How the work on one feature map is split."""
+    """How the work on one feature map is divided among thread blocks."""
 
     rows: int  # pixel rows per thread block
 
@@ -65,6 +66,7 @@ class TilePlan(NamedTuple):
         return 4 * (2 * size.channels + 2 * self.threads(size))
 
     def blocks_per_sm(self, size: MapSize) -> int:
+        """Return how many blocks fit on an SM at the same time."""
         used = self.sum_bytes(size) + self.tile_bytes(size) + RESERVED
         return min(SHARED_MEMORY // used, MAX_THREADS // self.threads(size))
 
@@ -78,6 +80,7 @@ kernels on an H200. With 64 channels, separate kernels are faster: the matrix pr
 of cuDNN are faster, which outweighs the additional memory passes."""
 
 fallback = nvrtc.Fallback("residual blocks")
+"""Enabled if the kernels cannot be compiled or launched."""
 
 
 class BlockWeights(NamedTuple):
@@ -136,6 +139,7 @@ ARGUMENTS = (
 
 
 def _forward(x: Tensor, weights: BlockWeights, plan: TilePlan) -> BlockResult:
+    """Launch the three kernels of a block."""
     norms = (
         (weights.input_bias, weights.scale0, weights.shift0),
         (weights.bias0, weights.scale1, weights.shift1),
