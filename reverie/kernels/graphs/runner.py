@@ -28,7 +28,7 @@ WARM_UP = 2
 CAPTURE_SECONDS = 600.0
 """Seconds that a data-parallel update with a capture may take.
 
-If an update takes longer than its time limit, the other ranks assume that it hangs.
+The run fails if an update takes longer than its time limit.
 """
 
 
@@ -86,7 +86,7 @@ class CudaGraphRunner:
     def _try_capture(self, inputs: Any) -> CapturedGraph | None:
         """Return the captured function, or None with a message."""
         if collective.is_synchronized():
-            progress.allow(CAPTURE_SECONDS)  # a capture is slower than an update
+            progress.allow(CAPTURE_SECONDS)  # it may take much longer than an update
         try:
             return CapturedGraph(
                 *(self.function, inputs, self.device, self.generators),

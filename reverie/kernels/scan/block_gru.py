@@ -43,6 +43,7 @@ def block_gru_gates(
 
 @jit
 def _load_gate(gates, bias, offs, bias_offs, mask):
+    """Return outputs of the gate layer with their bias."""
     gate = tl.load(gates + offs, mask, 0.0).to(tl.float32)
     return gate + tl.load(bias + bias_offs, mask, 0.0).to(tl.float32)
 
@@ -52,6 +53,7 @@ def _gates(
     gates, bias, deter, new, deter_stride, new_stride, rows, width,
     W: tl.constexpr, BLOCK: tl.constexpr,
 ):
+    """Compute BLOCK units of the next deter of one row; W is the width of a block."""
     row = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = col < width
@@ -64,6 +66,6 @@ def _gates(
     old = tl.load(deter + row * deter_stride + col, mask, 0.0).to(tl.float32)
     # tanh in terms of the sigmoid, which every Triton backend supports
     candidate = 2 * tl.sigmoid(2 * tl.sigmoid(reset) * candidate) - 1
-    update = tl.sigmoid(update - 1)
+    update = tl.sigmoid(update - 1)  # a bias of -1, as in DreamerV3
     value = update * candidate + (1 - update) * old
     tl.store(new + row * new_stride + col, value, mask)

@@ -1,13 +1,15 @@
-"""Fast version of the GRU's loop over time (`nets/gru.py`): one kernel per direction.
+"""Fast version of the GRU's loop over time (`nets/gru.py`).
 
-A program computes some rows of one of the `G` GRUs for all steps, and keeps the
+One kernel computes the forward pass of all steps, another one the backward pass. A
+program computes some rows of one of the `G` GRUs for all steps, and keeps the
 recurrent weights of this GRU in registers. The backward kernel stores the gradients of
 the gates (`dgates`) and of the products with the recurrent weights (`drecurrent`). The
 weight gradients are then one matrix product over all steps. See
 `nets.gru.StateUpdate` for `input_scale`, `output_scale`, `state_scale` and `offset`.
 
-Shapes: `D` width, `W` = 3 D gates. States are float32; products are computed in the
-GRU's dtype. In the kernels, `kept` is the state times `input_scale`.
+Sizes: `G` GRUs, `B` batch, `T` time steps, `D` width of the state, `W` = 3 D gates.
+States are float32; products are computed in the GRU's dtype. In the kernels, `scaled`
+is the state times `input_scale`, and R is the number of rows of a program.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ ROWS = 16
 WIDTHS = {2: (16, 32, 64, 128), 4: (16, 32)}
 """Widths whose weights fit into the registers of one program, by bytes per weight."""
 WARPS = 8
+"""Warps of a program."""
 
 
 class FastGRU(GRU):
@@ -45,6 +48,7 @@ class FastGRU(GRU):
         if not fits or not can_launch(gates.device, gates.dtype):
             return super().scan(gates, start, state_update, backwards)
         weight, bias = self.weight_hh.to(self.dtype), self.bias_hh
+        # one bit per GRU: set if it runs from the last step to the first
         reversed_grus = sum(1 << gru for gru in backwards)
         tensors = (gates, start, weight, bias, *state_update)
         return apply_autograd(_GRUScan, *tensors, reversed_grus)
@@ -65,6 +69,8 @@ class FastSegmentHold(SegmentHold):
 
 
 class _SegmentHold(torch.autograd.Function):
+    """Return the recurrence `held = update * x + copy * held` of every step."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, update: Tensor, copy: Tensor) -> Tensor:
         x, update, copy = (each.contiguous() for each in (x, update, copy))
@@ -82,12 +88,15 @@ class _SegmentHold(torch.autograd.Function):
 
 
 def _launch_hold(kernel: Any, x: Tensor, *tensors: Tensor) -> None:
+    """Launch the forward or the backward kernel of `_SegmentHold`."""
     rows, steps, width = x.shape
     sizes = rows, steps, width, triton.next_power_of_2(width), ROWS
     kernel[(triton.cdiv(rows, ROWS),)](x, *tensors, *sizes, num_warps=1)
 
 
 class _GRUScan(torch.autograd.Function):
+    """Return the states of all steps."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -185,6 +194,7 @@ def _load_per_row(values, index, row_mask):
 
 @jit
 def _store_three(pointers, stride, mask, reset, update, candidate):
+    """Store values for reset, update and candidate, `stride` apart."""
     tl.store(pointers, reset, mask)
     tl.store(pointers + stride, update, mask)
     tl.store(pointers + 2 * stride, candidate, mask)
@@ -198,6 +208,11 @@ def _scan_forward(
     rows, steps, gru_stride, row_stride, step_stride, reversed_grus,
     D: tl.constexpr, R: tl.constexpr,
 ):
+    """Compute all states of R rows of one GRU.
+
+    Also store what the backward pass needs: `saved_gates` (reset, update, candidate and
+    `hidden`, the candidate's product with the state) and `previous` (`scaled`).
+    """
     gru, row, col, row_mask, mask, start_offsets, is_reversed = _gru_tile(
         rows, reversed_grus, D, R
     )
@@ -217,17 +232,17 @@ def _scan_forward(
         step = (gru * rows + row) * steps + t
         offsets = step[:, None] * D + col[None, :]
 
-        kept = state
+        scaled = state
         if input_scale is not None:
-            kept = state * _load_per_row(input_scale, step, row_mask)
-        rounded = kept.to(dtype)
+            scaled = state * _load_per_row(input_scale, step, row_mask)
+        rounded = scaled.to(dtype)
         zeros = tl.zeros((R, D), tl.float32)
         reset += _dot(rounded, reset_weight, zeros) + reset_bias[None, :]
         update += _dot(rounded, update_weight, zeros) + update_bias[None, :]
         hidden = _dot(rounded, candidate_weight, zeros) + candidate_bias[None, :]
         reset, update = tl.sigmoid(reset), tl.sigmoid(update)
         candidate = 2 * tl.sigmoid(2 * (candidate + reset * hidden)) - 1  # tanh
-        value = candidate + update * (kept - candidate)
+        value = candidate + update * (scaled - candidate)
         if output_scale is not None:
             value *= _load_per_row(output_scale, step, row_mask)
         if state_scale is not None:
@@ -252,6 +267,7 @@ def _scan_backward(
     rows, steps, gru_stride, row_stride, step_stride, reversed_grus,
     D: tl.constexpr, R: tl.constexpr,
 ):
+    """Compute the gradients of R rows of one GRU, in reverse order of the steps."""
     gru, row, col, row_mask, mask, start_offsets, is_reversed = _gru_tile(
         rows, reversed_grus, D, R
     )
@@ -276,20 +292,20 @@ def _scan_backward(
         prev += tl.load(start + start_offsets, mask & ~has_prev, 0.0).to(tl.float32)
         dstate += tl.load(grad + offsets, mask, 0.0).to(tl.float32)
 
-        kept = prev
+        scaled = prev
         if input_scale is not None:
             input_scales = _load_per_row(input_scale, step, row_mask)
-            kept = prev * input_scales
+            scaled = prev * input_scales
         dvalue = dstate
         if output_scale is not None:
-            value = candidate + update * (kept - candidate)
+            value = candidate + update * (scaled - candidate)
             tl.store(doutput_scale + step, tl.sum(dstate * value, 1), row_mask)
             dvalue = dstate * _load_per_row(output_scale, step, row_mask)
         if doffset is not None:
             tl.store(doffset + offsets, dstate, mask)
 
-        dkept = dvalue * update
-        dupdate = dvalue * (kept - candidate) * update * (1 - update)
+        dscaled = dvalue * update
+        dupdate = dvalue * (scaled - candidate) * update * (1 - update)
         dcandidate = dvalue * (1 - update) * (1 - candidate * candidate)
         dproduct = (dcandidate * reset).to(dtype)
         dreset = dcandidate * hidden * reset * (1 - reset)
@@ -299,14 +315,14 @@ def _scan_backward(
         pointers = drecurrent + step[:, None] * (3 * D) + col[None, :]
         dreset, dupdate = dreset.to(dtype), dupdate.to(dtype)
         _store_three(pointers, D, mask, dreset, dupdate, dproduct)
-        dkept = _dot(dreset, reset_weight, dkept)
-        dkept = _dot(dupdate, update_weight, dkept)
-        dkept = _dot(dproduct, candidate_weight, dkept)
+        dscaled = _dot(dreset, reset_weight, dscaled)
+        dscaled = _dot(dupdate, update_weight, dscaled)
+        dscaled = _dot(dproduct, candidate_weight, dscaled)
 
-        dprev = dkept
+        dprev = dscaled
         if input_scale is not None:
-            tl.store(dinput_scale + step, tl.sum(dkept * prev, 1), row_mask)
-            dprev = dkept * input_scales
+            tl.store(dinput_scale + step, tl.sum(dscaled * prev, 1), row_mask)
+            dprev = dscaled * input_scales
         if state_scale is not None:
             tl.store(dstate_scale + step, tl.sum(dstate * prev, 1), row_mask)
             dprev += dstate * _load_per_row(state_scale, step, row_mask)
@@ -319,6 +335,7 @@ def _scan_backward(
 def _hold_forward(
     x, update, copy, held, rows, steps, width, Z: tl.constexpr, R: tl.constexpr,
 ):
+    """Compute all steps of R rows; Z is the width, padded to a power of two."""
     row, col, row_mask, _ = _row_tile(rows, 0, Z, R)
     mask = row_mask[:, None] & (col < width)[None, :]
     value = tl.zeros((R, Z), tl.float32)
@@ -336,6 +353,7 @@ def _hold_backward(
     x, update, copy, held, grad, dx, dupdate, dcopy, rows, steps, width,
     Z: tl.constexpr, R: tl.constexpr,
 ):
+    """Compute the gradients of all steps of R rows, from the last step to the first."""
     row, col, row_mask, _ = _row_tile(rows, 0, Z, R)
     mask = row_mask[:, None] & (col < width)[None, :]
     dvalue = tl.zeros((R, Z), tl.float32)

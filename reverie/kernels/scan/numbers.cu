@@ -30,6 +30,7 @@ DEVICE float rounded(float a) { return to_float(to_bf16(a)); }
 DEVICE u32 load_column_pair(const bf16* p, int stride) {
   return (u32)p[0] | (u32)p[stride] << 16;
 }
+// Loads two adjacent weights of one row.
 DEVICE u32 load_row_pair(const bf16* p) { return *(const u32*)p; }
 
 DEVICE float tanh_(float x) {
@@ -47,6 +48,7 @@ DEVICE float silu_grad(float x) {
   return gate * (1.f + x * (1.f - gate));
 }
 
+// Returns the sum over groups of LANES adjacent lanes of a warp.
 template <int LANES>
 DEVICE float lane_sum(float x) {
   UNROLL for (int m = 1; m < LANES; m <<= 1) x += __shfl_xor_sync(~0u, x, m);
@@ -88,6 +90,7 @@ DEVICE void multiply(float* c, const Fragment& a, int half, const u32* b) {
       : "r"(a.w[s]), "r"(a.w[4 + s]), "r"(a.w[s + 1]), "r"(a.w[5 + s]), "r"(b[0]),
         "r"(b[1]));
 }
+// Adds the product of both halves of a fragment with N groups of 8 columns to `c`.
 template <int N>
 DEVICE void multiply(float (*c)[4], const Fragment& a, const u32 (*weight)[N][2]) {
   UNROLL for (int half = 0; half < 2; half++)

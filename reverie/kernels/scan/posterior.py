@@ -5,7 +5,8 @@ are projected for all steps at once; after the backward loop, the gradient of ea
 weight is one matrix product over all B * T rows.
 
 There are three implementations of the loop, each with `run_forward` and `run_backward`:
-- `persistent`: one CUDA kernel for all steps, for size12m on compute capability 9;
+- `persistent`: one CUDA kernel for all steps, for the sizes of the preset `size12m` on
+  compute capability 9;
 - `streamed`: five CUDA kernels per step, for other sizes on compute capability 9;
 - `triton`: five Triton kernels per step, for every GPU.
 """
@@ -76,6 +77,8 @@ def _pad_batch(inputs: ScanInputs, rows: int) -> ScanInputs:
 
 
 class _PosteriorScan(torch.autograd.Function):
+    """Run the loops of an implementation; `flat` are the inputs, then the weights."""
+
     @staticmethod
     def forward(
         ctx: Any, implementation: ModuleType, settings: ScanSettings, *flat: Tensor
@@ -111,6 +114,7 @@ class _PosteriorScan(torch.autograd.Function):
             result = ctx.implementation.run_backward(scan)
         except nvrtc.Unavailable as error:
             ctx.implementation.fallback.enable(error)
+            # the Triton implementation needs (T, B, ...), without groups of rows
             rows = (x.reshape(-1, *x.shape[-3:]).transpose(0, 1) for x in saved)
             saved = SavedActivations(*(x.flatten(1, 2) for x in rows))
             result = triton.run_backward(scan._replace(saved=saved))

@@ -9,8 +9,9 @@ the dense layers that read deter and stoch), `hid` (dynhid0, the block-diagonal 
 layer), `gru` (dyngru, the gates of the block GRU), `obs` (obs0, the posterior layer)
 and `logit` (obslogit).
 
-Letters: `U` width of the dense layers, `G` blocks of the GRU, `W` width of one block
-(D / G), `L` all logits (S * K).
+Sizes: `B` batch, `T` time steps, `D` width of deter, `S` categorical variables of stoch
+with `K` classes each, `L` all logits (S * K), `U` width of the dense layers, `G` blocks
+of the GRU, and `W` width of one block (D / G).
 """
 
 from __future__ import annotations
@@ -151,6 +152,7 @@ class BackwardPass(NamedTuple):
 
 
 OUTPUT_GRADS = ("grad_deter", "grad_stoch", "grad_logits")
+"""Fields of `BackwardPass` with the gradients of the outputs."""
 
 
 def project_actions(weights: ScanWeights, inputs: ScanInputs) -> Float[Tensor, "B T D"]:

@@ -71,12 +71,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       UNROLL for (int m = 0; m < 8; m++)
         w_in1[m][half][e] =
             load_column_pair(p.in1_weight + (32 * m + input) * LOGITS +
-                                 helper * OWN_LOGITS + warp * 8 + upper,
+                                 row_block * OWN_LOGITS + warp * 8 + upper,
                              LOGITS);
       UNROLL for (int m = 0; m < 2; m++)
         UNROLL for (int n = 0; n < 4; n++)
           w_logit[m][half][n][e] = load_column_pair(
-              p.logit_weight + (helper * OWN_LOGITS + 32 * m + input) * UNITS +
+              p.logit_weight + (row_block * OWN_LOGITS + 32 * m + input) * UNITS +
                   32 * warp + n * 8 + upper,
               UNITS);
     }
@@ -145,8 +145,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       }
       UNROLL for (int n = 0; n < 4; n++)
         if (upper == n)
-          store2(p.obs_partials + (at_own * HELPERS + helper) * UNITS + 32 * warp + n * 8 +
-                     2 * quad,
+          store2(p.obs_partials + (at_own * ROW_BLOCKS + row_block) * UNITS + 32 * warp +
+                     n * 8 + 2 * quad,
                  d[n][0], d[n][1]);
     }
     // load everything else that this step needs before the first wait
@@ -190,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
     // ---- obs
     {
-      const float* partials = p.obs_partials + at_own * HELPERS * UNITS + tid;
+      const float* partials = p.obs_partials + at_own * ROW_BLOCKS * UNITS + tid;
       u32 v[8];
       load8(v, partials, UNITS);
       wait8(v, partials, UNITS);
@@ -202,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       __syncthreads();
       x = obs_inv_rms * (x - obs * sum8(warp_sums) * (1.f / UNITS));
       float next = __shfl_down_sync(~0u, x, 1);
-      if (warp == helper && !(tid & 1))
+      if (warp == row_block && !(tid & 1))
         store1(p.dobs + at_own * UNITS + tid, pack(x, next));
     }
 
@@ -222,8 +222,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       float grad = ddeter + grad_deter + sum_warps<PITCH>(deter_sums, row, column);
       float activated = tanh_(reset * candidate);
       float dtanh = grad * update * (1.f - activated * activated);
-      float dmix = grad * (activated - prev_deter);
-      float dupdate = rounded(dmix * update * (1.f - update));
+      float dgate = grad * (activated - prev_deter);
+      float dupdate = rounded(dgate * update * (1.f - update));
       float dcandidate = rounded(dtanh * reset);
       float dreset = rounded(dtanh * candidate * reset * (1.f - reset));
       ddeter = grad * (1.f - update);
@@ -330,7 +330,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       sum_in1_bias += y;
       in1_row[tid] = to_bf16(y);
       float next = __shfl_down_sync(~0u, x, 1);
-      if (warp == helper) {
+      if (warp == row_block) {
         if (!(tid & 1)) store1(p.din0 + at_own * UNITS + tid, pack(x, next));
         p.din1[at_own * UNITS + tid] = to_bf16(y);
       }
@@ -350,7 +350,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   sums[2 * WIDTH] = sum_update;
   sums = p.vector_sums + own_row * SUMS;
   if (tid < OWN_LOGITS) sums[SUM_LOGITS + own_logit] = sum_logit;
-  if (helper == 0) {
+  if (row_block == 0) {
     sums[SUM_IN0_SCALE + tid] = sum_in0_scale;
     sums[SUM_IN0_BIAS + tid] = sum_in0_bias;
     sums[SUM_IN1_SCALE + tid] = sum_in1_scale;

@@ -6,17 +6,17 @@
 // have changed. No computed number has the bits of UNSET, so no flags are needed. Most of
 // these buffers are activations that are saved for the backward pass anyway.
 //
-// Each thread block has two roles. In the block-diagonal layers (hid, gru) it computes 16
-// columns (number `slice`) of block `gru_block` for all rows. In the other layers, eight
-// thread blocks (number `helper`) share one row of the batch (`own_row`). A matrix
-// product has 16 rows; each of the eight warps multiplies 32 of the 256 inputs, and the
-// sums of the warps are added in shared memory.
+// Each thread block has two tasks. In the block-diagonal layers (hid, gru), it computes
+// 16 columns (numbered by `slice`) of block `gru_block` for all rows. In the other
+// layers, eight thread blocks (numbered by `row_block`) share one row of the batch
+// (`own_row`). A matrix product has 16 rows; each of the eight warps multiplies 32 of the
+// 256 inputs, and the sums of the warps are added in shared memory.
 
 constexpr int ROWS = 16, THREAD_BLOCKS = 128, WARPS = 8, THREADS = 256;
 constexpr int DETER = 2048, UNITS = 256, GRU_BLOCKS = 8, WIDTH = DETER / GRU_BLOCKS;
 constexpr int STOCH = 32, CLASSES = 16, LOGITS = STOCH * CLASSES;
 constexpr int SLICES = THREAD_BLOCKS / GRU_BLOCKS, COLUMNS = WIDTH / SLICES;
-constexpr int HELPERS = THREAD_BLOCKS / ROWS, OWN_LOGITS = LOGITS / HELPERS;
+constexpr int ROW_BLOCKS = THREAD_BLOCKS / ROWS, OWN_LOGITS = LOGITS / ROW_BLOCKS;
 constexpr int SHARED_INPUT = 3 * UNITS;  // width of SavedActivations::shared_input
 constexpr int TWO_UNITS = 2 * UNITS;
 static_assert(THREADS == UNITS && WIDTH == UNITS, "");
@@ -25,18 +25,19 @@ static_assert(COLUMNS == 16 && OWN_LOGITS == 64, "");
 // Indices of a thread in both kernels. `input_column` is the first of its 8 inputs of a
 // layer, `block_input` the same in deter. `row` and `column` are its output: column
 // `block_column` of the GRU block, `out_column` of deter. `upper` and `lower` are the
-// rows of its fragments. `hid_row` is the first row of its GRU block in hid_weight.
+// rows of its fragments, and `quad` the index of its lane among the four lanes with the
+// same rows. `hid_row` is the first row of its GRU block in hid_weight.
 #define THREAD_INDICES                                                                 \
   const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, block = blockIdx.x;   \
   const int gru_block = block / SLICES, slice = block % SLICES;                        \
-  const int own_row = block / HELPERS, helper = block % HELPERS;                       \
+  const int own_row = block / ROW_BLOCKS, row_block = block % ROW_BLOCKS;              \
   const int upper = lane / 4, quad = lane % 4, lower = upper + 8;                      \
   const int input_column = 32 * warp + 8 * quad;                                       \
   const int row = tid / COLUMNS, column = tid % COLUMNS;                               \
   const int block_column = slice * COLUMNS + column;                                   \
   const int out_column = gru_block * WIDTH + block_column;                             \
   const int block_input = gru_block * WIDTH + input_column;                            \
-  const int own_logit = helper * OWN_LOGITS + tid;                                     \
+  const int own_logit = row_block * OWN_LOGITS + tid;                                  \
   const int length = p.length;                                                         \
   const int hid_row = gru_block * (WIDTH + SHARED_INPUT)
 
@@ -140,7 +141,8 @@ DEVICE float wait_row_sum(const u64* total) {
          (1.f / (1ull << BITS));
 }
 
-// Sums of the warps in shared memory: [warp][row][column]; PITCH is the row stride.
+// Sums of the warps in shared memory: [warp][row][column]. PITCH is the row stride, which
+// is larger than the number of columns to avoid bank conflicts.
 template <int N, int PITCH>
 DEVICE void store_warp_sums(float* sums, int warp, int lane, float (*c)[4], int at = 0) {
   float* upper = sums + (warp * ROWS + lane / 4) * PITCH + at + 2 * (lane % 4);

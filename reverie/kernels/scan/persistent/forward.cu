@@ -19,6 +19,7 @@ struct ForwardArguments : ScanWeights, SavedActivations {
   float eps, unimix;
 };
 
+// Returns the sum of the squares of 8 numbers.
 DEVICE float squares8(const u32* w) {
   float s = 0;
   UNROLL for (int i = 0; i < 4; i++)
@@ -66,12 +67,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       }
       UNROLL for (int m = 0; m < 8; m++)
         w_logit[m][half][e] = load_row_pair(
-            p.logit_weight + (helper * OWN_LOGITS + warp * 8 + upper) * UNITS + 32 * m +
-            8 * quad + 4 * half + 2 * e);
+            p.logit_weight + (row_block * OWN_LOGITS + warp * 8 + upper) * UNITS +
+            32 * m + 8 * quad + 4 * half + 2 * e);
     }
   for (int x = tid; x < LOGITS * 32; x += THREADS)
     in1_columns[x % LOGITS * 34 + x / LOGITS] =
-        p.in1_weight[(helper * 32 + x / LOGITS) * LOGITS + x % LOGITS];
+        p.in1_weight[(row_block * 32 + x / LOGITS) * LOGITS + x % LOGITS];
   float in1_scale[8], hid_scale[8];
   UNROLL for (int i = 0; i < 8; i++) {
     in1_scale[i] = p.in1_scale[input_column + i];
@@ -80,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const float in0_bias = to_float(p.in0_bias[tid]), in0_scale = p.in0_scale[tid];
   const float obs_scale = p.obs_scale[tid];
   const float logit_bias = tid < OWN_LOGITS ? to_float(p.logit_bias[own_logit]) : 0.f;
-  const int in1_column = helper * 32 + warp * 4 + lane % 2 * 2;  // two columns of in1
+  const int in1_column = row_block * 32 + warp * 4 + lane % 2 * 2;  // two columns of in1
   const float in1_bias0 = to_float(p.in1_bias[in1_column]),
               in1_bias1 = to_float(p.in1_bias[in1_column + 1]);
   const bf16* bias = p.gru_bias + gru_block * 3 * WIDTH + block_column;
@@ -94,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const bf16* deter = p.prev_deter + upper * DETER + block_input;
     multiply<2>(acc, fragment(load4(deter), load4(deter + 8 * DETER)), w_hid[0]);
   }
-  // normalize in0 of one row: all helpers of the row compute it, each stores a part
+  // normalize in0 of one row: all thread blocks of the row compute it, each stores a part
   auto store_in0 = [&](float x, int t) {
     x = rounded(x);
     float squares = lane_sum<32>(x * x);
@@ -104,9 +105,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     int at_row = t * ROWS + own_row;
     float y = silu(rounded(x * inv_rms * in0_scale));
     float next = __shfl_down_sync(~0u, y, 1);
-    if (warp == helper && !(tid & 1))
+    if (warp == row_block && !(tid & 1))
       store1(p.shared_input + at_row * SHARED_INPUT + tid, pack(y, next));
-    if (helper == 0) {
+    if (row_block == 0) {
       p.in0_pre[at_row * UNITS + tid] = to_bf16(x);
       if (tid == 0) p.inv_rms[at_row * 4] = inv_rms;
     }
@@ -262,7 +263,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         u32 winners = __ballot_sync(~0u, !(score < best)) >> (lane & CLASSES) & 0xFFFFu;
         int sample = __ffs(winners) - 1;
         if (lane % CLASSES == 0)
-          store1(p.samples + (t * ROWS + own_row) * STOCH + helper * 4 + tid / CLASSES,
+          store1(p.samples + (t * ROWS + own_row) * STOCH + row_block * 4 + tid / CLASSES,
                  sample);
         int logit_at = at_own * LOGITS + own_logit;
         bf16 one_hot = lane % CLASSES == sample ? 0x3F80 : 0;  // one, or zero
@@ -274,7 +275,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       wait8(v0, partials, ROWS * TWO_UNITS);
       if (t + 1 < length)
         store_in0(in0_bias + (first_own ? 0.f : sum_loaded8(v0)), t + 1);
-      if (helper == 1) {
+      if (row_block == 1) {
         p.obs_pre[at_own * UNITS + tid] = to_bf16(obs);
         p.obs_act[at_own * UNITS + tid] = act;
         if (tid == 0) p.inv_rms[at_own * 4 + 3] = inv_rms;

@@ -23,13 +23,15 @@ from reverie.kernels.scan import tensors
 ROWS = 16
 """The batch size must be a multiple of this."""
 THREAD_BLOCKS, THREADS = 128, 256
-DETER, UNITS, GRU_BLOCKS, STOCH, CLASSES = 2048, 256, 8, 32, 16  # size12m
+"""Thread blocks of a launch, and threads of a block."""
+DETER, UNITS, GRU_BLOCKS, STOCH, CLASSES = 2048, 256, 8, 32, 16
+"""Sizes of the preset `size12m`, the only ones that the kernels support."""
 LOGITS = STOCH * CLASSES
 SHARED_BYTES = {
     "scan_forward": 8 * ROWS * 40 * 4 + LOGITS * 34 * 2,
     "scan_backward": 8 * ROWS * (24 + 24 + 56) * 4,
 }
-"""Dynamic shared memory of both kernels."""
+"""Dynamic shared memory of both kernels in bytes (the arrays named `dynamic`)."""
 VECTOR_WIDTHS = [DETER, DETER, 3 * DETER, *[UNITS] * 5, LOGITS]
 """Widths of the fields of `VectorGrads`, which the backward kernel concatenates."""
 ROW_SUM_STRIDE = 32
@@ -40,13 +42,14 @@ UNSET = -1
 """Initial value of exchanged words (all bits set); thread blocks poll for a change."""
 
 fallback = nvrtc.Fallback("the posterior scan")
+"""Enabled if the kernels cannot be compiled or launched."""
 
 
 def is_supported(scan: tensors.ForwardPass) -> bool:
     """True if there are kernels for these sizes, this dtype and this GPU.
 
-    They do not compute the gradient of the initial state. They use nearly all
-    multiprocessors at once, so not if other processes use the GPU at the same time
+    The kernels do not compute the gradient of the initial state. They need nearly all
+    multiprocessors at once, so they are not used if other processes may share the GPU
     (MPS).
     """
     weights, inputs, _ = scan

@@ -1,7 +1,8 @@
 // The five backward kernels of one step. Names that begin with `d` are gradients; those
 // that end with `norm` are gradients of the output of an RMS norm. `own` is a row of the
 // batch, `base` and `after` are the first rows of this and the next step in activations,
-// and `given` is an index of incoming gradients.
+// and `input_index` is an index of incoming gradients. `starts_next` is true if the next
+// step is the first of an episode, or if there is none.
 
 struct BackwardArguments : ScanWeights, SavedActivations {
   // copies of weights in which the weights of one output of the backward pass are
@@ -109,13 +110,13 @@ KERNEL backward_logits(BackwardArguments p) {
   EACH_16_ROWS {
     const int row = tid / 16, own = min(first + row, p.batch - 1);
     const int at = (base + own) * LOGITS + variable * CLASSES;
-    const int given = (own * p.length + t) * LOGITS + variable * CLASSES;
+    const int input_index = (own * p.length + t) * LOGITS + variable * CLASSES;
     const bool starts_next = !has_next || p.is_first[own * p.length + t + 1];
     float2 grad[PAIRS], probs[PAIRS], grad_logits[PAIRS];
     each_class_pair([&](int i, int label) {
-      grad[i] = load_two(p.grad_stoch + given + label);
+      grad[i] = load_two(p.grad_stoch + input_index + label);
       probs[i] = load_two(p.logits + at + label);
-      grad_logits[i] = load_two(p.grad_logits + given + label);
+      grad_logits[i] = load_two(p.grad_logits + input_index + label);
     });
     if (has_next) {
       const RowPair rows(first, p.batch);
@@ -142,13 +143,13 @@ KERNEL backward_logits(BackwardArguments p) {
       each_class_pair([&](int i, int label) {
         grad[i] = add(grad[i], product.total(sums, row, label));
       });
-    const float total = 1.f / lane_sum<16>(exponentiate(probs));
+    const float inv_total = 1.f / lane_sum<16>(exponentiate(probs));
     float mean = 0;
     each_class_pair([&](int i, int) { mean += dot(probs[i], grad[i]); });
-    mean = lane_sum<16>(mean) * total;
+    mean = lane_sum<16>(mean) * inv_total;
     if (first + row < p.batch)
       each_class_pair([&](int i, int label) {
-        const float factor = (1.f - p.unimix) * total;
+        const float factor = (1.f - p.unimix) * inv_total;
         store_two(p.dlogits + at + label,
                   make_float2(
                       grad_logits[i].x + factor * probs[i].x * (grad[i].x - mean),
@@ -158,6 +159,7 @@ KERNEL backward_logits(BackwardArguments p) {
   }
 }
 
+// Computes dobs_norm from dlogits.
 KERNEL backward_obs(BackwardArguments p) {
   extern __shared__ __align__(16) float sums[];
   store_norm_output_grad<UNIT_COLUMNS, LOGITS, UNITS, LOGITS>(
@@ -190,6 +192,7 @@ KERNEL backward_gates(BackwardArguments p) {
     const float2 in0_inv_rms = has_next ? rows.load(p.inv_rms + after * 4, 4) : zero2();
     const bool starts_upper = !has_next || p.is_first[rows.upper * p.length + t + 1];
     const bool starts_lower = !has_next || p.is_first[rows.lower * p.length + t + 1];
+    // r, c and u: reset gate, candidate and update gate before their activations
     float2 grad = zero2(), r = zero2(), c = zero2(), u = zero2(), prev_deter = zero2();
     float* ddeter = p.ddeter + own * DETER + at;
     if (out.exists) {
@@ -254,6 +257,7 @@ KERNEL backward_gates(BackwardArguments p) {
   }
 }
 
+// Computes dhid_norm from dgates.
 KERNEL backward_hidden(BackwardArguments p) {
   extern __shared__ __align__(16) float sums[];
   const int gru_block = blockIdx.x * BLOCK_COLUMNS / WIDTH;

@@ -1,4 +1,7 @@
-// The five forward kernels of one step.
+// The five forward kernels of one step. `base` is the first row of this step in
+// activations, `own` a row of the batch, `at` a column or offset of this thread's output,
+// and `input_index` an index of inputs (row, time). `inside` is the first column of the
+// tile in its GRU block. `next_first` is is_first of the next step.
 
 struct ForwardArguments : ScanWeights, SavedActivations {
   // copies of weights in which the weights of one output are contiguous; in0_obs_rows are
@@ -214,12 +217,12 @@ KERNEL forward_logits(ForwardArguments p) {
       probs[i] = rounded(add(product.total(sums, row, label), probs[i]));
       if (exists) store_two(p.logits + at + label, probs[i]);
     });
-    const float total = (1.f - p.unimix) / lane_sum<16>(exponentiate(probs));
+    const float factor = (1.f - p.unimix) / lane_sum<16>(exponentiate(probs));
     float best = -1.f;
     int sample = 0;
     each_class_pair([&](int i, int label) {
-      float a = __fdividef(probs[i].x * total + p.unimix / CLASSES, noise[i].x);
-      float b = __fdividef(probs[i].y * total + p.unimix / CLASSES, noise[i].y);
+      float a = __fdividef(probs[i].x * factor + p.unimix / CLASSES, noise[i].x);
+      float b = __fdividef(probs[i].y * factor + p.unimix / CLASSES, noise[i].y);
       if (a > best) best = a, sample = label;
       if (b > best) best = b, sample = label + 1;
     });

@@ -21,6 +21,7 @@ from reverie.kernels.scan.triton.gradients import finish_gradients
 ROWS = 1
 """The batch size must be a multiple of this."""
 THREADS, WARPS = 256, 8
+"""Threads and warps of a thread block."""
 UNIT_COLUMNS = 8
 """Columns of a tile of the layers in0 and obs."""
 WINDOW = 32
@@ -32,19 +33,21 @@ BACKWARD = (
     *("backward_logits", "backward_obs", "backward_gates"),
     *("backward_hidden", "backward_inputs"),
 )
+"""Kernels of a step of the backward pass, in the order of their launches."""
 
 BLOCK_COLUMNS, WEIGHT_LOADS, BLOCKS_PER_SM = 32, 28, 1
 """Columns of a tile of the block-diagonal layers `hid` and `gru`, weight loads that a
 thread has in flight, and thread blocks per multiprocessor. These values are the fastest
 at every size on an H200: 64 steps of 16 rows, forward and backward, take 4.4 ms at
-size50m, 8.0 ms at size100m and 11.9 ms at size200m. With the values 16, 12 and 2 they
-take 5.0, 9.8 and 15.1 ms."""
+size50m, 8.0 ms at size100m and 11.9 ms at size200m (presets). With the values 16, 12
+and 2 they take 5.0, 9.8 and 15.1 ms."""
 MAX_BLOCK_WIDTH = 1024
 """Largest width of a GRU block for which the streamed kernels are faster than the
 Triton kernels at a batch size of 16 (Triton takes 7.2, 12.1 and 15.5 ms for the sizes
 above). For larger batches, the streamed kernels are faster at every width."""
 
 fallback = nvrtc.Fallback("the posterior scan")
+"""Enabled if the kernels cannot be compiled or launched."""
 
 
 class LayerSizes(NamedTuple):
@@ -204,6 +207,7 @@ def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
 
 
 def _layer_sizes(weights: tensors.ScanWeights, classes: int) -> LayerSizes:
+    """Return the sizes of the layers, from the shapes of their weights."""
     units, deter = weights.obs_weight.shape
     stoch = weights.logit_weight.shape[0] // classes
     return LayerSizes(deter, units, weights.gru_weight.shape[0], stoch, classes)
@@ -223,5 +227,5 @@ def _allocate_partials(
 
 def _shared_bytes(columns: int) -> int:
     """Return the bytes of shared memory for the sums of all warps (see `Tile`)."""
-    pitch = columns + (24 - columns % 16) % 16
+    pitch = columns + (24 - columns % 16) % 16  # row stride, `Tile::PITCH`
     return WARPS * 16 * pitch * 4

@@ -46,6 +46,8 @@ DEVICE float2 load_two(const bf16* p) {
 }
 DEVICE void store_two(bf16* p, float2 v) { *(u32*)p = pack(v.x, v.y); }
 
+// Programmatic dependent launch: the next kernel of the stream may start, and load its
+// weights, before this one ends. It then waits for the results of this kernel.
 DEVICE void allow_next_kernel() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
@@ -78,7 +80,9 @@ struct Output {
       : exists(row < 16 && first + row < batch), batch_row(min(first + row, batch - 1)) {}
 };
 
-// The matrix product of N columns of a layer with K inputs.
+// The matrix product of N columns of a layer with K inputs. NT is the number of groups of
+// 8 columns, the width of a product instruction. `window(i)` returns the first input of
+// this thread in window i of its warp, and `has(i)` is false if there is no such window.
 template <int N, int K>
 struct Tile {
   static constexpr int NT = N / 8, WINDOWS = K / 32;

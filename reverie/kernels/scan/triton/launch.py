@@ -24,6 +24,7 @@ MIN_TILE = 16
 LOAD_BYTES = 24 * 1024
 """Approximate bytes that a program loads per iteration of a matrix product."""
 OPTIONS = {"num_stages": 4, "num_warps": 4}
+"""Launch options of all kernels."""
 MAX_BLOCK_COLUMNS = 32
 """Maximum number of columns of a tile of the block-diagonal layers."""
 
@@ -51,6 +52,7 @@ class TileSizes(NamedTuple):
 
     def depth(self, width: int, columns: int) -> int:
         """Return how many of `width` inputs a program reads per iteration."""
+        # limited to the largest power of two for which the loads fit into LOAD_BYTES
         limit = LOAD_BYTES // (self.itemsize * (self.rows + columns))
         return max(MIN_TILE, _largest_divisor(width, 1 << limit.bit_length() - 1))
 
@@ -158,7 +160,7 @@ def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
     partials = _partial_sums(sizes, is_first)
     partials = partials._replace(in1=torch.empty_like(partials.in0))
     grad_deter, grad_stoch, grad_logits = (x.contiguous() for x in grads)
-    d = stepwise.allocate_step_grads(saved)
+    d = stepwise.allocate_step_grads(saved)  # `d.logits` is the gradient of the logits
     row_tiles = triton.cdiv(batch, sizes.rows)
     block_grid = (sizes.deter // sizes.block_columns, row_tiles)
     logit_grid = (triton.cdiv(sizes.stoch, sizes.variables), row_tiles)
@@ -177,6 +179,7 @@ def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
         backward.norm_output_backward[(units // sizes.unit_columns, row_tiles)](
             *(d.logits, w.logit_weight, saved.obs_pre, w.obs_scale),
             *(saved.inv_rms, d.obs_norm, partials.obs, *step),
+            # norm of obs: NORM, F, W, K, ROW, INPUT_STRIDE, OUTPUT_STRIDE
             *(3, units, units, logits, logits, units, 1, rows, sizes.unit_columns),
             *(sizes.depth(logits, sizes.unit_columns), precision),
             **OPTIONS,
@@ -194,6 +197,7 @@ def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
         backward.norm_output_backward[block_grid](
             *(d.gates, w.gru_weight, saved.hid_pre, w.hid_scale),
             *(saved.inv_rms, d.hid_norm, partials.hid, *step),
+            # norm of hid: NORM, F, W, K, ROW, INPUT_STRIDE, OUTPUT_STRIDE
             *(2, deter, width, 3 * width, 3 * deter, 1, 3 * width),
             *(rows, sizes.block_columns, sizes.depth(3 * width, sizes.block_columns)),
             precision,
@@ -225,6 +229,7 @@ class _PartialSums(NamedTuple):
 def _tile_sizes(
     weights: tensors.ScanWeights, settings: tensors.ScanSettings, is_first: Tensor
 ) -> TileSizes:
+    """Return the sizes of the layers, and tile sizes that fit them."""
     units, deter = weights.obs_weight.shape
     width, logits = weights.gru_weight.shape[1], weights.logit_weight.shape[0]
     is_float32 = weights.obs_weight.dtype == torch.float32
@@ -244,6 +249,7 @@ def _tile_sizes(
 
 
 def _partial_sums(sizes: TileSizes, like: Tensor) -> _PartialSums:
+    """Allocate the partial sums for a batch of `len(like)` rows."""
     counts = (
         sizes.units // sizes.unit_columns,
         sizes.units // sizes.in1_columns,

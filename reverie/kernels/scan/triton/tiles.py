@@ -5,7 +5,8 @@ and reads `BK` inputs per iteration (`BW` of deter, `BU` of units). Norm and act
 of the inputs, or the gradient of the norm, are applied while the inputs are loaded. An
 RMS norm needs a sum over the whole row: the kernel that writes a tile also writes the
 partial sum of that tile, and the kernel that reads the row adds up the partial sums
-(tiles, batch) in a fixed order: `TILES` sums, padded to `PADDED`, a power of two.
+(tiles, batch) in a fixed order: `TILES` sums, padded to `PADDED`, a power of two. A
+suffix 0 or 1 of these names means in0 or in1. `PRECISION` is that of matrix products.
 
 Saved activations and gradients are (time, row, width), indexed by `at` = time * batch +
 row. Inputs and incoming gradients are (row, time, width), indexed by `input_at` = row *
@@ -35,6 +36,7 @@ def silu_grad(x):
 
 @jit
 def tanh(x):
+    """Return tanh in terms of the sigmoid, which every Triton backend supports."""
     return 2 * tl.sigmoid(2 * x) - 1
 
 
@@ -82,6 +84,7 @@ def softmax_terms(logits, BM: tl.constexpr, BS: tl.constexpr, PADDED_K: tl.const
 
 @jit
 def load_is_first(is_first, t, length, batch, rows):
+    """Return is_first of step `t` as a column of booleans, one for each row."""
     flags = tl.load(is_first + rows * length + t, mask=rows < batch, other=0)
     return flags[:, None] != 0
 
