@@ -59,8 +59,11 @@ class WriterConfig:
 
 @dataclass(frozen=True)
 class ConversionResult:
+    """Folder with the converted episodes, and the number of episodes."""
+
     folder: Path
     written: int
+    """Episodes that this conversion has written."""
     existing: int
     """Episodes that an earlier, interrupted conversion had written."""
     bad: dict[str, str]
@@ -121,6 +124,7 @@ class _EpisodeWriter:
         self._stopping = threading.Event()
 
     def run(self, names: list[str], progress: ReportProgress) -> None:
+        """Write the episodes `names` that are not in the folder yet."""
         pending: set[Future[None]] = set()
         done = 0
         with ThreadPoolExecutor(self.config.jobs, "convert") as threads:
@@ -151,6 +155,7 @@ class _EpisodeWriter:
         return len(finished)
 
     def _write(self, name: str) -> None:
+        """Read, check and write one episode; called in a thread."""
         if self._stopping.is_set():
             return
         source = self.source
@@ -205,13 +210,14 @@ def start_or_resume(
             previous = read_json(path)
         except (OSError, ValueError):
             previous = None
-        if previous != json.loads(json.dumps(settings)):
+        if previous != json.loads(json.dumps(settings)):  # JSON has no tuples
             raise UserError(
                 f"{partial} is left over from another {operation} to {destination}.\n"
                 "  Fix: repeat that command to finish it, or remove the folder."
             )
         with explain_write_errors(destination):
-            for temporary in partial.glob(f".*{TEMPORARY}"):  # of a killed process
+            # Delete incomplete files, which a killed process has left.
+            for temporary in partial.glob(f".*{TEMPORARY}"):
                 temporary.unlink()
         return
     make_folder(partial, parents=True)

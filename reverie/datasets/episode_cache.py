@@ -17,6 +17,7 @@ from reverie.datasets.readers import Reader
 from reverie.spaces import STEP_KEYS
 
 OnBadEpisode = Literal["skip", "stop"]
+"""What to do with an episode that cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class EpisodeCache:
         self._cache.close()
 
     def _read(self, index: int) -> Episode | None:
+        """Read and check an episode; report it and return None if it is bad."""
         try:
             episode = self.reader.read_valid(self.names[index])
             if len(episode["reward"]) != self.rows[index]:
@@ -89,6 +91,7 @@ class EpisodeCache:
         return {key: episode[key] for key in self._keys}
 
     def _count_rows(self) -> np.ndarray:
+        """Return the number of rows of each episode; 0 if it is bad."""
         rows = np.zeros(len(self.names), np.int64)
         for index, name in enumerate(self.names):
             try:
@@ -98,6 +101,7 @@ class EpisodeCache:
         return rows
 
     def _report_bad(self, index: int, error: BadEpisode) -> None:
+        """Warn about a bad episode once, or raise `UserError` if `on_bad` is `stop`."""
         message = f"{self.reader.origin}: {self.names[index]} {error}"
         if self.on_bad == "stop":
             raise UserError(

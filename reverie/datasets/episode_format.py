@@ -20,7 +20,7 @@ LOG = "log/"
 """Prefix of keys that agents do not use."""
 STATE, MODEL = "log/state", "log/model"
 """Simulator states of all rows, and bytes of the simulator's model (XML)."""
-INT32 = np.iinfo(np.int32)
+INT32 = np.iinfo(np.int32)  # range of integer actions
 
 
 class BadEpisode(ValueError):
@@ -123,6 +123,7 @@ def check_episode(episode: Episode, obs_space: Spaces, act_space: Spaces) -> Epi
 
 
 def _mismatch(value: np.ndarray, space: Space, is_action: bool) -> str | None:
+    """Describe how an array differs from its space; None if it matches."""
     if value.shape[1:] != space.shape:
         return f"has shape {value.shape[1:]}, expected {space.shape}"
     if value.dtype != space.dtype:
@@ -137,6 +138,7 @@ def _mismatch(value: np.ndarray, space: Space, is_action: bool) -> str | None:
 
 
 def _numeric(value: Any, key: str) -> np.ndarray:
+    """Return a value as an array; raise `BadEpisode` if it has no numbers."""
     array = np.asarray(value)
     if array.dtype.kind not in "fiub":
         raise BadEpisode(f"{key!r} has dtype {array.dtype}, which is not numeric")
@@ -144,6 +146,7 @@ def _numeric(value: Any, key: str) -> np.ndarray:
 
 
 def _rows(value: Any, key: str) -> int:
+    """Return the number of rows; raise `BadEpisode` for a single value."""
     if not np.ndim(value):
         raise BadEpisode(f"{key!r} is a single value, not one per row")
     return len(value)

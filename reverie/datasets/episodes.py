@@ -46,6 +46,7 @@ class ReaderConfig(Transforms):
 
     @property
     def transforms(self) -> Transforms:
+        """The transforms to apply, with the observations of `like` filled in."""
         default = ROBOMIMIC if self.like else Transforms()
         return Transforms(
             self.images or default.images,

@@ -56,7 +56,8 @@ class EpisodeWindowSampler:
     def __init__(self, window: Window, cache: EpisodeCache, seed: int, index: int):
         self.window, self.cache = window, cache
         self.seed = (seed, index)
-        self._uniform = window.select == "episodes"  # regardless of length
+        # True: all episodes have the same probability, regardless of their length.
+        self._uniform = window.select == "episodes"
         self._slots, self._refills_per_sample = self._plan_slots()
 
     def sample(self, step: int, counts: np.ndarray) -> list[list[EpisodeSlice]]:
@@ -65,23 +66,24 @@ class EpisodeWindowSampler:
         `counts` is how often each episode was used. Every `consec` steps, new sequences
         of `span` rows are sampled, which are returned in `consec` chunks.
         """
-        sample, chunk = divmod(step, self.window.consec)
-        rng = make_rng(*self.seed, SAMPLE, sample)
+        sample_index, chunk = divmod(step, self.window.consec)
+        rng = make_rng(*self.seed, SAMPLE, sample_index)
         if self._uniform:
-            return self._sample_within_episodes(rng, sample, counts)
+            return self._sample_within_episodes(rng, sample_index, counts)
         return [
-            self._sample_across_episodes(rng, sample, chunk)
+            self._sample_across_episodes(rng, sample_index, chunk)
             for _ in range(self.window.batch)
         ]
 
     def _sample_across_episodes(
-        self, rng: np.random.Generator, sample: int, chunk: int
+        self, rng: np.random.Generator, sample_index: int, chunk: int
     ) -> list[EpisodeSlice]:
         """Sample a sequence across episodes; return one chunk of it."""
         window, slices, length = self.window, list[EpisodeSlice](), 0
         while length < window.span:
             if self._slots:
-                episode = self._episode_in_slot(int(rng.integers(self._slots)), sample)
+                slot = int(rng.integers(self._slots))
+                episode = self._episode_in_slot(slot, sample_index)
             else:
                 episode = self._sample_episode(rng)
             rows = int(self.cache.rows[episode])
@@ -92,14 +94,15 @@ class EpisodeWindowSampler:
         return _select_rows(slices, chunk * window.length, (chunk + 1) * window.length)
 
     def _sample_within_episodes(
-        self, rng: np.random.Generator, sample: int, counts: np.ndarray
+        self, rng: np.random.Generator, sample_index: int, counts: np.ndarray
     ) -> list[list[EpisodeSlice]]:
         """Sample sequences that do not continue in another episode."""
         window, sequences = self.window, []
         candidates = np.flatnonzero(self._is_usable())
         if self._slots:
-            slots = range(self._slots)
-            candidates = np.unique([self._episode_in_slot(i, sample) for i in slots])
+            candidates = np.unique(
+                [self._episode_in_slot(i, sample_index) for i in range(self._slots)]
+            )
         cumulative = np.cumsum(episode_probabilities(counts[candidates], window.alpha))
         for _ in range(window.batch):
             draw = rng.random() * cumulative[-1]
@@ -109,19 +112,24 @@ class EpisodeWindowSampler:
             step = rng.integers(0, rows - 1)
             offset = rng.integers(0, window.length - 1, 1)
             start = window_start(step, offset, rows - 1, window.length - 1, window.pad)
-            span = int(start[0]) + np.arange(window.length)
-            sequences.append([EpisodeSlice(episode, span)])
+            row_indices = int(start[0]) + np.arange(window.length)
+            sequences.append([EpisodeSlice(episode, row_indices)])
         return sequences
 
-    def _episode_in_slot(self, slot: int, sample: int) -> int:
-        """Return the episode in a slot for a sample; refill r fills slot r % slots."""
-        refills = self._slots + int(sample * self._refills_per_sample)
+    def _episode_in_slot(self, slot: int, sample_index: int) -> int:
+        """Return the episode that a slot holds when a sample is taken.
+
+        Refill r replaces the episode in slot `r % slots`, so the episode is that of the
+        last refill of the slot.
+        """
+        refills = self._slots + int(sample_index * self._refills_per_sample)
         refill = (refills - 1 - slot) // self._slots * self._slots + slot
         return self._sample_episode(make_rng(*self.seed, REFILL, refill))
 
     def _sample_episode(self, rng: np.random.Generator) -> int:
         """Sample a valid episode, in proportion to its length or uniformly."""
         rows = self.cache.rows
+        # With `_uniform`, all episodes of two or more rows have the same weight.
         weight = np.minimum(rows, 2) if self._uniform else rows
         cumulative = np.cumsum(np.where(rows > 1, weight, 0))
         if not self._is_usable().any():
@@ -136,6 +144,7 @@ class EpisodeWindowSampler:
                 return episode
 
     def _is_usable(self) -> np.ndarray:
+        """True for each episode that is valid and has at least one transition."""
         usable = self.cache.rows > 1
         usable[list(self.cache.bad)] = False
         return np.asarray(usable)
@@ -171,11 +180,15 @@ class _WindowState:
         self.is_counting = False
         self.counts = np.zeros(len(sampler.cache.names), np.int64)
         self.prefetched: deque[Future[SampledBatch]] = deque()
+        # `counts` before each of the last batches, for `put_back`
         self.previous_counts: deque[np.ndarray] = deque(maxlen=MAX_PUT_BACK)
 
 
 class RecordedFeed:
-    """Base class of feeds of recorded data; methods of `api.Feed` without effect."""
+    """Base class of feeds of recorded data.
+
+    Has the methods of `api.Feed` that have no effect on recorded data.
+    """
 
     def ready(self, name: str) -> bool:
         return True
@@ -222,7 +235,7 @@ class EpisodeFeed(RecordedFeed):
         self.device = torch.device(device)
         self.windows, self.seed, self.augment = windows, seed, augment
         self.served = 0  # rows returned so far
-        train_share = 0.9 if held_out else 1.0
+        train_share = 0.9 if held_out else 1.0  # fraction of the cache memory
         memory = config.memory * 2**30
         options = (config.bad, config.workers)
         self._train = EpisodeCache(reader, int(memory * train_share), *options)
@@ -321,6 +334,7 @@ class EpisodeFeed(RecordedFeed):
             window_state.counts = counts.copy()
 
     def _next(self, name: str) -> SampledBatch:
+        """Return the next batch, and keep `PREFETCH` more in preparation."""
         state = self._states[name]
         if self._thread is None:
             return self._sample(state, state.step, state.counts)
@@ -332,6 +346,7 @@ class EpisodeFeed(RecordedFeed):
         return prefetched.popleft().result()
 
     def _discard_prefetched(self, state: _WindowState) -> None:
+        """Cancel the prefetched batches, and wait for those that cannot be canceled."""
         while state.prefetched:
             future = state.prefetched.pop()
             if not future.cancel():
@@ -346,7 +361,7 @@ class EpisodeFeed(RecordedFeed):
         sampler, window = state.sampler, state.sampler.window
         while True:  # sample again if an episode turns out to be invalid
             sequences = sampler.sample(step, counts)
-            used = (piece.episode for slices in sequences for piece in slices)
+            used = (part.episode for slices in sequences for part in slices)
             episodes = sampler.cache.get(used)
             if episodes is not None:
                 break

@@ -73,8 +73,8 @@ class ImageCrop:
         cropped = dict(batch)
         for key in self.keys:
             x = batch[key]
-            positions = (x.shape[-3] - h + 1, x.shape[-2] - w + 1)
-            tops, lefts = (rng.integers(0, n, len(x)).tolist() for n in positions)
+            num_positions = (x.shape[-3] - h + 1, x.shape[-2] - w + 1)
+            tops, lefts = (rng.integers(0, n, len(x)).tolist() for n in num_positions)
             cropped[key] = np.stack(
                 [
                     frames[:, top : top + h, left : left + w]
@@ -101,7 +101,10 @@ def load_image_crop(state: StateDict) -> ImageCrop:
 def center_offset(
     size: tuple[int, ...], crop: tuple[int, int], key: str = "image"
 ) -> tuple[int, int]:
-    """Return the top row and left column of a centered crop."""
+    """Return the top row and left column of a centered crop.
+
+    Raises `UserError` if the image is smaller than the crop.
+    """
     if size[0] < crop[0] or size[1] < crop[1]:
         raise UserError(
             f"{key!r} has {size[0]}x{size[1]} pixels, fewer than the crop of "

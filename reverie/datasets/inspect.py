@@ -32,10 +32,14 @@ class InspectionReport:
     masks: dict[str, list[str]]
     metadata: dict[str, str] = field(default_factory=dict)
     inspected: int = 0
+    """Number of inspected episodes; `episodes` is the number of all episodes."""
     lengths: list[int] = field(default_factory=list)
+    """Number of rows of each valid episode."""
     returns: list[float] = field(default_factory=list)
     terminal: int = 0
+    """Number of episodes that ended in a terminal state."""
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Smallest and largest value of each key."""
     bad: dict[str, str] = field(default_factory=dict)
     """Invalid episodes with the reason."""
     first_valid: str = ""
@@ -116,6 +120,11 @@ class ActionAlignment:
 
     SHIFTS = (0, 1, -1)
     """Row of the action minus row of the observation; 0 is the correct alignment."""
+    MIN_ROWS, MAX_ROWS = 20, 50_000
+    """Rows that a warning needs, and rows after which further episodes are ignored."""
+    MIN_EXPLAINED, MIN_DIFFERENCE = 0.3, 0.1
+    """A warning needs at least this R^2 of another shift, and this much more than the
+    R^2 of the correct alignment."""
 
     def __init__(self) -> None:
         # by shift; the columns are the action, a constant 1 and the change
@@ -123,15 +132,16 @@ class ActionAlignment:
         self._rows = 0
 
     def add(self, episode: Episode, obs_space: Spaces, act_space: Spaces) -> None:
-        keys = [k for k, s in obs_space.items() if len(s.shape) == 1]
-        acts = [k for k, s in act_space.items() if s.dtype.kind == "f"]
+        """Add the vector observations and continuous actions of an episode."""
+        vectors = [k for k, s in obs_space.items() if len(s.shape) == 1]
+        actions = [k for k, s in act_space.items() if s.dtype.kind == "f"]
         rows = len(episode["reward"])
-        if rows < 4 or not keys or not acts or self._rows > 50_000:
+        if rows < 4 or not vectors or not actions or self._rows > self.MAX_ROWS:
             return
-        state = np.concatenate([episode[key] for key in keys], 1).astype(np.float64)
+        state = np.concatenate([episode[key] for key in vectors], 1).astype(np.float64)
         change = np.diff(state, axis=0)[1:-1]  # rows 1 .. rows - 3
         action = np.concatenate(
-            [episode[key].reshape(rows, -1) for key in acts], 1
+            [episode[key].reshape(rows, -1) for key in actions], 1
         ).astype(np.float64)
         self._rows += len(change)
         for shift in self.SHIFTS:
@@ -139,16 +149,18 @@ class ActionAlignment:
             ones = np.ones((len(shifted), 1))
             table = np.hstack([shifted, ones, change])
             self._tables.setdefault(shift, []).append(table)
-        self._inputs = action.shape[1] + 1
+        self._num_inputs = action.shape[1] + 1
 
     def explained_variance(self) -> dict[int, float]:
         """Return R^2 of a linear fit by shift: the maximum over observation entries."""
         return {
-            shift: self._fit(np.concatenate(p)) for shift, p in self._tables.items()
+            shift: self._fit(np.concatenate(tables))
+            for shift, tables in self._tables.items()
         }
 
     def _fit(self, table: np.ndarray) -> float:
-        inputs, change = table[:, : self._inputs], table[:, self._inputs :]
+        """Fit the change linearly to the action; return the largest R^2."""
+        inputs, change = np.split(table, [self._num_inputs], axis=1)
         residual = change - inputs @ np.linalg.lstsq(inputs, change, rcond=None)[0]
         total = ((change - change.mean(0)) ** 2).sum(0)
         explained = 1 - (residual**2).sum(0) / np.where(total > 1e-12, total, np.inf)
@@ -156,11 +168,12 @@ class ActionAlignment:
 
     def warnings(self, has_key_map: bool = True) -> list[str]:
         """Return a warning if actions seem to be shifted by one row."""
-        if self._rows < 20:
+        if self._rows < self.MIN_ROWS:
             return []
         explained = self.explained_variance()
         best = max(self.SHIFTS, key=lambda shift: explained[shift])
-        if best == 0 or explained[best] < max(0.3, explained[0] + 0.1):
+        threshold = max(self.MIN_EXPLAINED, explained[0] + self.MIN_DIFFERENCE)
+        if best == 0 or explained[best] < threshold:
             return []
         is_late = best > 0
         if is_late and has_key_map:

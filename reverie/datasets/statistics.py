@@ -117,7 +117,10 @@ def format_table(statistics: Statistics) -> str:
 
 
 class _RunningSums:
-    """Sums over rows, relative to the first row for numerical accuracy."""
+    """Sums of values and of their squares over rows.
+
+    Values are relative to the first row (`base`), for numerical accuracy.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -138,6 +141,7 @@ class _RunningSums:
         self.max = np.maximum(self.max, values.max(0))
 
     def result(self) -> KeyStatistics:
+        """Return the statistics of all rows so far."""
         mean = self.sum / self.count
         variance = np.maximum(self.square / self.count - mean * mean, 0)
         arrays = (mean + self.base, np.sqrt(variance), self.min, self.max)

@@ -18,6 +18,7 @@ from reverie.datasets.readers import Reader, WrappedReader
 from reverie.spaces import STEP_KEYS, Space, Spaces
 
 IMAGE, AUX = "image", "aux_"
+"""Key of the stacked images, and prefix of the keys of `Transforms.aux`."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Transforms:
 
     @property
     def input_keys(self) -> list[str]:
-        """Every observation that is named, without repetition."""
+        """The observations that these transforms name, without repetition."""
         return [*dict.fromkeys((*self.images, *self.vectors, *self.aux, *self.flip))]
 
     def output_space(self, obs_space: Spaces, origin: str) -> Spaces:
@@ -115,6 +116,7 @@ class Transforms:
         return np.ascontiguousarray(value)
 
     def _resized(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of an image after it is resized."""
         return (*self.size, *shape[2:]) if any(self.size) else shape
 
     def _resized_space(self, space: Space) -> Space:

@@ -47,7 +47,8 @@ class Reader(ABC):
     masks: dict[str, list[str]]
     """Named subsets of the episodes (robomimic's filter keys)."""
     bounds_entry: str = "them"
-    """Where `_declared_bounds` are stored, for messages."""
+    """Where the dataset stores its action bounds, as the object of "correct or remove"
+    in an error message."""
     _names: Sequence[str]
 
     @property
@@ -110,6 +111,7 @@ class Reader(ABC):
 
     @functools.cached_property
     def _spaces(self) -> tuple[Spaces, Spaces]:
+        """Observation and action space."""
         obs, act = infer_spaces(self.origin, self.names(), self.read, ["action"])
         bounds, space = self._declared_bounds(), act["action"]
         if bounds is not None and space.dtype.kind == "f":
@@ -241,6 +243,8 @@ class ReaderType:
 
 
 def _folder_with(*patterns: str) -> Callable[[str], bool]:
+    """Return a function that is True for folders with a file of one of the patterns."""
+
     def matches(path: str) -> bool:
         folder = Path(path)
         return folder.is_dir() and any(
@@ -266,6 +270,7 @@ def _has_dreamerv3_chunks(path: str) -> bool:
     return bool(find_chunks(path))
 
 
+# The formats in the order in which they are tried; the first that matches is used.
 READERS: dict[str, ReaderType] = {
     "minari": ReaderType(
         "a Minari dataset, as minari:ID",
@@ -420,6 +425,7 @@ def infer_spaces(
 
 
 def _action_space(value: np.ndarray, low: np.ndarray, high: np.ndarray) -> Space:
+    """Return the space of actions such as `value`, which are from `low` to `high`."""
     if value.dtype.kind in "iu":
         return Space(value.dtype, value.shape[1:], low, high + 1)
     if low.min(initial=0) >= -1 and high.max(initial=0) <= 1:

@@ -77,7 +77,8 @@ class DeltaIrisReader(Reader):
     @functools.cached_property
     def _spaces(self) -> tuple[Spaces, Spaces]:
         obs, act = infer_spaces(self.origin, self._names, self.read, ["action"])
-        highest = [int(act["action"].high) - 1]  # those episodes may lack some actions
+        # The few episodes from which spaces are inferred may lack some actions.
+        highest = [int(act["action"].high) - 1]
         for name in self._names:
             with contextlib.suppress(BadEpisode):
                 actions = self._load(name, ("actions",))["actions"]
@@ -86,6 +87,7 @@ class DeltaIrisReader(Reader):
         return obs, {"action": Space(np.int32, (), 0, max(highest) + 1)}
 
     def _load(self, name: str, keys: tuple[str, ...]) -> dict[str, np.ndarray]:
+        """Load some arrays of an episode; raise `BadEpisode` if one is missing."""
         try:
             data = read_torch_file(self._paths[name], keys)
         except UserError as error:
@@ -96,13 +98,14 @@ class DeltaIrisReader(Reader):
                 raise BadEpisode(f"has no {key!r}")
         try:
             return {key: entries[key].numpy() for key in keys}
-        except TypeError as error:  # bfloat16
+        except TypeError as error:  # for example bfloat16
             raise BadEpisode(
                 f"has a type that NumPy does not have ({error})"
             ) from error
 
 
 def _check_actions(value: np.ndarray) -> None:
+    """Raise `BadEpisode` unless actions are one 32-bit integer per step."""
     if value.ndim != 1 or value.dtype.kind not in "iu":
         raise BadEpisode(
             f"has actions of {value.dtype} {value.shape}, expected integers (T,)"

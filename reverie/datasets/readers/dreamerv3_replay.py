@@ -28,9 +28,11 @@ from reverie.datasets.readers.replay import complete_episodes
 from reverie.spaces import RESERVED, STEP_KEYS, Arrays, Space, Spaces
 
 _NAME = re.compile(r"\d{8}T\d{6}\w*-(\w+)-(\w+)-(\d+)")
+"""File name of a chunk without its suffix."""
 _AGENT_KEYS = ("enc/", "dyn/", "dec/", "rep/", "finite")
 """Prefixes of the keys that the agent stores: latents, and checks for finite values."""
 _TRANSITION_KEYS = ("action", "reward", "is_terminal")
+"""Keys that `from_steps` takes in addition to observations."""
 _MAX_CACHED = 4  # chunks in memory: short episodes are often in the same chunk
 
 
@@ -93,11 +95,12 @@ class DreamerV3ReplayReader(Reader):
         return obs, {"action": scaled_space_of_unknown_bounds(space)}
 
     def _find_episodes(self, env: int, chain: dict[Path, Arrays]) -> None:
+        """Add the complete episodes in a chain of chunks, given the flags of each."""
         is_first, is_last = (
             np.concatenate([flags[key] for flags in chain.values()])
             for key in ("is_first", "is_last")
         )
-        files, edges = list(chain), [0]
+        files, edges = list(chain), [0]  # edges: first row of each file in the chain
         for flags in chain.values():
             edges.append(edges[-1] + len(flags["is_first"]))
         # a chain has no gaps, so only `is_first` starts a new sequence of rows

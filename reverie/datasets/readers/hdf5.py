@@ -171,8 +171,8 @@ class Hdf5Reader(Reader):
             return None
         text = json.dumps(controllers)
         limits = re.findall(r'"input_(?:min|max)": (-?[\d.]+)', text)
-        is_unit = limits and all(abs(float(limit)) == 1 for limit in limits)
-        return (-1, 1) if is_unit else None
+        are_all_one = limits and all(abs(float(limit)) == 1 for limit in limits)
+        return (-1, 1) if are_all_one else None
 
     def _readable_names(self) -> list[str]:
         return [name for name in self._groups if name not in self._damaged]
@@ -248,6 +248,7 @@ class Hdf5Reader(Reader):
             start = stop
 
     def _open_group(self, name: str) -> Any:
+        """Return the group of an episode, limited to its steps if concatenated."""
         path, group_path = self._groups[name]
         group = self._open_file(path).group(group_path)
         if name in self._step_ranges:

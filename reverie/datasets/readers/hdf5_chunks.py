@@ -18,6 +18,7 @@ import numpy as np
 from reverie.storage.limits import Budget, InvalidFile
 
 _GZIP, _SHUFFLE, _CHECKSUM, _LZF = 1, 2, 3, 32000
+"""Numbers of the HDF5 filters that are accepted."""
 _CHECKSUM_BYTES = 4
 
 
@@ -59,14 +60,15 @@ class ChunkedArray:
             low, high = max(first, start), min(first + self._chunk_shape[0], stop)
             if low < high:
                 values = self._decompress(chunk)[low - first : high - first]
-                ends = zip(others, values.shape[1:], shape[1:], strict=True)
-                inner = [slice(x, min(x + length, end)) for x, length, end in ends]
-                # chunks at the border extend beyond the array
+                # chunks at the border extend beyond the array, so they are cropped
+                axes = zip(others, values.shape[1:], shape[1:], strict=True)
+                inner = [slice(x, min(x + length, end)) for x, length, end in axes]
                 valid = tuple(slice(each.stop - each.start) for each in inner)
                 out[(slice(low - start, high - start), *inner)] = values[:, *valid]
         return out
 
     def _check(self, compression: int, compressed_budget: Budget) -> None:
+        """Check the chunks that HDF5 decompresses; others are checked when read."""
         for chunk in self._chunks:
             compressed_budget.take(chunk.size)
             if not self._decompresses_here and self._is_applied(compression, chunk):
@@ -75,6 +77,7 @@ class ChunkedArray:
                 decompress(self._without_checksum(data), self._chunk_bytes, self._name)
 
     def _decompress(self, chunk: Any) -> np.ndarray:
+        """Return the array of a chunk that is compressed with gzip."""
         _, data = self._dataset.id.read_direct_chunk(chunk.chunk_offset)
         data = self._without_checksum(data)
         if self._is_applied(_GZIP, chunk):
@@ -148,10 +151,10 @@ def _check_lzf(data: bytes, size: int, name: str) -> None:
         if control < 32:  # a run of literal bytes
             decompressed += control + 1
             position += control + 2
-        elif control < 224:
+        elif control < 224:  # a short reference to earlier bytes
             decompressed += (control >> 5) + 2
             position += 2
-        else:  # the length continues in the next byte
+        else:  # a long reference, whose length continues in the next byte
             decompressed += 9 + (data[position + 1] if position + 1 < end else 0)
             position += 3
     if decompressed > size:

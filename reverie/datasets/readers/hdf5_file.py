@@ -36,6 +36,7 @@ MAX_SOFT_LINKS = 8
 MAX_METADATA_BYTES = 1 << 16
 """Maximum size of one read of metadata; larger reads are array data."""
 MAX_HEAP_BYTES = 64 << 20
+"""Number of bytes of a global heap that are checked."""
 EXTRA_TEXT_BYTES = 1 << 20
 """All strings together may have the size of the file plus this many bytes."""
 EXTRA_NAME_BYTES = 1 << 18
@@ -71,6 +72,7 @@ class Hdf5File:
         with _h5py_errors():
             open_regular(path).close()
             self.size = path.stat().st_size
+            # limits on the total size of what is read, see the constants above
             self._decompressed = unpacked_budget(self.size, "arrays")
             self._stored = Budget(
                 MAX_COPIES * self.size + ALWAYS_ALLOWED_BYTES, "compressed arrays"
@@ -178,6 +180,8 @@ class _CheckedFile(io.FileIO):
         position = _ENTRY.size
         while position + _ENTRY.size <= len(heap):
             index, _, _, length = _ENTRY.unpack_from(heap, position)
+            # The size of an entry is without its header and padding. Entry 0 is free
+            # space, whose size includes the header.
             if index:
                 length = _ENTRY.size + (length + 7) // 8 * 8
             if length < _ENTRY.size:
@@ -213,7 +217,7 @@ class Hdf5Array:
             dtype: np.dtype = self._dataset.dtype
             return dtype
         except (TypeError, ValueError):  # a type that NumPy does not have
-            return np.dtype("V1")
+            return np.dtype("V1")  # is neither numeric nor text, so it is not loaded
 
     def __len__(self) -> int:
         if not self.shape:
@@ -240,6 +244,7 @@ class Hdf5Array:
         return [str(_clean(value)) for value in values]
 
     def _load(self, rows: slice) -> np.ndarray:
+        """Read some rows; raise `InvalidFile` if the array is not numeric."""
         with _h5py_errors():
             if self.dtype.kind not in "biuf" or self._dataset.shape is None:
                 raise InvalidFile(f"has {self.name!r}, which does not have numbers")
@@ -334,7 +339,10 @@ class Hdf5Group:
             return Hdf5Group(self._group.parent, self._file)
 
     def _follow(self, key: str, links_left: int) -> Any:
-        """Follow a path one link at a time, so that no other file is opened."""
+        """Return the h5py object at a path; None if there is none.
+
+        The path is followed one link at a time, so that no other file is opened.
+        """
         h5py = self._file.h5py
         member = self._group.file if key.startswith("/") else self._group
         for part in filter(None, key.split("/")):
@@ -361,7 +369,7 @@ class Hdf5Group:
 
 
 def _is_name(name: str | bytes) -> bool:
-    """False for bytes, which h5py returns for text that is not UTF-8."""
+    """True for printable text; h5py returns bytes for text that is not UTF-8."""
     return isinstance(name, str) and name.isprintable()
 
 

@@ -43,6 +43,7 @@ class LeRobotReader(Reader):
             return self._read(*self._frame_ranges[name])
 
     def _read(self, start: int, stop: int) -> Episode:
+        """Read the episode with the frames `start` to `stop - 1` of the dataset."""
         frames = [self._data[i] for i in range(start, stop)]
         if not frames:
             raise BadEpisode("is empty")
@@ -76,6 +77,7 @@ def _short_name(key: str) -> str:
 
 
 def _stack(frames: list[dict[str, Any]], key: str) -> np.ndarray:
+    """Return the values of one key in all frames as an array."""
     return np.stack([np.asarray(frame[key]) for frame in frames])
 
 
@@ -106,6 +108,7 @@ def _frame_ranges(data: Any) -> list[tuple[int, int]]:
 
 
 def _load(path: str) -> Any:
+    """Open a dataset with LeRobot, as `LeRobotDataset`."""
     name = path.removeprefix("lerobot:")
     try:
         try:

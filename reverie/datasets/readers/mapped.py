@@ -49,7 +49,7 @@ def count_rows(group: Any, map: KeyMap) -> int:
     obs = find_observations(group, map)
     has_next = bool(find_next_observations(group, map, obs))
     if map.alignment == "before_obs" and not has_next:
-        return steps
+        return steps  # the first action is dropped
     is_dropped = not has_next and map.last_obs == "drop"
     return steps if is_dropped and shortest_length(obs) == steps else steps + 1
 
@@ -68,8 +68,9 @@ def build_episode(arrays: MappedArrays, map: KeyMap) -> Episode:
     if after:
         obs = {k: np.concatenate([v[:1], after[k]]) for k, v in before.items()}
     elif map.alignment == "before_obs":
+        # The first action led to the first observation; its start is unknown.
         action, reward, is_terminal = action[1:], reward[1:], is_terminal[1:]
-    elif shortest_length(before) == len(action):
+    elif shortest_length(before) == len(action):  # none after the last action
         if map.last_obs == "repeat":
             obs = {k: np.concatenate([v, v[-1:]]) for k, v in before.items()}
         elif reward[-1] or is_terminal[-1]:
@@ -131,6 +132,7 @@ def find_next_observations(
 
 
 def get_array(group: Any, key: str) -> Any:
+    """Return an array of a group without loading; raise `BadEpisode` if missing."""
     if key not in group:
         members = ", ".join(sorted(group)) or "nothing"
         raise BadEpisode(f"has no {key!r}, only {members}")
@@ -158,10 +160,12 @@ def first_column(value: np.ndarray, key: str) -> np.ndarray:
 
 
 def shortest_length(obs: Mapping[str, Any]) -> int:
+    """Return the smallest number of rows of all observations; 0 without any."""
     return min((len(value) for value in obs.values()), default=0)
 
 
 def is_group(member: Any) -> bool:
+    """True for a group; arrays have no method `keys`."""
     return hasattr(member, "keys")
 
 

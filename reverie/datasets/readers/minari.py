@@ -107,6 +107,7 @@ def _declared_spaces(space: Any, name: str) -> Spaces:
 
 
 def _load(name: str) -> Any:
+    """Open a downloaded dataset with Minari, as `MinariDataset`."""
     minari = import_optional("minari", "minari", f"The dataset {name!r}")
     try:
         return minari.load_dataset(name)

@@ -63,6 +63,7 @@ class NpzReader(FolderReader):
         for file in self.folder.glob("*.npz"):
             name, _, rows = file.stem.rpartition("-")
             name = name if name and rows.isdecimal() else file.stem
+            # Of two files with the same name, one is listed with its full file name.
             paths[file.stem if name in paths else name] = file
         return paths
 
@@ -131,11 +132,15 @@ class NpzReader(FolderReader):
         return False
 
     def _read_raw(self, name: str) -> Episode:
-        """Read an episode without knowing its spaces: actions stay float vectors."""
+        """Read an episode with spaces inferred from its file alone.
+
+        One-hot actions are not decoded.
+        """
         arrays = load_arrays(self.paths[name])
         return self._convert(arrays, *_infer_file_spaces(arrays))
 
     def _convert(self, arrays: Arrays, obs_space: Spaces, act_space: Spaces) -> Episode:
+        """Convert the arrays of a file to an episode."""
         convert = _from_incomplete if self.incomplete else from_npz
         return convert(arrays, obs_space, act_space)
 
@@ -237,11 +242,11 @@ def _from_incomplete(arrays: Arrays, obs_space: Spaces, act_space: Spaces) -> Ep
     # an action may be a vector; `STEP_KEYS` (with the reward) have one number per row
     for key in arrays.keys() & {"action", *STEP_KEYS}:
         value = arrays[key]
-        is_flag = key in STEP_KEYS
+        is_scalar = key in STEP_KEYS
         if (
             value.shape[:1] != (rows,)
             or value.dtype.kind not in "biuf"
-            or (is_flag and value.size != rows)
+            or (is_scalar and value.size != rows)
         ):
             raise BadEpisode(
                 f"{key!r} is {value.dtype} {value.shape}, expected numbers in {rows} "
@@ -293,6 +298,7 @@ def _infer_file_spaces(arrays: Arrays) -> tuple[Spaces, Spaces]:
 
 
 def _last_row(rows: int) -> np.ndarray:
+    """Return a mask that is True in the last row only."""
     return np.arange(rows) == rows - 1
 
 
@@ -333,7 +339,7 @@ def is_one_hot(
 def scaled_space_of_unknown_bounds(space: Space) -> Space:
     """Return the space of actions scaled to [-1, 1] from bounds that are not stored.
 
-    The last argument, `Space.native`, are the bounds in the environment's own units:
+    The bounds in the environment's own units (`Space.native`, the last argument) are
     infinite, because they are unknown.
     """
     return Space(space.dtype, space.shape, -1, 1, (-np.inf, np.inf))

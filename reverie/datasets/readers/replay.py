@@ -38,8 +38,8 @@ class ReplayReader(Reader):
         obs_space, act_space = read_spaces(Path(path))
         self._spaces = agent_obs_space(obs_space), act_space
         self._keys = [*self.obs_space, *self.act_space, *STEP_KEYS]
-        shards = sorted(self.folder.glob("rank*"), key=lambda x: (len(x.name), x.name))
-        self._folders = [self.folder, *shards]
+        ranks = sorted(self.folder.glob("rank*"), key=lambda x: (len(x.name), x.name))
+        self._folders = [self.folder, *ranks]
         self._sources = [
             (folder, source)
             for folder in self._folders
@@ -126,7 +126,11 @@ def complete_episodes(
 
 
 def _list_segments(folder: Path) -> list[ArrayFile]:
-    """Return the segment files; of those that begin at the same step, the longest."""
+    """Return the segment files of a folder.
+
+    Of files that begin at the same step, only the longest is returned: the others are
+    partial segments of earlier saves. Files that cannot be read are skipped.
+    """
     longest: dict[int, tuple[int, Path]] = {}
     for path in sorted(folder.glob(f"*{files.SUFFIX}")):
         parts = path.stem.split("-")  # first, count, checksum; extras have one more

@@ -16,8 +16,8 @@ A class may also have a static method `unused_settings(config)`, which returns t
 of the settings in `SequenceConfig` that it does not use, with the reason.
 
 The time convention is that of `api.py`: the action of a row leads to the next row.
-Ground-truth events, if known, have the key `log/event`, bool `(B, T)`; keys under
-`log/` are used by evaluation and never by a loss.
+Ground-truth events (segment boundaries), if known, have the key `log/event`, bool
+`(B, T)`; keys under `log/` are used by evaluation and never by a loss.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ from reverie.spaces import Arrays, Spaces
 Loss = Literal["bernoulli", "gaussian"]
 
 PREFIX = "sequences_"
+"""Prefix of the tasks that are sequence datasets."""
 
 LOSSES: tuple[str, ...] = get_args(Loss)
 METHODS = ("batch", "evaluation", "close")
+"""Methods that a sequence dataset must have."""
 
 SEQUENCE_DATASETS = {
     "balls": "reverie.datasets.synthetic.balls:BouncingBalls",
@@ -91,7 +93,7 @@ class SequenceConfig:
 
 @runtime_checkable
 class SequenceDataset(Protocol):
-    """See the top of this file."""
+    """A sequence dataset; the docstring of this module explains its members."""
 
     loss: Loss
     obs_space: Spaces

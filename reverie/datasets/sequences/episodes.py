@@ -86,7 +86,8 @@ def _add_all(
 ) -> list[int]:
     """Add all valid episodes and return their indices; warn about the others.
 
-    Raises `UserError` if none is valid, or if fewer than `minimum` of several are.
+    Raises `UserError` if no episode is valid, or if some are invalid and fewer than
+    `minimum` are valid.
     """
     indices, errors = [], []
     for name in reader.names():

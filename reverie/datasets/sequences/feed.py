@@ -36,14 +36,16 @@ class SequenceFeed(RecordedFeed):
         self.served = 0  # rows returned so far
         self._batch_rows = 0  # rows of the last training batch
         self._thread = ThreadPoolExecutor(1, "sequences") if prefetch else None
+        # Step of the prefetched training batch, and the batch.
         self._next: tuple[int, Future[Batch]] | None = None
-        self._cached: dict[str, Batch] = {}
+        self._cached: dict[str, Batch] = {}  # batches `report` and `labelled`
 
     def __call__(self, name: str, out: Batch | None = None) -> Batch:
         batch = self._get(name)
         return batch if out is None else copy_batch(batch, out)
 
     def _get(self, name: str) -> Batch:
+        """Return the next training batch, or the fixed batch of another name."""
         if name == "train":
             batch = self._next_batch() if self._thread else self._load_train(self.step)
             self.step += 1
@@ -52,10 +54,10 @@ class SequenceFeed(RecordedFeed):
             self.served += self._batch_rows
             return batch
         if name not in self._cached:
-            make = self._load_report if name == "report" else self._load_labelled
+            load = self._load_report if name == "report" else self._load_labelled
             # the dataset is used by one thread at a time
             self._cached[name] = (
-                self._thread.submit(make).result() if self._thread else make()
+                self._thread.submit(load).result() if self._thread else load()
             )
         return self._cached[name]
 
@@ -78,6 +80,7 @@ class SequenceFeed(RecordedFeed):
             self.dataset.close()
 
     def _next_batch(self) -> Batch:
+        """Return the training batch of the current step, and prefetch the next one."""
         assert self._thread
         if not self._next or self._next[0] != self.step:
             self._next = self.step, self._thread.submit(self._load_train, self.step)
@@ -119,7 +122,7 @@ def find_problem(arrays: Any, spaces: Spaces) -> str | None:
     if not isinstance(arrays, dict):
         return f"they are a {type(arrays).__name__}, expected a dict of arrays"
     expected = {**spaces, EVENT: Space(bool)} if EVENT in arrays else spaces
-    leading = None
+    leading = None  # the first two axes (B, T) of all arrays
     for key, space in expected.items():
         value = arrays.get(key)
         if not isinstance(value, np.ndarray):
@@ -140,12 +143,15 @@ def find_problem(arrays: Any, spaces: Spaces) -> str | None:
 
 
 def _mismatch(value: np.ndarray, space: Space) -> str | None:
+    """Describe how type or values differ from a space; None if they match."""
     kind, dtype = value.dtype.kind, space.dtype
     if kind == "f" and not np.isfinite(value).all():
         return "has NaN or infinite entries"
-    is_exact = space.is_image or dtype.kind == "b"
+    needs_same_dtype = space.is_image or dtype.kind == "b"
     matches = (
-        value.dtype == dtype if is_exact else kind in DTYPE_KINDS[space.is_discrete]
+        value.dtype == dtype
+        if needs_same_dtype
+        else kind in DTYPE_KINDS[space.is_discrete]
     )
     if not matches:
         return f"is {value.dtype}, expected {dtype}"

@@ -65,6 +65,7 @@ class StoredEpisodes:
         self._cache.close()
 
     def _read(self, index: int) -> Arrays:
+        """Read an episode again; raise `UserError` if its file has changed."""
         name, read = self._sources[index]
         try:
             episode = read()

@@ -2,12 +2,12 @@
 
 The balls are diamonds of radius 3 on a black image of 32 x 32 pixels. They pass through
 each other (the second is drawn over the first), and Gaussian noise is added to their
-velocity at every step. A ball that reaches a wall is placed on it, reflected, and given
+velocity at every step. A ball that reaches a wall is placed on it, reflected, and gets
 one of the eight other colors. Frame t is an event if a ball hit a wall between t - 1
 and t; its new color is visible in frame t. The first frame is never an event.
 
-Many sequences are simulated at once. Random numbers come from a `BallSampler`, so that
-tests can replay recorded streams.
+Many sequences are simulated at once. Random numbers come from a `BallSampler`, which
+tests replace to use recorded random numbers.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from reverie.spaces import EVENT, Arrays, Space, Spaces
 from reverie.storage.atomic import make_folder
 
 SIDE, RADIUS, BALLS = 32, 3, 2
+"""Side of the image and radius of a ball in pixels, and number of balls."""
 SPEED, NOISE = 1.5, 0.1
 """Initial speed in pixels per unit of time, and standard deviation of the noise that is
 added to each velocity per frame."""
@@ -73,6 +74,7 @@ class BallSampler:
         return pos, vel, self.rng.integers(len(PALETTE), size=(count, BALLS))
 
     def noise(self, count: int) -> Float[np.ndarray, "N 2 2"]:
+        """Return standard normal noise of the velocities."""
         return self.rng.standard_normal((count, BALLS, 2))
 
     def new_color(self, hit: Bool[np.ndarray, "N 2"]) -> Int[np.ndarray, "N 2"]:
@@ -81,6 +83,7 @@ class BallSampler:
 
 
 def simulate(sampler: BallSampler, count: int, length: int, dt: float) -> Trajectories:
+    """Simulate `count` sequences of `length` frames, with time `dt` between frames."""
     pos, vel, color = sampler.start(count)
     vel = vel / (np.linalg.norm(vel, axis=-1, keepdims=True) + 1e-8) * SPEED
     rows = [(pos, vel, color, np.zeros(count, bool))]

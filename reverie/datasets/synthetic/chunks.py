@@ -37,11 +37,14 @@ class ChunkedSequences:
         self._generate, self.size, self.refresh = generate, size, refresh
         self.batch_size, self.seed = batch, seed
         self._thread = ThreadPoolExecutor(1, "sequences")
-        self._pending: dict[int, Future[Arrays]] = {}
+        self._pending: dict[int, Future[Arrays]] = {}  # by number of the chunk
+        # Number of the current chunk and its sequences.
         self._current: tuple[int, Arrays] | None = None
+        # Number of the chunk and of the pass over it, and the order of sequences.
         self._order: tuple[tuple[int, int], np.ndarray] | None = None
 
     def batch(self, step: int) -> Arrays:
+        """Return the training batch of a step."""
         number, chunk_step = divmod(step, self.refresh) if self.refresh else (0, step)
         chunk = self._get_chunk(number)
         epoch, index = divmod(chunk_step, self.size // self.batch_size)
@@ -50,6 +53,7 @@ class ChunkedSequences:
         return {key: value[rows] for key, value in chunk.items()}
 
     def evaluation(self, count: int) -> Arrays:
+        """Generate sequences that are in no training batch."""
         return self._generate(make_rng(self.seed, EVALUATION), count)
 
     def close(self) -> None:
@@ -57,6 +61,7 @@ class ChunkedSequences:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _get_chunk(self, number: int) -> Arrays:
+        """Return a chunk, and start to generate the next one in the thread."""
         if self._current is None or self._current[0] != number:
             self._current = None  # at most two chunks are in memory
             future = self._pending.pop(number, None) or self._submit(number)
@@ -72,6 +77,7 @@ class ChunkedSequences:
         )
 
     def _get_order(self, number: int, epoch: int) -> np.ndarray:
+        """Return the shuffled order of the sequences in one pass over a chunk."""
         if self._order is None or self._order[0] != (number, epoch):
             rng = make_rng(self.seed, ORDER, number, epoch)
             self._order = (number, epoch), rng.permutation(self.size)

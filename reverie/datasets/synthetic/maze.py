@@ -30,6 +30,7 @@ from reverie.spaces import EVENT, Arrays, Space, Spaces
 from reverie.storage.atomic import make_folder
 
 SIDE = 32
+"""Height and width of the images in pixels."""
 LENGTH = 300
 """Default number of frames of an episode."""
 MAP = np.array(
@@ -61,9 +62,13 @@ COLORS[[1, 2, 3, 4, 5, 6, 9]] = [
     (0.8, 0.1, 0.8),
     (0.5, 0.5, 0.5),
 ]
-CEILING, FLOOR = 0.1, 0.2
-FORWARD, LEFT, RIGHT = 0, 1, 2
+CEILING, FLOOR = 0.1, 0.2  # gray values
+FORWARD, LEFT, RIGHT = 0, 1, 2  # actions
 STEP_LENGTH, TURN = 0.4, 0.3
+"""Distance of a step forward in cells, and angle of a turn in radians."""
+POSITION_NOISE, ANGLE_NOISE, START_ANGLE_NOISE = 0.005, 0.01, 0.05
+"""Standard deviations of the noise that is added to the pose at each step, and to the
+angle at the start."""
 PROBE = 0.6
 """Distance in cells at which the policy checks for walls."""
 FIELD_OF_VIEW = np.pi / 3
@@ -102,18 +107,20 @@ def simulate(rng: RandomSource, length: int) -> MazeTrajectory:
             x, y = (x, y) if is_wall(*target) else target
         else:
             angle += TURN if action == RIGHT else -TURN
-        x += rng.normal(0, 0.005)
-        y += rng.normal(0, 0.005)
-        angle += rng.normal(0, 0.01)
+        x += rng.normal(0, POSITION_NOISE)
+        y += rng.normal(0, POSITION_NOISE)
+        angle += rng.normal(0, ANGLE_NOISE)
     return MazeTrajectory(*(np.array(column) for column in zip(*rows, strict=True)))
 
 
 def _reset(rng: RandomSource) -> tuple[float, float, float]:
+    """Return x, y and angle at the center of a random free cell."""
     while True:
         column, row = rng.randint(1, MAP.shape[1] - 1), rng.randint(1, len(MAP) - 1)
         if not MAP[row, column]:
             break
-    angle = rng.choice([0, np.pi / 2, np.pi, 3 * np.pi / 2]) + rng.normal(0, 0.05)
+    angle = rng.choice([0, np.pi / 2, np.pi, 3 * np.pi / 2])
+    angle += rng.normal(0, START_ANGLE_NOISE)
     return column + 0.5, row + 0.5, angle
 
 
@@ -178,6 +185,7 @@ def render_maze(
         hit_horizontal, length_y, length_x
     )
     row, column = np.clip(row, 0, len(MAP) - 1), np.clip(column, 0, MAP.shape[1] - 1)
+    # Walls along x are darker than walls along y, and distant ones than near ones.
     shade = np.where(hit_horizontal, 0.7, 1.0) / (1 + 0.1 * distance)
     color = COLORS[MAP[row, column]] * shade[:, None]
 
@@ -209,6 +217,7 @@ class NumpyRandomSource:
 
 
 def make_episode(rng: RandomSource, length: int) -> Arrays:
+    """Return the arrays of the file of a new episode."""
     trajectory = simulate(rng, length)
     return {
         "video": render_maze(trajectory.pose),
