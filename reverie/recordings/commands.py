@@ -249,7 +249,7 @@ def split_command(path: str, folder: str, options: SplitOptions) -> int:
     for part, names in names_by_part.items():
         if isinstance(reader, FolderReader):
             _link_files(reader, names, partial / part)
-        elif not (partial / part).exists():  # else written before an interruption
+        elif not (partial / part).exists():  # not written before an interruption
             bar = ProgressBar(part)
             convert(reader, partial / part, None, options, names, bar)
             bar.end()
@@ -385,6 +385,7 @@ class ProgressBar:
 
 
 def print_skipped(bad: dict[str, str]) -> None:
+    """Print the episodes that were skipped, with the reason."""
     for name, why in bad.items():
         print_message(f"skipped: {name} {why}")
 
@@ -419,4 +420,5 @@ def _link_files(reader: FolderReader, names: list[str], folder: Path) -> None:
 
 
 def _base_name(path: str) -> str:
+    """Return the name of a dataset without its folder, format and suffix."""
     return Path(path.rpartition(":")[2]).stem or "recordings"

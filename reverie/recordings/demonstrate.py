@@ -68,7 +68,7 @@ def record_demonstrations(
         )
     finally:
         env.close()
-    return steps + episodes
+    return steps + episodes  # an episode has one row more than steps
 
 
 def successful_episodes(
@@ -106,6 +106,7 @@ def successful_episodes(
 def _record_episode(
     env: Env, expert: Any, rng: np.random.Generator, noise: float
 ) -> Episode:
+    """Record one episode of the expert, with noise added to continuous actions."""
     rows = []
     obs = env.reset()
     model = env.simulator_model() if has_simulator_state(env) else ""

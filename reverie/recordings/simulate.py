@@ -207,9 +207,11 @@ class Simulator:
         del self.env
 
     def _run(self, function: Callable[[], T]) -> T:
+        """Call a function in the thread of the environment."""
         return self._thread.submit(function).result()
 
     def _read_states(self, name: str, required: bool) -> tuple[np.ndarray | None, str]:
+        """Return recorded states and model; None and "" if missing and not required."""
         is_settable = has_simulator_state(self.env)
         if required and not is_settable:
             raise UserError(
@@ -230,6 +232,7 @@ class Simulator:
     def _replay(
         self, episode: Episode, states: np.ndarray | None, model: str, mode: ReplayMode
     ) -> OpenLoopReplay:
+        """Play an episode in the environment; called in its thread."""
         errors: list[float] = []
         if mode == "states":
             assert states is not None
@@ -266,6 +269,7 @@ class Simulator:
         return observed
 
     def _env_action(self, episode: Episode, row: int) -> dict[str, np.ndarray]:
+        """Return the action of a row in the units of the environment."""
         action = {key: episode[key][row] for key in self.reader.act_space}
         return self._convert(action)
 
@@ -319,12 +323,13 @@ def _recorded_settings(config: SimulatorConfig, reader: Reader) -> dict[str, Any
     try:
         env_args = json.loads(reader.metadata.get("env_args", "{}"))
         names = reader.names()
-        steps = max((_steps(reader, name) for name in names), default=0)
+        steps = max((_num_steps(reader, name) for name in names), default=0)
         found = suite.recorded_settings(env_args, steps)
     except (ValueError, TypeError, AttributeError, LookupError):
         return {}
     current = suite.own_config(config.env)
     default = type(current)()
+    # A setting that has its default value was not set by the user.
     return {
         name: value
         for name, value in found.items()
@@ -332,7 +337,8 @@ def _recorded_settings(config: SimulatorConfig, reader: Reader) -> dict[str, Any
     }
 
 
-def _steps(reader: Reader, name: str) -> int:
+def _num_steps(reader: Reader, name: str) -> int:
+    """Return the number of steps of an episode; 0 if it cannot be read."""
     try:
         return reader.rows(name) - 1
     except BadEpisode:
@@ -340,6 +346,7 @@ def _steps(reader: Reader, name: str) -> int:
 
 
 def _with_settings(config: SimulatorConfig, settings: dict[str, Any]) -> envs.EnvConfig:
+    """Return the settings of the environment with the recorded `settings` applied."""
     if not settings:
         return config.env
     suite = SUITES[split_task(config.task)[0]]

@@ -36,6 +36,7 @@ from reverie.recordings.simulate import (
 from reverie.render.video import upscale, video_suffix, write_video
 
 DEFAULT_FPS = 15
+"""Frames per second of a video if the environment does not state its speed."""
 
 
 @dataclass(frozen=True)
