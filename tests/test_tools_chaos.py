@@ -49,7 +49,7 @@ def run_main(monkeypatch, sections, *words) -> int:
     monkeypatch.setattr(main, "load_sections", lambda: sections)
     for name in ("HOME", "XDG_STATE_HOME", "TMPDIR", "WANDB_MODE"):
         monkeypatch.setenv(name, os.environ.get(name, ""))  # restored afterwards
-    monkeypatch.setattr(main, "MODULES", ())
+    monkeypatch.setattr(main, "PRELOADED_MODULES", ())
     return main.main(words)
 
 

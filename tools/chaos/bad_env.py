@@ -99,14 +99,19 @@ FAULTS = {
     "side effects": SIDE_EFFECTS,
 }
 HAPPENED = "fault_happened"
+"""File that marks that a crash or hang has happened in this run."""
 
 
 class MessageError(Exception):
+    """Raises another exception when its message is formatted."""
+
     def __str__(self) -> str:
         raise ValueError("no message")
 
 
 class InterruptingError(Exception):
+    """Raises KeyboardInterrupt when its message is formatted."""
+
     def __str__(self) -> str:
         raise KeyboardInterrupt
 
@@ -118,8 +123,8 @@ class BadEnv(gymnasium.Env):
     action_space = spaces.Discrete(3)
 
     def __init__(self, fault: str, at: int):
-        self.fault, self.at = fault, at
-        self.steps = self.total = 0
+        self.fault, self.at = fault, at  # the fault starts at this step
+        self.steps = self.total = 0  # in this episode, and in all episodes
         self.buffer = np.zeros(4, np.float32)
 
     def reset(self, seed=None, options=None):
@@ -160,6 +165,7 @@ class BadEnv(gymnasium.Env):
 
 
 def make_env():
+    """Return the environment, or fail with a fault that concerns its creation."""
     fault = os.environ.get("CHAOS_FAULT", "")
     if fault == "in_make":
         raise RuntimeError("no environment")

@@ -13,10 +13,12 @@ from chaos.hostile import STRINGS
 from chaos.processes import TIMEOUT, Running
 from chaos.sections import Section
 
+# Values of settings:
 NUMBERS = ("0", "-1", "1", "2", "3", "0.5", "-1.5", "nan", "inf", "-inf", "1e-12")
 HUGE = ("1e9", "9223372036854775808", "1e300", "99999999999999999999", "1e999")
 WORDS = ("True", "False", "none", "None", "auto", "all", "catch", "rssm", "cuda", "cpu")
 PATTERNS = ("(a+)+$", "[", "(?P<x>", "*", ".*", "\\")
+# Commands of `reverie`, and of `reverie data`:
 NAMES = ("train", "eval", "data", "draw", "config", "sweep", "envs", "check-env", "bc")
 SUBCOMMANDS = ("inspect", "stats", "view", "convert", "split", "merge", "replay", "x")
 SIGTERM_AFTER = 20.0
@@ -39,10 +41,12 @@ def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
 
 
 def config_arguments(rng: random.Random, folder: Path) -> list[str]:
+    """Return `reverie config` with random settings."""
     return ["config", *random_settings(rng, rng.randint(1, 4))]
 
 
 def train_arguments(rng: random.Random, folder: Path) -> list[str]:
+    """Return a short training with random settings."""
     agent = rng.choice(["dreamer", "dreamer", "random", "iris", "bc", "vta"])
     command = rng.choice(["train", "train", "train_eval"])
     arguments = [command, "--configs", "debug", "--agent", agent, "--task", "catch"]
@@ -51,12 +55,14 @@ def train_arguments(rng: random.Random, folder: Path) -> list[str]:
 
 
 def eval_arguments(rng: random.Random, folder: Path) -> list[str]:
+    """Return an evaluation of a trained run with random settings."""
     run = folder / "run"
     run.symlink_to(trained_run())
     return ["eval", str(run), "--episodes", "1", *random_settings(rng, 2, False)]
 
 
 def data_arguments(rng: random.Random, folder: Path) -> list[str]:
+    """Return `reverie data` with random paths, most of them not datasets."""
     (folder / "text").write_text("text")
     paths = [str(trained_run()), str(folder), "text", "absent", "", "hdf5:text"]
     count = rng.randint(0, 3)
@@ -68,15 +74,18 @@ def data_arguments(rng: random.Random, folder: Path) -> list[str]:
 
 
 def random_arguments(rng: random.Random, folder: Path) -> list[str]:
+    """Return a command with random words."""
     values = [*STRINGS, *NUMBERS, *HUGE, *WORDS, *PATTERNS, "--", "-h", "--=", "--a=b"]
-    values = [value.replace("\x00", "") for value in values]  # not in arguments
+    values = [
+        value.replace("\x00", "") for value in values
+    ]  # arguments of a process cannot contain it
     return [rng.choice([*NAMES, "x", ""]), *rng.choices(values, k=rng.randint(0, 6))]
 
 
 def random_settings(
     rng: random.Random, count: int, with_task: bool = True
 ) -> list[str]:
-    """Flags with names of settings, some misspelled, and random values."""
+    """Return flags with names of settings, some misspelled, and random values."""
     from reverie.config import settings_of
     from reverie.run.config import Config
 

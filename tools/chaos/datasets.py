@@ -25,7 +25,7 @@ KINDS = (
 
 
 def write_hdf5(path: Path, rng: random.Random) -> None:
-    """Write a file in robomimic's layout with one change."""
+    """Write a file in the layout of robomimic, damaged in a way of `KINDS`."""
     try:
         import h5py
     except ImportError:
@@ -45,6 +45,7 @@ def write_hdf5(path: Path, rng: random.Random) -> None:
 
 
 def _write_episode(group: Any, steps: int = 5) -> None:
+    """Write a valid episode."""
     import numpy as np
 
     group["actions"] = np.zeros((steps, 2), np.float32)
@@ -109,6 +110,7 @@ def _write_packed(group: Any, key: str, kind: str, data: bytes) -> None:
     settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     settings.set_chunk(shape)
     for _ in range(2 if kind == "gzip twice" else 1):
+        # numbers of the filters in HDF5: 32000 is LZF, 1 is gzip
         settings.set_filter(32000 if kind == "LZF" else 1, 0, (9,))
     space = h5py.h5s.create_simple(shape)
     array = h5py.h5d.create(group.id, key.encode(), dtype, space, settings)

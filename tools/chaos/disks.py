@@ -31,11 +31,14 @@ ERRORS = (
     errno.EACCES,
     errno.ESTALE,
 )
+"""Errors with which file calls fail."""
 ERROR_CALLS = (
     *("open", "write", "fsync", "rename", "unlink", "mkdir"),
     *("truncate", "read", "list", "stat"),
 )
+"""Kinds of file calls that fail."""
 
+# constants of Linux for `unshare`, `mount` and `umount2`
 CLONE_NEWNS = 0x20000
 MS_NOSUID, MS_REMOUNT, MS_REC, MS_PRIVATE = 2, 32, 16384, 1 << 18
 MNT_DETACH = 2
@@ -99,6 +102,7 @@ def mounts_skip_reason() -> str:
 
 
 def _mount(path: Path, options: str, flags: int = 0) -> None:
+    """Mount a tmpfs."""
     arguments = (b"tmpfs", str(path).encode(), b"tmpfs", flags | MS_NOSUID)
     if _libc().mount(*arguments, options.encode()) != 0:
         raise OSError(ctypes.get_errno(), f"mount of {path} with {options}")

@@ -46,7 +46,7 @@ READERS = (
     "--run.from_checkpoint run --logdir other",
 )
 """Commands that read a run folder."""
-KINDS = (
+KINDS = (  # that replace a file or folder of a run
     "folder",
     "deep folder",
     "pipe",
@@ -90,6 +90,7 @@ def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
 
 
 def damaged_bytes(rng: random.Random, folder: Path) -> tuple[list[str], str]:
+    """Damage a file of a run; return a command that reads it, and a description."""
     path = _random_file(rng, _copy_run(folder))
     data = path.read_bytes()
     how = rng.choice(["mutated", "truncated", "zeros", "appended", "emptied"])
@@ -106,6 +107,7 @@ def damaged_bytes(rng: random.Random, folder: Path) -> tuple[list[str], str]:
 
 
 def missing_files(rng: random.Random, folder: Path) -> tuple[list[str], str]:
+    """Delete a file or folder of a run."""
     path = rng.choice(sorted(_copy_run(folder).rglob("*")))
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     return rng.choice(READERS).split(), f"deleted {path.relative_to(folder)}"
@@ -172,6 +174,7 @@ def wrong_names(rng: random.Random, folder: Path) -> tuple[list[str], str]:
 
 
 def hostile_config(rng: random.Random, folder: Path) -> tuple[list[str], str]:
+    """Change the config of a run."""
     logdir = _copy_run(folder)
     (folder / "evilmod.py").write_text(f"open({str(folder / MARKER)!r}, 'w')\n")
     text, description = hostile_yaml((logdir / "config.yaml").read_text(), rng)
@@ -180,6 +183,7 @@ def hostile_config(rng: random.Random, folder: Path) -> tuple[list[str], str]:
 
 
 def weights(rng: random.Random, folder: Path) -> tuple[list[str], str]:
+    """Write a hostile checkpoint in the format of another implementation."""
     marker = folder / MARKER
     if rng.random() < 0.5:
         path, data = folder / "agent.pkl", hostile_pickle(rng, marker)
@@ -191,6 +195,7 @@ def weights(rng: random.Random, folder: Path) -> tuple[list[str], str]:
 
 
 def datasets(rng: random.Random, folder: Path) -> tuple[list[str], str]:
+    """Write a hostile dataset."""
     kind = rng.choice(["npz", "zip", "hdf5", "replay", "json"])
     data = folder / "data"
     data.mkdir()
@@ -245,7 +250,7 @@ def _random_file(rng: random.Random, folder: Path) -> Path:
 
 
 def _leaves(value: Any, place: tuple = ()) -> Any:
-    """Keys that lead to each value in JSON data."""
+    """Yield the keys that lead to each value in JSON data."""
     if isinstance(value, dict | list):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, inner in items:
@@ -254,6 +259,7 @@ def _leaves(value: Any, place: tuple = ()) -> Any:
 
 
 def _set(data: Any, place: tuple, value: Any) -> None:
+    """Set the value to which these keys lead."""
     for key in place[:-1]:
         data = data[key]
     data[place[-1]] = value

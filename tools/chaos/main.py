@@ -18,8 +18,8 @@ from chaos.sections import Result, Section, format_table, run_section
 TRIALS = 100
 """Trials of a section if neither `--trials` nor `--minutes` is given."""
 PRELOADED = "REVERIE_CHAOS_PRELOADED"
-"""Environment variable that marks the process that was started with the shim."""
-MODULES = (
+"""Environment variable of the process that was started with the shim (`shim.py`)."""
+PRELOADED_MODULES = (
     "torch._inductor",  # imported by deterministic runs
     "reverie.cli.main",
     "reverie.evaluation.boundaries",
@@ -30,7 +30,7 @@ MODULES = (
     "reverie.run.python",
     "reverie.run.train",
 )
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -80,7 +80,7 @@ def start_with_shim(argv: Sequence[str], scratch: Path) -> int:
     library, reason = shim.build(scratch)
     if reason:
         print(f"Sections with faults of file calls are skipped: {reason}.", flush=True)
-    variables = {**os.environ, **dict.fromkeys(THREADS, "1"), PRELOADED: "1"}
+    variables = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1"), PRELOADED: "1"}
     if library:
         variables["LD_PRELOAD"] = str(library)
     pid = os.spawnve(
@@ -110,7 +110,7 @@ def import_for_trials() -> None:
     """Import the modules of all commands, so that forked processes start fast."""
     import torch
 
-    for module in MODULES:
+    for module in PRELOADED_MODULES:
         importlib.import_module(module)
     torch.set_num_threads(1)
 

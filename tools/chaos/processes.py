@@ -54,6 +54,7 @@ class Outcome:
         return [f"`{command}` {text}\n{self.tail()}" for text in found]
 
     def tail(self) -> str:
+        """Return the last lines of the output, indented."""
         lines = [line[:300] for line in self.output.splitlines()[-12:]]
         return "\n".join(f"    | {line}" for line in lines)
 
@@ -114,6 +115,7 @@ class Running:
         variables: Mapping[str, str],
         after: Callable[[], None] | None,
     ) -> None:
+        """Run the command in the forked process, and exit."""
         code = 1
         try:
             os.setpgid(0, 0)

@@ -15,6 +15,7 @@ from chaos import shim
 from chaos.processes import run
 
 STEPS = 160
+"""Number of agent steps of the run."""
 FLAGS = (
     "--configs debug --agent random --task catch --deterministic True --run.envs 2 "
     f"--run.clock steps --run.steps {STEPS} --run.save_every 30 --run.log_every 40 "
@@ -51,7 +52,7 @@ def reference(storage: str) -> tuple[list[dict], dict[str, int]]:
 def resume(
     logdir: Path, folder: Path, arguments: Sequence[str], log_check: str = "equal"
 ) -> list[str]:
-    """Resume a run without faults; returns the problems.
+    """Resume a run without faults; return the problems.
 
     It must continue from the newest complete checkpoint without damaged files, and end
     without temporary files. Its log is compared with that of a run without faults:

@@ -71,9 +71,9 @@ def run_section(
         result.trials[name] = result.trials.get(name, 0) + 1
         if problems:
             result.failures[name] = result.failures.get(name, 0) + 1
-            again = f"python tools/chaos.py {section.name} --seed {seed} --only {index}"
+            command = f"python tools/chaos.py {section.name} --seed {seed}"
             report(f"FAILED {section.name}, {name}: " + "\n".join(problems))
-            report(f"    {again}\n")
+            report(f"    {command} --only {index}\n")
         delete(folder)
         folder.with_name(folder.name + ".out").unlink(missing_ok=True)
     result.seconds = time.monotonic() - started

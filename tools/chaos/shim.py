@@ -13,14 +13,14 @@ import subprocess
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("shim.c")
-KINDS = (
+KINDS = (  # of file calls
     *("open", "write", "fsync", "rename", "after_rename", "unlink", "mkdir"),
     *("truncate", "read", "list", "stat"),
 )
 
 
 def build(folder: Path) -> tuple[Path | None, str]:
-    """Compile the shim; returns its path, or None and the reason."""
+    """Compile the shim; return its path, or None and the reason."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return None, "there is no C compiler (cc, gcc or clang)"
@@ -62,6 +62,7 @@ def counts() -> dict[str, int]:
 
 
 def _library() -> ctypes.CDLL | None:
+    """Return the functions of this process; None if the shim is not loaded."""
     library = ctypes.CDLL(None)
     if not hasattr(library, "chaos_arm"):
         return None

@@ -29,6 +29,7 @@ SIGNALS = {
     "SIGKILL": [signal.SIGKILL],
     "SIGKILL of a worker": [],
 }
+"""Signals that are sent to the run, by class."""
 
 
 def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
@@ -57,7 +58,7 @@ def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
 
 
 def wait_for_step(running: Running, logdir: Path, step: int) -> None:
-    """Wait until the run has finished an episode at a step, or has ended."""
+    """Wait until the run has reached a step (episodes have 5 steps) or has ended."""
     path, deadline = logdir / "scores.jsonl", time.monotonic() + 60
     while running.is_running() and time.monotonic() < deadline:
         if not step or (path.exists() and path.read_text().count("\n") >= step // 5):

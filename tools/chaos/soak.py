@@ -16,12 +16,12 @@ from chaos.sections import Section
 
 SECONDS = 20.0
 """Duration of a trial after its start; the first half is not compared."""
-GROWTH = 1.05
+MAX_GROWTH = 1.05
 """Largest allowed ratio of the memory in the last quarter to that in the third."""
 MARGIN = 24 << 20
 """Bytes by which memory may grow in addition."""
 
-KINDS = {
+RUNS = {
     "dreamer": "train --agent dreamer --run.train_ratio 8 --replay.capacity 500",
     "replay on disk": "train --agent random --replay.storage disk "
     "--replay.capacity 2000",
@@ -46,7 +46,7 @@ class Usage(NamedTuple):
 
 def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
     """Train for some time, compare usage over time, and stop with SIGTERM."""
-    command, *more = KINDS[name].split()
+    command, *more = RUNS[name].split()
     logdir = folder / "run"
     arguments = [command, *FLAGS.split(), *more, "--logdir", str(logdir)]
     arguments += ["--seed", str(rng.randrange(1000))]
@@ -75,7 +75,7 @@ def compare(usages: list[Usage]) -> list[str]:
     for name in Usage._fields:
         old = statistics.median(getattr(u, name) for u in third)
         new = statistics.median(getattr(u, name) for u in fourth)
-        limit = old * GROWTH + MARGIN if name == "memory" else old + 4
+        limit = old * MAX_GROWTH + MARGIN if name == "memory" else old + 4
         if new > limit:
             problems.append(f"{name} grew from {old:,.0f} to {new:,.0f}")
     return problems
@@ -108,7 +108,7 @@ SECTIONS = [
     Section(
         "soak",
         "memory, files and threads of longer runs",
-        lambda: tuple(KINDS),
+        lambda: tuple(RUNS),
         trial,
         skip_reason,
     )
