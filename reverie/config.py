@@ -299,7 +299,7 @@ class Setting:
             fix = self._repeated(value) or example(self.default, _example_of(self.type))
             raise ConfigError(
                 f"{name} must be {_describe_type(self.type)}, not {value!r:.200} "
-                f"({origin}).\n  Fix: --{name} {fix}"
+                f"(from {origin}).\n  Fix: --{name} {fix}"
             ) from None
 
     def _repeated(self, value: Any) -> str:

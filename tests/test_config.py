@@ -103,7 +103,7 @@ def test_dashes_in_flags_are_underscores():
         ({"sead": 1}, "'seed'"),
         ({"units": 1}, r"'enc\.units'"),
         ({"enc.unit": 1}, r"'enc\.units'"),
-        ({"seed": "many"}, r"whole number, not 'many' \(layer 0\)"),
+        ({"seed": "many"}, r"whole number, not 'many' \(from layer 0\)"),
         ({"seed": 1.5}, "whole number"),
         ({"seed": True}, "whole number"),
         ({"debug": 1}, "True or False"),

@@ -36,12 +36,12 @@ class Arguments(NamedTuple):
     files: list[str]
     """Config files, from `--config`."""
     flags: list[tuple[str, Any]]
-    """All other flags, with their values."""
+    """All other flags, as pairs of name (without `--`) and value."""
 
     def take_options(
         self, schema: type[T], layers: Sequence[tuple[str, Layer]] = ()
     ) -> T:
-        """Remove the flags of the options in a dataclass, and return the options.
+        """Remove the flags that set fields of a dataclass, and return the dataclass.
 
         `layers` are named groups of values that override the defaults of the dataclass.
         Flags override both.
@@ -77,7 +77,7 @@ class Arguments(NamedTuple):
             )
 
     def refuse_presets(self, reason: str, has_settings: bool = True) -> None:
-        """Raise an error if there are presets or config files.
+        """Raise an error with this reason if there are presets or config files.
 
         `has_settings` is False for commands that have no flags for settings.
         """
@@ -86,15 +86,18 @@ class Arguments(NamedTuple):
             raise UserError(f"{reason}\n  Fix: remove --configs and --config{hint}.")
 
 
-def parse_arguments(words: Sequence[str], max_positional: int = 0) -> Arguments:
-    """Parse a command line with positional arguments before the first flag."""
+def parse_arguments(argv: Sequence[str], max_positional: int = 0) -> Arguments:
+    """Parse the arguments of a command; positional arguments come before all flags.
+
+    A word after `max_positional` positional arguments that is not a flag is an error.
+    """
     count = 0
-    while count < min(max_positional, len(words)) and words[count][:2] != "--":
+    while count < min(max_positional, len(argv)) and argv[count][:2] != "--":
         count += 1
     presets: list[str] = []
     files: list[str] = []
     flags: list[tuple[str, Any]] = []
-    for name, value in configs.parse_flags(words[count:]):
+    for name, value in configs.parse_flags(argv[count:]):
         if name in ("configs", "config"):
             if value is None:
                 raise UserError(f"--{name} needs a value.\n  Fix: --{name} NAME")
@@ -103,7 +106,7 @@ def parse_arguments(words: Sequence[str], max_positional: int = 0) -> Arguments:
             (presets if name == "configs" else files).extend(names)
         else:
             flags.append((name, value))
-    return Arguments(list(words[:count]), presets, files, flags)
+    return Arguments(list(argv[:count]), presets, files, flags)
 
 
 def to_config(arguments: Arguments) -> Any:
@@ -114,8 +117,8 @@ def to_config(arguments: Arguments) -> Any:
 
 
 @contextlib.contextmanager
-def path_errors() -> Iterator[None]:
-    """Turn errors of the operating system about a path into user errors."""
+def explain_path_errors() -> Iterator[None]:
+    """Raise `UserError` with a fix for operating system errors about a path."""
     try:
         yield
     except OSError as error:

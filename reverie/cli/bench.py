@@ -7,15 +7,15 @@ from typing import Any
 
 from reverie import config as configs
 from reverie.api import UserError
-from reverie.cli.arguments import parse_arguments, path_errors, to_config
+from reverie.cli.arguments import explain_path_errors, parse_arguments, to_config
 from reverie.cli.explain import explain
 from reverie.distributed.launch import find_launch
 
 
-def bench(words: list[str]) -> int:
+def bench(argv: list[str]) -> int:
     """Measure the speed of updates or of environments on this machine."""
     launch = find_launch()
-    if launch.rank:  # runs the commands that rank 0 sends
+    if launch.rank:  # this process only executes the functions that rank 0 sends
         from reverie.run.ranks import run_follower
 
         run_follower()
@@ -26,13 +26,13 @@ def bench(words: list[str]) -> int:
     from reverie.bench.envs import bench_envs
     from reverie.bench.scaling import bench_scaling
 
-    with path_errors():
-        if words[:1] == ["envs"]:
-            bench_envs(*parse_bench_envs_arguments(words[1:]))
+    with explain_path_errors():
+        if argv[:1] == ["envs"]:
+            bench_envs(*parse_bench_envs_arguments(argv[1:]))
             return 0
-        options, resolve = parse_bench_arguments(words)
+        options, resolve = parse_bench_arguments(argv)
         if launch.world_size > 1 or resolve([], {}).devices > 1:
-            return _bench_devices(resolve([], {}), options, launch.world_size, words)
+            return _bench_devices(resolve([], {}), options, launch.world_size, argv)
         if options.end_to_end:
             bench_end_to_end(resolve([], {}), options)
         elif options.vary:
@@ -46,19 +46,18 @@ def bench(words: list[str]) -> int:
     return 0
 
 
-def _bench_devices(config: Any, options: Any, ranks: int, words: list[str]) -> int:
+def _bench_devices(config: Any, options: Any, world_size: int, argv: list[str]) -> int:
     """Measure updates on several devices; start a process per device if needed."""
-    single = options.vary, options.compare, options.end_to_end, options.process_group
-    if any(single):
+    if options.vary or options.compare or options.end_to_end or options.process_group:
         raise UserError(
             "--bench.vary, --compare, --end-to-end and --bench.process_group measure "
             "on a single device.\n"
             "  Fix: use --devices 1, or remove these options."
         )
-    if ranks == 1:
+    if world_size == 1:
         from reverie.run.launcher import run_processes
 
-        return run_processes(config.devices, ["bench", *words])
+        return run_processes(config.devices, ["bench", *argv])
     from reverie.bench.devices import bench_devices
     from reverie.run.ranks import run_on_ranks
 
@@ -66,18 +65,22 @@ def _bench_devices(config: Any, options: Any, ranks: int, words: list[str]) -> i
     return 0
 
 
-def parse_bench_arguments(words: list[str]) -> tuple[Any, Callable[..., Any]]:
-    """Return the options, and a function that resolves the config (`Resolve`)."""
+def parse_bench_arguments(argv: list[str]) -> tuple[Any, Callable[..., Any]]:
+    """Return the options, and a function that returns the config to measure.
+
+    The function takes presets and settings to add to those of the command line.
+    """
     from reverie.bench.update import BenchFlags
     from reverie.run.used_settings import check_flags_used, resolve_for_command
 
     aliases = {"--compare": "--bench.compare", "--end-to-end": "--bench.end_to_end"}
-    arguments = parse_arguments([aliases.get(word, word) for word in words])
+    arguments = parse_arguments([aliases.get(word, word) for word in argv])
     options = arguments.take_options(BenchFlags).bench
 
     def resolve(
         presets: list[str], settings: dict[str, Any], base: Sequence[str] = ()
     ) -> Any:
+        """Return the config; `base` presets come first, flags override `settings`."""
         all_presets = [*base, *arguments.presets, *presets]
         flags = [*settings.items(), *arguments.flags]
         files = arguments.files
@@ -88,11 +91,11 @@ def parse_bench_arguments(words: list[str]) -> tuple[Any, Callable[..., Any]]:
     return options, resolve
 
 
-def parse_bench_envs_arguments(words: list[str]) -> tuple[Any, Any]:
+def parse_bench_envs_arguments(argv: list[str]) -> tuple[Any, Any]:
     """Return the options, and the settings of the environments."""
     from reverie.bench.envs import EnvBenchConfig
 
-    arguments = parse_arguments(words)
+    arguments = parse_arguments(argv)
     options = arguments.take_options(EnvBenchConfig)
     flags = [flag for flag in arguments.flags if flag[0].startswith("env.")]
     config = to_config(arguments._replace(flags=flags))
@@ -102,9 +105,10 @@ def parse_bench_envs_arguments(words: list[str]) -> tuple[Any, Any]:
     return options, config.env
 
 
-def bench_help(words: list[str]) -> str:
+def bench_help(argv: list[str]) -> str:
+    """Return the options of `reverie bench` or `reverie bench envs`."""
     from reverie.bench.envs import EnvBenchConfig
     from reverie.bench.update import BenchFlags
 
-    schema = EnvBenchConfig if "envs" in words else BenchFlags
+    schema = EnvBenchConfig if "envs" in argv else BenchFlags
     return f"Options\n{explain(schema)}"

@@ -23,23 +23,23 @@ runs. A YAML file can have the same options (docs/campaign.md).
 """
 
 
-def campaign(words: list[str]) -> int:
+def campaign(argv: list[str]) -> int:
     """Train on several tasks, with several methods and seeds."""
     with StatusLine("checking the settings of all runs"):
-        file, flags = find_campaign(words)
+        file, flags = find_campaign(argv)
         if "status" in dict(configs.parse_flags(flags)):
             return _print_status(file)
         spec = load_campaign(file, flags)
     return run_campaign(spec)
 
 
-def find_campaign(words: list[str]) -> tuple[Path | None, list[str]]:
+def find_campaign(argv: list[str]) -> tuple[Path | None, list[str]]:
     """Return the YAML file (None if flags define the campaign), and the flags."""
     from reverie.campaign.spec import SPEC_FILE
     from reverie.run.folder import resolve_logdir
 
-    count = next((i for i, w in enumerate(words) if w[:2] == "--"), len(words))
-    positional, flags = words[:count], words[count:]
+    count = next((i for i, w in enumerate(argv) if w[:2] == "--"), len(argv))
+    positional, flags = argv[:count], argv[count:]
     names = dict(configs.parse_flags(flags))
     logdir = names.get("logdir")
     if not positional and "tasks" not in names and isinstance(logdir, str):
@@ -81,14 +81,16 @@ def load_campaign(file: Path | None, flags: list[str]) -> CampaignSpec:
 
 
 def run_campaign(spec: CampaignSpec) -> int:
-    """Run a worker, or submit jobs that do; print the report at the end."""
+    """Run a worker, or submit workers to SLURM or Ray; then print the report.
+
+    A worker trains one run after the other until all runs of the campaign are done.
+    """
     from reverie.campaign import ray_workers, slurm, worker
     from reverie.campaign.gpu_sharing import GpuSharing
 
     config = spec.config
-    if not (
-        config.slurm or config.ray
-    ):  # raises an error if the options do not fit the machine
+    if not (config.slurm or config.ray):
+        # only to raise an error now if the options are not valid on this machine
         GpuSharing(config, spec.settings.get("device"))
     spec = worker.create_campaign(spec)
     path = Path(spec.config.logdir)
@@ -113,6 +115,7 @@ def run_campaign(spec: CampaignSpec) -> int:
 
 
 def _print_status(file: Path | None) -> int:
+    """Print the state of all runs of the campaign that this spec file belongs to."""
     from reverie.campaign.progress import format_table
     from reverie.campaign.queue import QUEUE, Queue
     from reverie.campaign.spec import CampaignConfig
@@ -137,7 +140,7 @@ def _print_report(path: Path, statuses: list[RunStatus]) -> None:
         return
     try:
         text = format_report([path / RUNS / name for name in names], ReportOptions())
-    except UserError as error:  # no episode has ended
+    except UserError as error:  # no run has finished an episode
         print_message(str(error))
         return
     write_shared(path / "report.md", text)

@@ -8,16 +8,16 @@ from reverie.cli.arguments import parse_arguments, to_config
 from reverie.cli.explain import explain, explain_groups
 
 
-def show_config(words: list[str]) -> int:
+def show_config(argv: list[str]) -> int:
     """Print the resolved settings, or explain settings."""
     from reverie.run.config import Config
 
-    arguments = parse_arguments(words)
+    arguments = parse_arguments(argv)
     if "explain" not in dict(arguments.flags):
         print(configs.dump(to_config(arguments)), end="")
         return 0
     prefix = dict(arguments.flags)["explain"]
-    if len(words) > 2 or isinstance(prefix, list):
+    if len(argv) > 2 or isinstance(prefix, list):
         raise UserError(
             "--explain takes one prefix and no other arguments.\n"
             "  Fix: reverie config --explain PREFIX"

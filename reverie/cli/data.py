@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from reverie import config as configs
 from reverie.api import UserError
-from reverie.cli.arguments import Arguments, parse_arguments, path_errors, to_config
+from reverie.cli.arguments import (
+    Arguments,
+    explain_path_errors,
+    parse_arguments,
+    to_config,
+)
 from reverie.cli.explain import explain
 
 if TYPE_CHECKING:
@@ -55,17 +60,18 @@ class BallsOptions(SequenceOptions):
             raise UserError(f"--dt must be above 0, not {self.dt}.\n  Fix: --dt 2.0")
 
 
-def data(words: list[str]) -> int:
+def data(argv: list[str]) -> int:
     """Inspect, convert, split and write recorded episodes."""
-    name, commands = words[0] if words else "", data_commands()
+    name, commands = argv[0] if argv else "", data_commands()
     if name not in commands:
         hint = configs.suggest(name, commands)
+        problem = f"has no command {name!r}.{hint}" if name else "needs a command."
         raise UserError(
-            f"`reverie data` has no command {name!r}.{hint}\n  Fix: choose from "
+            f"`reverie data` {problem}\n  Fix: choose from "
             f"{', '.join(commands)}, for example reverie data inspect PATH"
         )
-    with path_errors():
-        positional, options = parse_data_arguments(name, words[1:])
+    with explain_path_errors():
+        positional, options = parse_data_arguments(name, argv[1:])
         return commands[name].function(*positional, options)
 
 
@@ -90,10 +96,10 @@ def data_commands() -> dict[str, DataCommand]:
     }
 
 
-def data_help(words: list[str]) -> str:
+def data_help(argv: list[str]) -> str:
     """Return usage and options of one subcommand, or the list of subcommands."""
     commands = data_commands()
-    name = next((word for word in words if word in commands), "")
+    name = next((word for word in argv if word in commands), "")
     if not name:
         rows = [f"  {n:<8} {command.summary}" for n, command in commands.items()]
         end = "`reverie data COMMAND --help` lists the options of a command."
@@ -104,11 +110,11 @@ def data_help(words: list[str]) -> str:
     return f"{usage}\n  {command.summary}\n\nOptions\n{options}"
 
 
-def parse_data_arguments(name: str, words: list[str]) -> tuple[list[str], Any]:
+def parse_data_arguments(name: str, argv: list[str]) -> tuple[list[str], Any]:
     """Return the positional arguments and options of a subcommand."""
     command = data_commands()[name]
     count = len(command.positional)
-    arguments = parse_arguments(words, len(words) if command.takes_more else count)
+    arguments = parse_arguments(argv, len(argv) if command.takes_more else count)
     if len(arguments.positional) < count:
         raise UserError(
             f"`reverie data {name}` needs {' and '.join(command.positional)}.\n"
@@ -162,6 +168,7 @@ def _write_maze(options: SequenceOptions) -> int:
 def _write_sequences(
     name: str, write: Callable[..., int], options: SequenceOptions
 ) -> int:
+    """Generate the dataset `sequences_NAME` with the function `write`."""
     from reverie.datasets.convert import refuse_existing
 
     arguments = asdict(options)
@@ -172,9 +179,9 @@ def _write_sequences(
             f"  Fix: reverie data {name} --out FOLDER"
         )
     out = Path(folder).expanduser()
-    for part in ("train", "test"):
-        refuse_existing(out / part)
-        refuse_existing(out / f"{part}.npz")
+    for split in ("train", "test"):
+        refuse_existing(out / split)
+        refuse_existing(out / f"{split}.npz")
     count = write(out, **arguments)
     print(
         f"Wrote {count} sequences to {folder}. "

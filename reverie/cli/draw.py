@@ -8,10 +8,11 @@ from pathlib import Path
 
 from reverie import config as configs
 from reverie.api import UserError
-from reverie.cli.arguments import parse_arguments, path_errors
+from reverie.cli.arguments import explain_path_errors, parse_arguments
 from reverie.cli.explain import explain
 
 FIGURES = ("boundaries", "openloop")
+"""First argument of `reverie draw`: what to draw."""
 
 
 @dataclass(frozen=True)
@@ -48,33 +49,36 @@ class BoundaryOptions:
     """Folder for the figures; empty for `eval` in the run folder."""
 
 
-def draw_help(words: list[str]) -> str:
+def draw_help(argv: list[str]) -> str:
     """Return the options of both figures."""
-    parts = [("openloop", OpenLoopOptions), ("boundaries", BoundaryOptions)]
-    return "\n\n".join(f"Options of {name}\n{explain(cls)}" for name, cls in parts)
+    figures = [("openloop", OpenLoopOptions), ("boundaries", BoundaryOptions)]
+    return "\n\n".join(f"Options of {name}\n{explain(cls)}" for name, cls in figures)
 
 
-def draw(words: list[str]) -> int:
+def draw(argv: list[str]) -> int:
     """Draw open-loop predictions of a world model, or segment boundaries of VTA."""
-    name = words[0] if words else ""
+    name = argv[0] if argv else ""
     if name not in FIGURES:
+        hint = configs.suggest(name, FIGURES)
+        problem = f"cannot draw {name!r}.{hint}" if name else "needs a figure to draw."
         raise UserError(
-            f"`reverie draw` has no figure {name!r}.{configs.suggest(name, FIGURES)}\n"
+            f"`reverie draw` {problem}\n"
             f"  Fix: choose from {', '.join(FIGURES)}, for example "
             "reverie draw boundaries LOGDIR"
         )
     command = draw_open_loop if name == "openloop" else draw_boundaries
-    return command(words[1:])
+    return command(argv[1:])
 
 
-def draw_open_loop(words: list[str]) -> int:
+def draw_open_loop(argv: list[str]) -> int:
+    """Write a video of open-loop predictions (`reverie draw openloop`)."""
     from reverie.evaluation.result import output_folder
     from reverie.play import open_loop
     from reverie.play.load import load_run
     from reverie.render.video import video_suffix
     from reverie.run.package import run_path
 
-    arguments = parse_arguments(words, max_positional=1)
+    arguments = parse_arguments(argv, max_positional=1)
     if not arguments.positional:
         raise UserError(
             "`reverie draw openloop` needs the folder of a run.\n"
@@ -95,7 +99,7 @@ def draw_open_loop(words: list[str]) -> int:
             f"--max-kb limits the size of a GIF, but {path.name} is not a GIF.\n"
             "  Fix: --out dream.gif, or leave out --max-kb"
         )
-    with path_errors(), contextlib.closing(loaded):
+    with explain_path_errors(), contextlib.closing(loaded):
         open_loop.draw_open_loop(
             loaded,
             path,
@@ -110,11 +114,12 @@ def draw_open_loop(words: list[str]) -> int:
     return 0
 
 
-def draw_boundaries(words: list[str]) -> int:
+def draw_boundaries(argv: list[str]) -> int:
+    """Write figures of segment boundaries (`reverie draw boundaries`)."""
     from reverie.evaluation import draw as figures
     from reverie.run.load import is_foreign_checkpoint
 
-    arguments = parse_arguments(words, max_positional=1)
+    arguments = parse_arguments(argv, max_positional=1)
     if not arguments.positional:
         raise UserError(
             "`reverie draw boundaries` needs the folder of a run, or a checkpoint of "
@@ -127,7 +132,7 @@ def draw_boundaries(words: list[str]) -> int:
         )
     options = arguments.take_options(BoundaryOptions)
     folder = Path(options.out).expanduser() if options.out else None
-    with path_errors():
+    with explain_path_errors():
         for path in figures.draw_boundaries(
             logdir,
             options.idx,

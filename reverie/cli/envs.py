@@ -6,25 +6,25 @@ from reverie.api import UserError
 from reverie.cli.arguments import parse_arguments, to_config
 
 
-def list_envs(words: list[str]) -> int:
+def list_envs(argv: list[str]) -> int:
     """List environment suites, their tasks and how to install them."""
     from reverie import envs
 
-    if len(words) > 1:
+    if len(argv) > 1:
         raise UserError(
-            f"`reverie envs` takes one suite, not {len(words)}.\n"
+            f"`reverie envs` takes one suite, not {len(argv)}.\n"
             "  Fix: reverie envs SUITE"
         )
-    print(envs.describe_suites(*words))
+    print(envs.describe_suites(*argv))
     return 0
 
 
-def check_env(words: list[str]) -> int:
+def check_env(argv: list[str]) -> int:
     """Check an environment for errors."""
     from reverie.datasets.sequences import is_sequence_task
     from reverie.envs import checker
 
-    arguments = parse_arguments(words, max_positional=1)
+    arguments = parse_arguments(argv, max_positional=1)
     if not arguments.positional:
         raise UserError(
             "`reverie check-env` needs a task.\n  Fix: reverie check-env TASK"
@@ -33,7 +33,7 @@ def check_env(words: list[str]) -> int:
     config = to_config(arguments)
     if is_sequence_task(config.task):
         raise UserError(
-            f"Task {config.task} is a dataset of sequences and has no environment.\n"
+            f"Task {config.task} is a sequence dataset and has no environment.\n"
             f"  Fix: reverie train --agent vta --task {config.task}, or choose a task "
             "that `reverie envs` lists."
         )

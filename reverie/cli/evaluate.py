@@ -44,13 +44,13 @@ class EvalOptions:
         return bool(self.videos) or sets_failures or self.keep_episodes
 
 
-def evaluate(words: list[str]) -> int:
+def evaluate(argv: list[str]) -> int:
     """Evaluate a trained agent in its task or on held-out recordings."""
     from reverie.evaluation.follow import follow, wait_for_checkpoint
     from reverie.run.load import is_foreign_checkpoint
     from reverie.run.package import run_path
 
-    arguments = parse_arguments(words, max_positional=2)
+    arguments = parse_arguments(argv, max_positional=2)
     if not arguments.positional:
         raise UserError(
             "`reverie eval` needs the folder of a run, or a checkpoint of another "
@@ -95,7 +95,10 @@ def evaluate(words: list[str]) -> int:
 def _choose_evaluation(
     logdir: Path, options: EvalOptions, arguments: Arguments, compares: bool
 ) -> tuple[Callable[[Path], EvalResult], Callable[[EvalResult], str]]:
-    """Return the evaluation for the kind of run, and the function that formats it."""
+    """Return the evaluation function for this run, and one that formats its result.
+
+    `compares` is True if the run is compared with another one.
+    """
     from reverie.evaluation import boundaries, recordings
     from reverie.evaluation import episodes as env_episodes
     from reverie.run.load import is_foreign_checkpoint, open_run
@@ -118,7 +121,8 @@ def _choose_evaluation(
         check_flags_used(config, "eval", flags, unused)
     else:
         names = [field.name for field in fields(EvalOptions)]
-        with_used_flags(config, "eval", flags, unused, names)  # only checks the flags
+        # only for its errors; the evaluation applies the flags later
+        with_used_flags(config, "eval", flags, unused, names)
     if (on_sequence_dataset or on_recordings) and options.asks_to_record:
         raise UserError(
             f"{logdir} is evaluated on recorded data, not in an environment, so there "

@@ -17,7 +17,7 @@ from reverie.config import ConfigError, Setting, example, settings_of, suggest
 
 
 def explain(schema: type, prefix: str = "") -> str:
-    """Return type, default and meaning of the settings with a prefix.
+    """Return a text with type, default and meaning of the settings with a prefix.
 
     The prefix is a group (`run`), a setting (`run.steps`) or empty for all settings.
     """
@@ -41,10 +41,10 @@ def explain_groups(schema: type, defaults: Mapping[str, Any] | None = None) -> s
     docs, settings = _docs(schema), dict(settings_of(schema))
     for name, value in (defaults or {}).items():
         settings[name] = dataclasses.replace(settings[name], default=value)
-    top = [_explain_one(n, settings[n], docs) for n in settings if "." not in n]
+    ungrouped = [_explain_one(n, settings[n], docs) for n in settings if "." not in n]
     groups = dict.fromkeys(name.split(".")[0] for name in settings if "." in name)
     rows = [f"  --{group + '.*':<12} {docs.get(group, '')}" for group in groups]
-    return "\n".join([*top, "", "Groups of settings", *rows])
+    return "\n".join([*ungrouped, "", "Groups of settings", *rows])
 
 
 @functools.cache
@@ -72,6 +72,7 @@ def _docs(schema: Any, prefix: str = "") -> dict[str, str]:
 
 
 def _explain_one(name: str, setting: Setting, docs: Mapping[str, str]) -> str:
+    """Return the lines of the help text on one setting."""
     empty = "none" if setting.default is None else "empty"
     default = example(setting.default, empty)
     first = f"  --{name} {_type_name(setting.type)}  (default: {default})"

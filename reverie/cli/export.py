@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from reverie.api import UserError
-from reverie.cli.arguments import parse_arguments, path_errors
+from reverie.cli.arguments import explain_path_errors, parse_arguments
 
 EXPORT_SETTINGS = {"device": "cpu", "precision": "float32", "compile": "none"}
 """Settings with which the agent is loaded: fused kernels cannot be exported."""
@@ -26,13 +26,13 @@ class ExportOptions:
     """Export the steps `observe`, `imagine` and `decode` of the world model, too."""
 
 
-def export(words: list[str]) -> int:
+def export(argv: list[str]) -> int:
     """Export the policy of a run for ONNX Runtime or torch.export, and verify it."""
     from reverie.export.export import export_policy, format_report
     from reverie.run.hub import is_hub_name
     from reverie.run.python import load
 
-    arguments = parse_arguments(words, max_positional=1)
+    arguments = parse_arguments(argv, max_positional=1)
     if not arguments.positional:
         raise UserError(
             "`reverie export` needs the folder of a run, a checkpoint or a .reverie "
@@ -46,7 +46,7 @@ def export(words: list[str]) -> int:
     elif not is_hub_name(arguments.positional[0]):
         folder = (logdir if logdir.is_dir() else logdir.parent) / "export"
     settings = {**dict(arguments.flags), **EXPORT_SETTINGS}
-    with path_errors():
+    with explain_path_errors():
         player = load(logdir, configs=arguments.presets, **settings)
         exported = export_policy(
             player, folder, options.format, not options.sample, options.with_world

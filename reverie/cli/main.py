@@ -48,6 +48,7 @@ from reverie.run.trust import allow
 from reverie.storage.os_errors import FILE_ERRORS, TOO_MANY_FILES, describe_error
 
 TRUST = "--trust"
+"""Flag that allows commands to import the modules named in the config of a run."""
 
 HELP = """\
 Reverie trains reinforcement learning agents with world models (DreamerV3, Δ-IRIS, VTA).
@@ -88,10 +89,13 @@ group (`run`, `dreamer.rssm`); `reverie config` prints the values of all setting
 
 
 class Command(NamedTuple):
+    """A command of `reverie`, and its help text."""
+
     function: Callable[[list[str]], int]
     """Its docstring is the summary of the command."""
     usage: str
-    help: Callable[[list[str]], str] = lambda words: ""
+    """Lines of usage, without `reverie COMMAND`."""
+    help: Callable[[list[str]], str] = lambda argv: ""
     """Returns the options part of the help text for these arguments."""
 
     @property
@@ -101,30 +105,31 @@ class Command(NamedTuple):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
     if argv is not None:  # called from Python code
-        return _run(words)
-    record_output()  # the status line is shown some seconds after this time
+        return _run(list(argv))
+    argv = sys.argv[1:]
+    # a status line is printed if there is no output for some seconds from now on
+    record_output()
     warnings.showwarning = _show_warning
     open_standard_streams()
-    code = _run(words)
-    # Ctrl-C while the interpreter ends would only print a traceback.
+    code = _run(argv)
+    # ignore Ctrl-C while the interpreter exits: it would only print a traceback
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     error = flush_output()
     # training also writes its results to files, so it does not need standard output
-    needs_output = not words or words[0] not in TRAINING_COMMANDS or _asks_help(words)
+    needs_output = not argv or argv[0] not in TRAINING_COMMANDS or _asks_help(argv)
     return _output_failed(error) if error and needs_output and not code else code
 
 
-def _run(words: list[str]) -> int:
+def _run(argv: list[str]) -> int:
     """Run a command; errors that the user can correct are printed with their fix."""
     try:
-        return _dispatch(words)
+        return _dispatch(argv)
     except UserError as error:
         from reverie.cli.originals import explain_original
 
         # the command line may be one of another implementation, such as dreamerv3
-        return _fail(explain_original(words, error, COMMANDS) or str(error))
+        return _fail(explain_original(argv, error, COMMANDS) or str(error))
     except Interrupted as stop:
         print_message(
             "Saved. Run the same command again to resume."
@@ -136,6 +141,7 @@ def _run(words: list[str]) -> int:
         print_message("reverie: stopped without saving.")
         return stop.exit_code if isinstance(stop, StoppedWithoutSaving) else 130
     except (MemoryError, RuntimeError, OSError, ImportError) as error:
+        # an error without a file name may come from writing to standard output
         if isinstance(error, OSError) and error.filename is None:
             output = flush_output()
             if output is not None and output.errno == error.errno:
@@ -147,9 +153,9 @@ def _run(words: list[str]) -> int:
 
 
 def _output_failed(error: OSError) -> int:
-    """Return the exit code if standard output cannot be written."""
+    """Report that standard output cannot be written, and return the exit code."""
     if isinstance(error, BrokenPipeError):
-        return 0  # the reader of the output, such as `head`, has ended
+        return 0  # the program that reads the output, such as `head`, has exited
     return _fail(
         f"The output could not be written ({error.strerror}).\n"
         "  Fix: send it to a terminal, or to a file on a disk with free space."
@@ -174,6 +180,7 @@ def _describe_system_error(error: Exception) -> str | None:
 
 
 def _fail(message: str) -> int:
+    """Print an error message and return the exit code for invalid input."""
     print_message(f"reverie: {message}")
     return 2
 
@@ -182,9 +189,9 @@ def _show_warning(message: Any, *_: Any, **__: Any) -> None:
     print_message(f"warning: {message}")
 
 
-def _dispatch(words: list[str]) -> int:
+def _dispatch(argv: list[str]) -> int:
     """Print the help or the version, or run a command."""
-    name, arguments = (words[0], words[1:]) if words else ("--help", [])
+    name, arguments = (argv[0], argv[1:]) if argv else ("--help", [])
     if name in ("-h", "--help", "help"):
         summaries = {name: command.summary for name, command in COMMANDS.items()}
         rows = [f"  {n:<11} {s[:1].lower()}{s[1:-1]}" for n, s in summaries.items()]
@@ -204,7 +211,8 @@ def _dispatch(words: list[str]) -> int:
     if launch.world_size > 1 and name not in (*TRAINING_COMMANDS, "bench"):
         raise UserError(
             f"{launch.launcher} has started {launch.world_size} processes, but "
-            f"`reverie {name}` runs in one.\n  Fix: start it without {launch.launcher}."
+            f"`reverie {name}` runs in a single process.\n"
+            f"  Fix: start it without {launch.launcher}."
         )
     if _asks_help(arguments):
         usage = "\n  ".join(f"reverie {name} {x}" for x in command.usage.split("\n"))
@@ -216,29 +224,34 @@ def _dispatch(words: list[str]) -> int:
         return command.function(without_trust)
 
 
-def _import_paths(words: Sequence[str]) -> list[str]:
+def _import_paths(argv: Sequence[str]) -> list[str]:
     """Return the `module:Class` paths of user code in a command line."""
-    first = next((i for i, word in enumerate(words) if word[:2] == "--"), len(words))
-    if not any(":" in word for word in words[first:]):
+    start = next((i for i, word in enumerate(argv) if word[:2] == "--"), len(argv))
+    flags = argv[start:]
+    if not any(":" in word for word in flags):
         return []
     with StatusLine("importing PyTorch"):
         from reverie.run.config import import_paths
 
-    return list(import_paths([dict(configs.parse_flags(words[first:]))]).values())
+    return list(import_paths([dict(configs.parse_flags(flags))]).values())
 
 
-def _asks_help(words: list[str]) -> bool:
-    return "-h" in words or "--help" in words
+def _asks_help(argv: list[str]) -> bool:
+    return "-h" in argv or "--help" in argv
 
 
-def _settings_help(words: list[str], command: str = "train") -> str:
+def _settings_help(argv: list[str], command: str = "train") -> str:
     """Return the help on presets, top-level settings and groups of settings."""
     from reverie.run.config import Config
 
     base = BASE_PRESETS[command]
     layers = [configs.get_preset(name) for name in base]
-    top = ("task", "agent")
-    defaults = {k: preset[k] for preset in layers for k in top if k in preset}
+    defaults: dict[str, Any] = {
+        name: preset[name]
+        for preset in layers
+        for name in ("task", "agent")
+        if name in preset
+    }
 
     rows = []
     for path in sorted(configs.PRESETS_FOLDER.glob("*.yaml")):
@@ -254,20 +267,22 @@ def _settings_help(words: list[str], command: str = "train") -> str:
     return f"{text}\nSettings\n{settings}\n{EXPLAIN_HELP}"
 
 
-def _train_help(words: list[str], command: str = "train") -> str:
+def _train_help(argv: list[str], command: str = "train") -> str:
     """Return the help on presets, settings and options of a training command."""
-    settings = _settings_help(words, command)
+    settings = _settings_help(argv, command)
     return f"{settings}\nOptions that are not settings\n{explain(TrainOptions)}"
 
 
-def _options_help(path: str, first: str = "") -> Callable[[list[str]], str]:
-    """Return a `Command.help` function: `first`, then the options of a class.
+def _options_help(path: str, intro: str = "") -> Callable[[list[str]], str]:
+    """Return a `Command.help` function that explains the options in a dataclass.
 
-    `path` is the import path of the class.
+    `path` is the import path of the dataclass, which is imported only when the help is
+    printed. `intro` is printed before the options.
     """
-    return lambda words: f"{first}Options\n{explain(resolve_name(path))}"
+    return lambda argv: f"{intro}Options\n{explain(resolve_name(path))}"
 
 
+# parts of usage lines
 SETTINGS = "[--configs PRESET ...] [--config FILE ...] [--SETTING VALUE ...]"
 RECORDINGS = f"--offline.data PATH {SETTINGS}"
 

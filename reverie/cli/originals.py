@@ -1,8 +1,10 @@
-"""Translates command lines of other implementations ("originals") to Reverie.
+"""Error messages for command lines of other implementations ("originals").
 
 If a command line is not valid, `explain_original` looks up its arguments in the tables
 of `reverie/convert/command_lines`. If some of them are found, it returns a message with
-their names in Reverie and the complete command to type.
+their names in Reverie and the complete command to type. For example,
+`reverie train --batch_size 16`, a flag of danijar/dreamerv3, gives the fix
+`reverie train --dreamer.batch_size 16`.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ TASK_FLAGS = ("env", "env_id", "env-id", "env_name", "env-name", "environment", 
 """Flags that select the environment in many other programs."""
 
 NO_EQUIVALENT = re.compile("not implemented|no such option|not supported|There is no")
-"""In the `note` of an argument that is missing in Reverie."""
+"""Matches the `note` of an argument that has no equivalent in Reverie."""
 
 
 def explain_original(
@@ -48,10 +50,13 @@ def explain_original(
     while words and LAUNCHER.fullmatch(words[0]):
         words.pop(0)
     try:
-        found = [translate(words, each, commands) for each in originals()]
+        candidates = [translate(words, each, commands) for each in originals()]
     except UserError as invalid:  # such as a task that does not exist
         return str(invalid)
-    best = max(found, key=lambda x: (x.has_program, x.match_score) if x else (False, 0))
+    best = max(
+        candidates,
+        key=lambda x: (x.has_program, x.match_score) if x else (False, 0),
+    )
     if best is not None and best.changes:
         return _describe_translation(best)
     if words and words[0].startswith("--") and words[0] not in ("--help", "--version"):
@@ -85,6 +90,7 @@ def _explain_task_flag(words: list[str]) -> str | None:
 
 
 def _describe_translation(translation: Translation) -> str:
+    """Return the error message with all replaced arguments and the new command."""
     original = translation.original
     if len(translation.changes) == 1:
         change = translation.changes[0]
@@ -103,18 +109,20 @@ def _describe_translation(translation: Translation) -> str:
 
 
 def _describe_change(change: Change, original: Original) -> str:
+    """Return a sentence on the only change of a command line."""
     old, new, note = change
     predicate = f"is `{new}`" if new else _missing(note)
     return f"`{old}` of {original.name} {predicate} in Reverie. {note}".rstrip()
 
 
 def _table_row(change: Change) -> str:
+    """Return one of several changes, as a line of a list."""
     new = f"is `{change.new}`." if change.new else f"{_missing(change.note)}."
     return f"`{change.old}` {new} {change.note}".rstrip()
 
 
 def _missing(note: str) -> str:
-    """Return the predicate for an argument that nothing replaces."""
+    """Return the predicate of the sentence on an argument without replacement."""
     return "has no equivalent" if NO_EQUIVALENT.search(note) else "is not needed"
 
 
@@ -125,7 +133,7 @@ def _explain_config_key(error: UnknownSetting) -> str | None:
             match = re.fullmatch(flag.pattern, error.name)
             if match is None or flag.agent:
                 continue
-            # the agent and task of the file are not known
+            # agent and task are not known here; assume DreamerV3 and Atari
             new = fill_template(
                 flag.new, match, {"agent": "dreamer", "env": "env.atari"}
             )

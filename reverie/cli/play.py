@@ -70,7 +70,7 @@ Modes (they can be changed in the page)
 """
 
 
-def play(words: list[str]) -> int:
+def play(argv: list[str]) -> int:
     """Play with a trained agent and its world model in the browser."""
     _check_installed()
     from reverie.play.load import load_run
@@ -78,8 +78,8 @@ def play(words: list[str]) -> int:
     from reverie.play.session import Session
     from reverie.run.package import run_path
 
-    mode, ask_to_save, words = take_short_flags(words)
-    arguments = parse_arguments(words, max_positional=1)
+    mode, ask_to_save, argv = take_short_flags(argv)
+    arguments = parse_arguments(argv, max_positional=1)
     if not arguments.positional:
         raise UserError(
             "`reverie play` needs the folder of a run.\n  Fix: reverie play LOGDIR"
@@ -113,7 +113,7 @@ def play(words: list[str]) -> int:
     return 0
 
 
-def view(words: list[str]) -> int:
+def view(argv: list[str]) -> int:
     """Show all runs below a folder in the browser: status, curves, videos, configs."""
     _check_installed()
     from reverie.play.load import load_run
@@ -121,7 +121,7 @@ def view(words: list[str]) -> int:
     from reverie.play.server import Sessions
     from reverie.play.session import Session
 
-    arguments = parse_arguments(words, max_positional=1)
+    arguments = parse_arguments(argv, max_positional=1)
     if not arguments.positional:
         raise UserError(
             "`reverie view` needs a folder with runs.\n  Fix: reverie view logdir"
@@ -151,6 +151,7 @@ def _serve(
     options: ServerOptions,
     runs: RunIndex | None = None,
 ) -> None:
+    """Start the web server, and print its address."""
     from reverie.play.server import serve
 
     def print_address(address: str) -> None:
@@ -160,11 +161,12 @@ def _serve(
     serve(make_sessions, options.host, options.port, open_page, runs, print_address)
 
 
-def take_short_flags(words: list[str]) -> tuple[str, bool, list[str]]:
-    """Return the mode, whether to ask to save episodes (`-s`), and the other words."""
+def take_short_flags(argv: list[str]) -> tuple[str, bool, list[str]]:
+    """Return the mode, whether to ask to save episodes (`-s`), and the rest."""
     modes, ask_to_save, others = [], False, []
-    for word in words:
+    for word in argv:
         letters = set(word[1:])
+        # several letters can be combined: `-us`
         if word[:1] == "-" and word[1:2] != "-" and letters <= {*MODE_FLAGS, "s"}:
             ask_to_save = ask_to_save or "s" in letters
             modes += [MODE_FLAGS[letter] for letter in word[1:] if letter != "s"]
@@ -183,6 +185,7 @@ def take_short_flags(words: list[str]) -> tuple[str, bool, list[str]]:
 
 
 def _check_installed() -> None:
+    """Raise an error if the packages of the web server are not installed."""
     if missing := missing_packages(PLAY_PACKAGES):
         raise UserError(
             f"The web page needs {', '.join(missing)}, which is not installed.\n"

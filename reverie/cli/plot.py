@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reverie.api import UserError
-from reverie.cli.arguments import path_errors
+from reverie.cli.arguments import explain_path_errors
 from reverie.cli.report import (
     check_choice,
-    check_window,
+    check_score_options,
     find_baselines,
-    missing_values,
+    missing_values_error,
     parse_runs,
 )
 
@@ -24,8 +24,9 @@ class PlotOptions:
     """Files to write: .png, .svg or .pdf."""
     kind: str = "curves"
     """Figure: curves (scores during training), profile (fraction of runs above each
-    final score), aggregates (mean, median, IQM and optimality gap of final scores) or
-    improvement (probability that one method is better than another)."""
+    final score), aggregates (mean, median, interquartile mean and optimality gap of
+    final scores) or improvement (probability that one method is better than
+    another)."""
     y: str = "episode/score"
     """Metric to draw: a key of `scores.jsonl` (`episode/...`) or `metrics.jsonl`, or
     crafter_score."""
@@ -44,18 +45,19 @@ class PlotOptions:
     delta_iris, iris or simple."""
 
 
-def plot(words: list[str]) -> int:
+def plot(argv: list[str]) -> int:
     """Draw learning curves and aggregates of several runs as PNG, SVG or PDF."""
-    paths, options = parse_runs(words, "reverie plot", PlotOptions)
-    _check(options)
-    return _plot(paths, options)
+    paths, options = parse_runs(argv, "reverie plot", PlotOptions)
+    _check_options(options)
+    return _write_figure(paths, options)
 
 
-def _check(options: PlotOptions) -> None:
+def _check_options(options: PlotOptions) -> None:
+    """Raise an error if an option is not valid."""
     from reverie.render.panels import FORMATS
 
     check_choice("kind", options.kind, KINDS)
-    check_window(options.x, options.window, options.budget)
+    check_score_options(options.x, options.window, options.budget)
     if options.bins < 1:
         raise UserError(
             f"--bins must be at least 1, but is {options.bins}.\n  Fix: --bins 40"
@@ -68,7 +70,8 @@ def _check(options: PlotOptions) -> None:
             )
 
 
-def _plot(paths: list[str], options: PlotOptions) -> int:
+def _write_figure(paths: list[str], options: PlotOptions) -> int:
+    """Draw the figure and write it to all files of `--out`."""
     from reverie.render.panels import encode_figure
     from reverie.results import plot as plots
     from reverie.results.report import make_report
@@ -81,12 +84,13 @@ def _plot(paths: list[str], options: PlotOptions) -> int:
     for name, baseline in zip(options.baseline, baselines, strict=True):
         if options.kind == "profile" and not baseline.runs:
             raise UserError(
-                "A performance profile needs single runs, and only means are published "
-                f"of {name}.\n  Fix: remove --baseline, or use --kind curves."
+                "A performance profile needs the scores of single runs, but only mean "
+                f"scores of {name} are published.\n"
+                "  Fix: remove --baseline, or use --kind curves."
             )
     points = plots.read_points(groups, options.y, options.x)
     if not points:
-        raise missing_values(runs, options.y, options.x)
+        raise missing_values_error(runs, options.y, options.x)
     if options.kind == "curves":
         figure = plots.draw_curves(
             points, options.y, options.x, options.bins, baselines
@@ -103,7 +107,7 @@ def _plot(paths: list[str], options: PlotOptions) -> int:
             figure = plots.draw_improvements(report)
     for name in options.out:
         path = Path(name).expanduser()
-        with path_errors():
+        with explain_path_errors():
             write_file(path, encode_figure(figure, path.suffix.lower()[1:]))
         print(name)
     return 0

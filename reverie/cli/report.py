@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from reverie import config as configs
 from reverie.api import UserError
-from reverie.cli.arguments import parse_arguments, path_errors
+from reverie.cli.arguments import explain_path_errors, parse_arguments
 
 if TYPE_CHECKING:
     from reverie.results.benchmarks import Baseline
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 X_AXES = ("frames", "step", "hours")
+"""Values of `--x`."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,14 @@ class ReportOptions:
     """Published results to compare with: dreamerv3, delta_iris, iris or simple."""
 
 
-def report(words: list[str]) -> int:
+def report(argv: list[str]) -> int:
     """Print a table of the scores of several runs, by task and method."""
     from reverie.storage.atomic import write_file
 
-    paths, options = parse_runs(words, "reverie report", ReportOptions)
+    paths, options = parse_runs(argv, "reverie report", ReportOptions)
     text = format_report(paths, options)
     if options.out:
-        with path_errors():
+        with explain_path_errors():
             write_file(Path(options.out).expanduser(), text.encode())
         print(options.out)
     else:
@@ -63,7 +64,7 @@ def format_report(paths: Sequence[Path | str], options: ReportOptions) -> str:
     from reverie.results.runs import find_runs, group_runs
 
     check_choice("format", options.format, tuple(FORMATS))
-    check_window(options.x, options.window, options.budget)
+    check_score_options(options.x, options.window, options.budget)
     runs = find_runs(paths)
     groups = group_runs(runs, options.by)
     result = make_report(
@@ -75,14 +76,14 @@ def format_report(paths: Sequence[Path | str], options: ReportOptions) -> str:
         find_baselines(options.baseline, runs, options.y),
     )
     if not result.rows:
-        raise missing_values(runs, options.y, options.x)
+        raise missing_values_error(runs, options.y, options.x)
     return FORMATS[options.format](result)
 
 
 def find_baselines(
     names: Sequence[str], runs: Sequence[Run], key: str
 ) -> list[Baseline]:
-    """Return published results for the tasks of runs."""
+    """Return the published results with these names, for the tasks of the runs."""
     from reverie.results.benchmarks import find_baseline
     from reverie.results.runs import SCORE
 
@@ -94,9 +95,9 @@ def find_baselines(
     return [find_baseline(name, {run.task for run in runs}) for name in names]
 
 
-def parse_runs(words: list[str], command: str, schema: type[T]) -> tuple[list[str], T]:
+def parse_runs(argv: list[str], command: str, schema: type[T]) -> tuple[list[str], T]:
     """Return the paths of runs, and the options of `reverie report` or `plot`."""
-    arguments = parse_arguments(words, max_positional=len(words))
+    arguments = parse_arguments(argv, max_positional=len(argv))
     options = arguments.take_options(schema)
     reason = f"`{command}` reads the settings of the runs."
     arguments.refuse_presets(reason, has_settings=False)
@@ -109,7 +110,7 @@ def parse_runs(words: list[str], command: str, schema: type[T]) -> tuple[list[st
     return arguments.positional, options
 
 
-def check_window(x: str, window: float, budget: float) -> None:
+def check_score_options(x: str, window: float, budget: float) -> None:
     """Raise if `--x`, `--window` or `--budget` is not valid."""
     check_choice("x", x, X_AXES)
     if not 0 < window <= 1:
@@ -124,7 +125,7 @@ def check_window(x: str, window: float, budget: float) -> None:
         )
 
 
-def missing_values(runs: Sequence[Run], key: str, x: str) -> UserError:
+def missing_values_error(runs: Sequence[Run], key: str, x: str) -> UserError:
     """Return the error for runs that have not logged a metric."""
     keys = sorted({name for run in runs for name in run.metric_names()})
     hint = "" if key in keys else configs.suggest(key, keys)

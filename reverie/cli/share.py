@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reverie.api import UserError
-from reverie.cli.arguments import parse_arguments, path_errors
+from reverie.cli.arguments import explain_path_errors, parse_arguments
 
 
-def pack(words: list[str]) -> int:
+def pack(argv: list[str]) -> int:
     """Write a trained agent as one file, without replay buffer and optimizer."""
     from reverie.results.pack import open_for_package, write_package_file
 
-    arguments = parse_arguments(words, max_positional=2)
-    arguments.refuse_presets("A package has the settings saved with the run.", False)
+    arguments = parse_arguments(argv, max_positional=2)
+    arguments.refuse_presets(
+        "`reverie pack` uses the settings saved with the run.", False
+    )
     arguments.refuse_other_flags("reverie pack", ())
     if len(arguments.positional) != 2:
         raise UserError(
@@ -23,7 +25,7 @@ def pack(words: list[str]) -> int:
         )
     logdir, path = map(Path, arguments.positional)
     run = open_for_package(logdir)
-    with path_errors():
+    with explain_path_errors():
         print(_with_size(write_package_file(run, path.expanduser())))
     return 0
 
@@ -43,13 +45,15 @@ class PushOptions:
     """Play an episode and write it as `replay.mp4`; as GIF if MP4 cannot be encoded."""
 
 
-def push(words: list[str]) -> int:
+def push(argv: list[str]) -> int:
     """Upload a trained agent to the Hugging Face Hub, with a model card and a video."""
     from reverie.results.push import push as upload
     from reverie.results.push import write_repository
 
-    arguments = parse_arguments(words, max_positional=2)
-    arguments.refuse_presets("An upload has the settings saved with the run.", False)
+    arguments = parse_arguments(argv, max_positional=2)
+    arguments.refuse_presets(
+        "`reverie push` uses the settings saved with the run.", False
+    )
     options = arguments.take_options(PushOptions)
     arguments.refuse_other_flags(
         "reverie push", tuple(PushOptions.__dataclass_fields__)
@@ -62,7 +66,7 @@ def push(words: list[str]) -> int:
     logdir, name = arguments.positional
     if options.dry_run:
         folder = Path(options.dry_run).expanduser()
-        with path_errors():
+        with explain_path_errors():
             write_repository(Path(logdir), name, folder, options.video)
         print(folder)
     else:

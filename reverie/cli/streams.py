@@ -1,9 +1,9 @@
 """Handling of standard streams that are closed or cannot be written.
 
 Errors in writing to standard error are ignored. Commands that print their result, such
-as `reverie config`, end without an error if the reader of a pipe has ended (`| head`),
-and fail if the output cannot be written for another reason. Training also writes its
-metrics to files, and continues if the terminal is closed.
+as `reverie config`, exit without an error if the program that reads a pipe has exited
+(`| head`), and fail if the output cannot be written for another reason. Training also
+writes its metrics to files, and continues if the terminal is closed.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ def open_standard_streams() -> None:
     of this process or its children would be written to it. Characters that a stream
     cannot encode are replaced.
     """
-    for number in range(3):
+    for descriptor in range(3):  # stdin, stdout, stderr
         try:
-            os.fstat(number)
+            os.fstat(descriptor)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
-    if type(sys.stdout) is io.TextIOWrapper:  # not replaced by another program
+    if type(sys.stdout) is io.TextIOWrapper:  # not replaced, for example by pytest
         old = sys.stdout
         encoding, buffering = old.encoding, old.line_buffering
         sys.stdout = Output(old.detach(), encoding, line_buffering=buffering)

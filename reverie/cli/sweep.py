@@ -10,24 +10,27 @@ from reverie.api import UserError
 from reverie.cli.train import command_config
 
 
-def sweep(words: list[str]) -> int:
+def sweep(argv: list[str]) -> int:
     """Search for hyperparameters with many runs of a training command."""
     from reverie.sweep import search
 
-    search.sweep(parse_sweep_arguments(words))
+    search.sweep(parse_sweep_arguments(argv))
     return 0
 
 
-def parse_sweep_arguments(words: list[str]) -> Any:
-    """Return the sweep of a file, or the one saved in the folder of a sweep."""
+def parse_sweep_arguments(argv: list[str]) -> Any:
+    """Return the spec of a sweep, from a YAML file or from the folder of a sweep.
+
+    The folder is given by `--logdir` and has a copy of the file.
+    """
     from reverie.run.folder import resolve_logdir
     from reverie.run.spec_file import code_in_spec
     from reverie.run.trust import check_trusted
     from reverie.sweep.search import JOURNAL, SPEC_FILE
     from reverie.sweep.spec import load_spec
 
-    count = next((i for i, w in enumerate(words) if w[:2] == "--"), len(words))
-    positional, flags = words[:count], words[count:]
+    count = next((i for i, w in enumerate(argv) if w[:2] == "--"), len(argv))
+    positional, flags = argv[:count], argv[count:]
     logdir, is_saved = dict(configs.parse_flags(flags)).get("logdir"), False
     if not positional and isinstance(logdir, str):
         saved = resolve_logdir(logdir) / SPEC_FILE

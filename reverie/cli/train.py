@@ -43,36 +43,36 @@ class TrainOptions:
             check_minimum(self, profile=1)
 
 
-def train(words: list[str]) -> int:
+def train(argv: list[str]) -> int:
     """Train an agent online."""
-    return _run("train", "reverie.run.train:train", words)
+    return _run("train", "reverie.run.train:train", argv)
 
 
-def train_eval(words: list[str]) -> int:
+def train_eval(argv: list[str]) -> int:
     """Train an agent online and evaluate it regularly."""
-    return _run("train_eval", "reverie.run.train:train", words, evaluate=True)
+    return _run("train_eval", "reverie.run.train:train", argv, evaluate=True)
 
 
-def offline(words: list[str]) -> int:
+def offline(argv: list[str]) -> int:
     """Train a world model on recorded episodes."""
-    return _run("offline", "reverie.run.offline.train:offline", words)
+    return _run("offline", "reverie.run.offline.train:offline", argv)
 
 
-def bc(words: list[str]) -> int:
+def bc(argv: list[str]) -> int:
     """Train a policy on recorded episodes by behavior cloning."""
-    return _run("bc", "reverie.run.offline.train:offline", words)
+    return _run("bc", "reverie.run.offline.train:offline", argv)
 
 
-def demo(words: list[str]) -> int:
+def demo(argv: list[str]) -> int:
     """Train on `catch` for a few minutes and save videos of imagined rollouts."""
     from reverie.run.demo import demo as run_demo
 
-    arguments = parse_arguments(words)
+    arguments = parse_arguments(argv)
     arguments.refuse_presets("The demo uses its own preset.")
     return run_demo(arguments.flags)
 
 
-def command_config(command: str, words: list[str]) -> Any:
+def command_config(command: str, argv: list[str]) -> Any:
     """Return the config of a training command; raise if `command` is not one.
 
     Used for the runs of sweeps and campaigns, which cannot have `TrainOptions`.
@@ -83,12 +83,12 @@ def command_config(command: str, words: list[str]) -> Any:
             f"{configs.suggest(command, TRAINING_COMMANDS)}\n"
             f"  Fix: choose from {', '.join(TRAINING_COMMANDS)}."
         )
-    return training_config(parse_arguments(words), command)
+    return training_config(parse_arguments(argv), command)
 
 
-def parse_training_command(command: str, words: list[str]) -> tuple[Any, TrainOptions]:
+def parse_training_command(command: str, argv: list[str]) -> tuple[Any, TrainOptions]:
     """Return the config of a training command, and its options (not settings)."""
-    arguments = parse_arguments(words)
+    arguments = parse_arguments(argv)
     options = arguments.take_options(TrainOptions)
     return training_config(arguments, command), options
 
@@ -97,7 +97,7 @@ def training_config(arguments: Arguments, command: str = "train") -> Any:
     """Return the config of a new run, or of the run to resume in `--logdir`.
 
     A run is resumed with its saved settings. Other flags are allowed if they have the
-    saved values or only affect the loop (logging, intervals, number of steps).
+    saved values or only affect the training loop (logging, intervals, number of steps).
     """
     from reverie.run import folder
     from reverie.run.used_settings import resolve_for_command, with_used_flags
@@ -107,11 +107,11 @@ def training_config(arguments: Arguments, command: str = "train") -> Any:
     path = folder.resolve_logdir(logdir) if isinstance(logdir, str) else Path()
     exists = isinstance(logdir, str) and (path / "config.yaml").exists()
     if exists and not (arguments.presets or arguments.files):
-        may_change = all(
+        all_changeable = all(
             name.replace("-", "_").startswith(folder.CHANGEABLE_ON_RESUME)
             for name, _ in arguments.flags
         )
-        if may_change or (path / "ckpt").exists():
+        if all_changeable or (path / "ckpt").exists():
             saved = folder.read_config(path)
             is_offline = "offline" in base_presets
             if bool(saved.offline.data) != is_offline:
@@ -121,7 +121,7 @@ def training_config(arguments: Arguments, command: str = "train") -> Any:
                     f"  Fix: reverie {other} --logdir {logdir}"
                 )
             config = with_used_flags(saved, command, arguments.flags)
-            if not may_change:
+            if not all_changeable:
                 folder.check_unchanged(saved, config, path)
             return config
     is_resumed = exists and (path / "ckpt").exists()
@@ -129,16 +129,18 @@ def training_config(arguments: Arguments, command: str = "train") -> Any:
     presets = [*base_presets, *arguments.presets]
     without_flags = arguments._replace(presets=presets, flags=[])
     if base_presets and to_config(without_flags).run.clock == "epochs":
-        presets.append("in_updates")  # without data collection there are no epochs
+        # an epoch begins with data collection, which these commands do not have
+        presets.append("in_updates")
     return resolve_for_command(
         command, presets, arguments.files, arguments.flags, run_to_resume
     )
 
 
-def _run(command: str, loop: str, words: list[str], **options: bool) -> int:
-    """Run the training loop at an import path, with a status line from the start.
+def _run(command: str, loop: str, argv: list[str], **options: bool) -> int:
+    """Run the training loop with this import path.
 
-    In a data-parallel run, only rank 0 runs it; the others wait for commands of rank 0.
+    In a data-parallel run, only rank 0 runs it; the other ranks execute the functions
+    that rank 0 sends.
     """
     launch = find_launch()
     if launch.rank:
@@ -150,7 +152,7 @@ def _run(command: str, loop: str, words: list[str], **options: bool) -> int:
         precompile.start_compiler_early()
     with StatusLine("importing PyTorch"), garbage_collection_disabled():
         run: Callable[..., Path] = resolve_name(loop)
-        config, train_options = parse_training_command(command, words)
+        config, train_options = parse_training_command(command, argv)
         from reverie.run.ranks import run_on_ranks
     if config.processes > 1 and launch.world_size == 1:
         from reverie.run.device import check_train_devices
@@ -160,7 +162,7 @@ def _run(command: str, loop: str, words: list[str], **options: bool) -> int:
             check_train_devices(config.run.train_devices, config.processes)
         precompile.stop_early_compiler()
         trust = [word for word in sys.argv if word == "--trust"]
-        return run_processes(config.processes, [command, *words, *trust])
+        return run_processes(config.processes, [command, *argv, *trust])
     path = run_on_ranks(
         lambda: run(config, profile=train_options.profile or 0, **options)
     )

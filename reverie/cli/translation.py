@@ -1,7 +1,8 @@
-"""Translate the arguments of other implementations to those of Reverie.
+"""Translate command lines of other implementations to Reverie.
 
-`translate` replaces the arguments of a command line that one of the tables in
-`reverie/convert/command_lines` describes.
+`translate` replaces all arguments that the table of an implementation lists: from
+`python dreamer.py --configs atari --task atari_pong` to `reverie train ...`. The tables
+are in `reverie/convert/command_lines`.
 """
 
 from __future__ import annotations
@@ -100,7 +101,11 @@ class Translation:
 def translate(
     words: Sequence[str], original: Original, commands: Collection[str]
 ) -> Translation | None:
-    """Return the command line with all arguments of the original replaced."""
+    """Return the command line with all arguments of the original replaced.
+
+    `commands` are the commands of Reverie. None if the first word is neither one of
+    them nor a program of the original, or if nothing can be translated.
+    """
     if not words:
         return None
     translation = Translation(original, ["train"])
@@ -115,8 +120,8 @@ def translate(
             return None
         else:
             _set_program(translation, program, words[0])
-            # a program whose arguments are the same in Reverie: copy them, or show the
-            # example if there are none
+            # an example means that the program has the same arguments in Reverie: copy
+            # them, or use the example if there are none
             if program.example:
                 translation.command += rest or program.example.split()
             options = program.options or {}
@@ -142,8 +147,8 @@ def translate(
             _add_presets(translation, argument.values)
     values = {each.name: " ".join(each.values) for each in arguments}
     # arguments that select the agent or task come first: others depend on them
-    first = re.compile("task|env|expl_behavior|dynamics_type")
-    arguments.sort(key=lambda each: not first.search(each.name))
+    selects_run = re.compile("task|env|expl_behavior|dynamics_type")
+    arguments.sort(key=lambda each: not selects_run.search(each.name))
     for argument in arguments:
         if argument.name != "configs":
             _add_argument(translation, argument, values)
@@ -277,7 +282,7 @@ def _describe_unused(
 
 
 def _concerns_agent(translation: Translation, flag: Replacement) -> bool:
-    """True if the command trains the agent of the flag, or the flag has none."""
+    """True if the flag applies to the agent of this run (or to all agents)."""
     if not flag.agent:
         return True
     return _config_so_far(translation, translation.command[0]).agent == flag.agent
@@ -355,13 +360,14 @@ def _replace_with_presets(
 
 
 def _possible_commands(command: str) -> list[str]:
-    """Return the command, and those that may replace it because of an argument.
+    """Return the command, and the ones that an argument may replace it with.
 
-    Training on recorded data is not replaced by training in an environment.
+    Commands that train on recorded data are not replaced by commands that train in an
+    environment.
     """
     if command not in TRAINING_COMMANDS:
         return [command]
-    start = 0 if command in ("train", "train_eval") else 2
+    start = 0 if command in ("train", "train_eval") else 2  # index of `offline`
     others = [name for name in TRAINING_COMMANDS[start:] if name != command]
     return [command, *others]
 
@@ -424,4 +430,5 @@ def _env_group(config: Config) -> str:
 
 
 def _settings() -> dict[str, configs.Setting]:
+    """Return all settings of a run, by name."""
     return configs.settings_of(Config)
