@@ -275,6 +275,8 @@ def _lengths(x: Tensor) -> list[int]:
 
 
 class _AllReduce(torch.autograd.Function):
+    """Sum over ranks; in the backward pass, the sum of the gradients over ranks."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return _all_reduce(x)
@@ -285,6 +287,12 @@ class _AllReduce(torch.autograd.Function):
 
 
 class _AllGather(torch.autograd.Function):
+    """Concatenation over ranks.
+
+    In the backward pass, gradients are summed over ranks, and each rank gets those of
+    its own entries.
+    """
+
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         counts = _lengths(x)
@@ -297,6 +305,7 @@ class _AllGather(torch.autograd.Function):
 
 
 def _all_reduce(x: Tensor) -> Tensor:
+    """Same as `all_reduce_with_grad`, but not differentiable."""
     total = x.detach().clone(memory_format=torch.contiguous_format)
     all_reduce_(total)
     return total

@@ -132,6 +132,7 @@ class Heartbeat:
         return self._reports_failure
 
     def _run(self) -> None:
+        """Send and check heartbeats until `stop` is called or a failure is found."""
         number, last = 0, time.monotonic()
         while not self._stop.wait(HEARTBEAT_SECONDS):
             number += 1
@@ -158,6 +159,7 @@ class Heartbeat:
                 return
 
     def _send(self, number: int) -> None:
+        """Write the heartbeat of this rank to the store."""
         beat = Beat(number, progress.collectives, int(progress.is_waiting))
         self.store.set(self.keys[self.launch.rank], beat.encode())
 

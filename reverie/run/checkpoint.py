@@ -175,10 +175,11 @@ class Checkpoints:
         return self.folder / "quarantine"
 
     def _move_to_quarantine(self, path: Path) -> Path:
+        """Move a damaged checkpoint to the quarantine folder; return its new path."""
         make_folder(self.quarantine)
         target = self.quarantine / path.name
         while os.path.lexists(target):
-            target = target.with_name(target.name + "x")
+            target = target.with_name(target.name + "x")  # until the name is free
         with explain_write_errors(target):
             os.rename(path, target)
         return target

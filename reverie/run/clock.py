@@ -145,6 +145,7 @@ class TrainRatio:
         """Agent step up to which all due updates were returned by `updates_due`."""
 
     def updates_due(self, step: int) -> int:
+        """Return the number of updates that became due since the last call."""
         if self.updates_per_step == 0:
             return 0
         if self.trained_step is None:  # one update at the first call

@@ -166,7 +166,7 @@ class Config:
 
 
 def resolve(
-    names: Sequence[str] = (),
+    presets: Sequence[str] = (),
     files: Sequence[str | Path] = (),
     flags: Sequence[tuple[str, Any]] | Mapping[str, Any] = (),
     saved: Config | None = None,
@@ -174,16 +174,15 @@ def resolve(
     """Return the config of presets, files and flags; later ones override earlier ones.
 
     The preset of the task's suite (`atari100k` for `atari100k_pong`) is applied before
-    all others, unless one of the presets `names` sets a task. `saved` is the config of
-    the run to resume: the network size and replay capacity that were chosen for it are
-    kept.
+    all others, unless one of `presets` sets a task. `saved` is the config of the run to
+    resume: the network size and replay capacity that were chosen for it are kept.
     """
     pairs = list(flags.items()) if isinstance(flags, Mapping) else list(flags)
     file_layers = [_file_layers(str(path)) for path in files]
     file_settings = [settings for _, settings in file_layers]
-    given = [layer for _, layer in (*expand_presets(names), *file_settings)]
+    given = [layer for _, layer in (*expand_presets(presets), *file_settings)]
     agent = last_value([*given, dict(pairs)], "agent", "")
-    preset_layers = expand_presets(names, str(agent))  # with settings of this agent
+    preset_layers = expand_presets(presets, str(agent))  # with settings of this agent
     stack = _combine(preset_layers, file_layers, pairs)
     _refuse_size(stack.flags)
     stack = _with_checkpoint(stack, preset_layers, file_layers, pairs)

@@ -74,6 +74,8 @@ SUBFOLDERS = ("ckpt", "best", "replay", "eval_replay", "media", "eval", "recordi
 LOG_FILES = (METRICS, SCORES)
 LOCK = ".lock"
 """File in the run folder that a process locks while it uses the folder."""
+MAX_STARTS = 100
+"""Number of last starts of a run that `about.json` describes."""
 MAX_ERROR = 2000
 """Characters of an error message that are kept."""
 MAX_NESTING = 16
@@ -95,7 +97,8 @@ def open_run_folder(path: Path, config: Config) -> IO[str]:
             check_unchanged(read_config(path), config, path)
         register(path, import_paths_of(config).values())
         write_config(path, config)
-        write_json(path / ABOUT_FILE, [*_read_starts(path), system_info()][-100:])
+        starts = [*_read_starts(path), system_info()]
+        write_json(path / ABOUT_FILE, starts[-MAX_STARTS:])
     except BaseException:
         lock.close()
         raise

@@ -19,8 +19,9 @@ from reverie.run.package import package_error, unpack
 from reverie.storage.limits import InvalidFile, open_regular
 
 PREFIX = "hf://"
-_PART = r"[A-Za-z0-9][\w.-]{0,95}"
+_PART = r"[A-Za-z0-9][\w.-]{0,95}"  # name of a user or repository
 _NAME = re.compile(rf"({_PART}/{_PART})(?:@([\w./-]{{1,200}}))?")
+"""Matches `user/name` and `user/name@revision`."""
 
 
 class HubName(NamedTuple):

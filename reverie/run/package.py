@@ -45,7 +45,9 @@ from reverie.storage.os_errors import explain_write_errors
 SUFFIX = ".reverie"
 """Suffix of packages that are ZIP archives."""
 CONFIG, SPACES, MANIFEST = "config.json", "spaces.json", "manifest.json"
+"""Files that every package has."""
 RESULTS = "results.json"
+"""File with the evaluation results of the run."""
 MAX_SMALL_BYTES = 16 << 20
 """Maximum size of the files that describe a package."""
 DATA_SUFFIXES = (".json", ".safetensors")
@@ -199,6 +201,7 @@ def _partial_folder(folder: Path) -> Iterator[Path]:
 
 
 def _cache_folder() -> Path:
+    """Return the folder of unpacked packages in the cache of the user."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "")
     if not cache.is_absolute():
         cache = Path("~/.cache").expanduser()

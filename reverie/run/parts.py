@@ -132,14 +132,16 @@ def open_replay(
     is the number of environments, `steps_taken` the step of the newest checkpoint.
     """
     shard = shard or Shard()
-    stored = {**spaces.obs_space, **spaces.act_space}
+    # observations with the prefix `log/` are only logged, and not stored
+    row_spaces = {**spaces.obs_space, **spaces.act_space}
+    stored = {k: space for k, space in row_spaces.items() if k[:4] != "log/"}
     capacity = int(config.replay.capacity * fraction) // shard.world_size
     if not config.run.episodes:
         run_steps = max(config.run.steps, steps_taken)
         capacity = min(capacity, run_steps + streams)
     with explain_out_of_memory(config, "building the replay buffer", "replay.capacity"):
         return Replay(
-            {key: space for key, space in stored.items() if key[:4] != "log/"},
+            stored,
             agent.extras,
             replace(config.replay, storage=storage),
             capacity=max(1, capacity),

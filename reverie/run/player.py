@@ -91,7 +91,7 @@ class Player:
         The agent acts as in evaluation; with `greedy`, it always takes the most
         probable action. `is_first` (in `obs` or as an argument) starts a new episode.
         """
-        rows, is_batch = self._rows(obs, flags)
+        rows, is_batch = self._to_batch(obs, flags)
         count = len(rows["is_first"])
         if self._carry is None:
             self._carry = self.agent.initial(count)
@@ -105,7 +105,7 @@ class Player:
             del self._context[:-MAX_CONTEXT]
         flat = {k: _to_env_units(action[k], s) for k, s in self.act_space.items()}
         if not is_batch:
-            flat = {k: _first(x, self.act_space[k]) for k, x in flat.items()}
+            flat = {k: _unbatch(x, self.act_space[k]) for k, x in flat.items()}
         return to_nested(self.act_space, flat)
 
     def latent(self) -> dict[str, np.ndarray]:
@@ -242,7 +242,7 @@ class Player:
         stacked = {k: np.stack([step[k] for step in steps], 1) for k in steps[0]}
         return stacked if self._is_batch else {k: x[0] for k, x in stacked.items()}
 
-    def _rows(self, obs: Any, flags: dict[str, Any]) -> tuple[Obs, bool]:
+    def _to_batch(self, obs: Any, flags: dict[str, Any]) -> tuple[Obs, bool]:
         """Return checked observations with a batch axis, and whether they had one."""
         inputs = agent_obs_space(self.obs_space)
         flat = to_flat(inputs, obs)
@@ -395,7 +395,7 @@ def _to_env_units(value: np.ndarray, space: Space) -> np.ndarray:
     return np.clip(value, env_space.low, env_space.high) if is_float else value
 
 
-def _first(value: np.ndarray, space: Space) -> Any:
+def _unbatch(value: np.ndarray, space: Space) -> Any:
     """Return the only entry of a batch, as a Python int if the environment uses one."""
     if space.source is not None and space.source.is_int:
         return int(value[0])

@@ -323,9 +323,10 @@ def record_update(agent: Any, spaces: Any, config: Config, device: Any) -> None:
 
     windows = agent.windows.values()
     steps = max(w.batch * (w.length + w.context) + w.span for w in windows)
-    stored = {**spaces.obs_space, **spaces.act_space}
+    # observations with the prefix `log/` are only logged, and not stored
+    row_spaces = {**spaces.obs_space, **spaces.act_space}
     replay = Replay(
-        {key: space for key, space in stored.items() if key[:4] != "log/"},
+        {key: space for key, space in row_spaces.items() if key[:4] != "log/"},
         agent.extras,
         replace(config.replay, storage="ram", save=False, online=False),
         capacity=steps,

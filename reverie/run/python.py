@@ -53,6 +53,7 @@ def train(
 
 
 def _train(env: Any, configs: Sequence[str], flags: dict[str, Any]) -> Path:
+    """Same as `train`, with settings by dotted name and modules already allowed."""
     if env is None:
         return _run(_config(configs, flags))
     # this task has no suite, so no preset of a suite is applied

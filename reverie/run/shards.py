@@ -262,6 +262,7 @@ class FollowerShard:
             self.agent.policy_rng().load_state_dict(acting["policy_rng"])
 
     def _delete_unused_files(self, kept: list[str], saved: str) -> None:
+        """Delete replay files of this rank; arguments as in `OtherShards`, as text."""
         if saved:
             self._replay_states[saved] = self._saved_state
         try:

@@ -33,6 +33,7 @@ from reverie.storage.system import lock_file, open_flags
 ID_FILE = "run_id"
 """File with the id of a run, in its folder."""
 RUN_LIST = "runs.jsonl"
+"""File with the list of the user's runs, in the state folder."""
 MAX_RUNS = 10_000
 """Maximum number of lines of the list; the oldest are deleted."""
 MAX_LINE = 2_000

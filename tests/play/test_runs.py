@@ -267,7 +267,7 @@ def test_runs_of_a_campaign_have_its_state_before_and_after_they_start(tmp_path)
     assert index.details(failed)["error"] == "No simulator."
     folder = queue.run_folder("c")
     folder.mkdir()
-    write_config(folder, resolve(flags={"task": "catch"}, names=["debug"]))
+    write_config(folder, resolve(flags={"task": "catch"}, presets=["debug"]))
     (started,) = (run for run in index.summaries() if run["name"].endswith("/c"))
     assert started["id"] == runs["campaign/runs/c"]["id"]
     assert started["agent"] == "dreamer"  # its config has been read

@@ -406,6 +406,7 @@ class RemoteCollector:
 
     def _keys(self) -> list[str]:
         """Return the keys of the rows, in the order in which they are saved."""
+        # observations with the prefix `log/` are only logged, and not stored
         obs = [key for key in self.pool.obs_space if key[:4] != "log/"]
         return sorted({*obs, *self.pool.act_space, *self.agent.extras})
 

@@ -258,6 +258,7 @@ class ActorPool:
         return [record for record in self.records if record.phase == "running"]
 
     def _start_process(self, record: ActorRecord) -> None:
+        """Start or restart the process of an actor, and let it build environments."""
         record.phase, record.version, record.next_request = "starting", None, 0
         record.pending_calls, record.requested = 0, {}
         record.sequence = ChunkSequence(record.incarnation, self.config.envs)
@@ -266,11 +267,13 @@ class ActorPool:
         self._call(record, "open")
 
     def _reset_envs(self, record: ActorRecord) -> None:
+        """Let an actor start episodes, or continue from its saved state."""
         record.phase = "resetting"
         state, record.state_to_restore = record.state_to_restore, None
         self._call(record, "reset", state)
 
     def _call(self, record: ActorRecord, method: str, *arguments: Any) -> None:
+        """Call a method of an actor; `_handle` gets the result."""
         if not record.pending_calls:
             record.waiting_since = self._now()
         record.pending_calls += 1

@@ -66,9 +66,9 @@ def with_base_run(config: Config) -> Config:
     path = find_checkpoint(Path(base_run))
     base = read_config(run_folder_of(path))
     if isinstance(base.agent_config, ConfiguresBase):
-        inner = base.agent_config.base_run
+        world_model_run = base.agent_config.base_run
         flag = f"--{config.agent}.run"
-        fix = f"{flag} {inner}" if inner else f"remove {flag}"
+        fix = f"{flag} {world_model_run}" if world_model_run else f"remove {flag}"
         raise UserError(
             f"{base_run} has no world model: its agent is {base.agent!r}, like that of "
             f"this run.\n  Fix: {fix}."
