@@ -91,7 +91,8 @@ class MeasuredRun(OnlineRun):
 
     def _open(self) -> None:
         super()._open()
-        self._built_s = self._elapsed()
+        # the timer was started before the collector and the evaluator were made
+        self._built_s = self._elapsed() - sum(self.timer.breakdown().values())
         self.gpu_time = self._cleanup.enter_context(GpuTime(self.device, self.timer))
 
     def update(self) -> Metrics | None:

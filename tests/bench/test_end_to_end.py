@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from reverie import envs
-from reverie.bench.end_to_end import ALL_PARTS, bench_end_to_end
+from reverie.bench.end_to_end import ALL_PARTS, MeasuredRun, bench_end_to_end
 from reverie.bench.gpu_time import GpuTime, union_length
-from reverie.bench.update import BenchConfig
+from reverie.bench.update import BenchConfig, process_age
 from reverie.cli.main import main
 from reverie.log.timer import Timer
 from reverie.run.config import resolve
+from reverie.run.train import train_online
 
 SMALL = {"dreamer.batch_size": 2, "dreamer.batch_length": 4, "run.envs": 2}
 
@@ -47,6 +48,25 @@ def test_parts_of_every_phase_add_up_to_its_time(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert all(f"  {part}" in printed for part in ALL_PARTS)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["bench.json"]
+
+
+def test_phases_are_not_longer_than_the_process(tmp_path):
+    """The collector is made after the timer has started, and counts once."""
+
+    class Run(MeasuredRun):
+        def _make_collector(self, random_agent):
+            time.sleep(0.3)
+            return super()._make_collector(random_agent)
+
+        def _end_phase(self, name):
+            super()._end_phase(name)
+            # the age has a resolution of 0.01 s
+            assert self.phases[name].seconds < process_age() + 0.1
+
+    flags = {**SMALL, "task": "catch", "logdir": str(tmp_path / "run")}
+    run = Run(resolve(["debug"], flags=flags), updates=1)
+    train_online(run)
+    assert len(run.phases) == 3
 
 
 def test_time_of_a_slow_environment_is_its_own(tmp_path):
