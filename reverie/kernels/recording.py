@@ -30,11 +30,11 @@ class TritonKernel(NamedTuple):
 
     module: str
     name: str
-    signature: dict[str, Any]
-    constants: dict[Any, Any]
-    attributes: dict[Any, Any]
-    options: dict[str, Any]
-    target: Any
+    signature: dict[str, Any]  # types of the arguments
+    constants: dict[Any, Any]  # values of compile-time constants
+    attributes: dict[Any, Any]  # what is known of arguments, such as their alignment
+    options: dict[str, Any]  # of the compiler, such as `num_warps`
+    target: Any  # Triton's description of the GPU
 
     def compile(self) -> None:
         """Compile the kernel and the C code that launches it."""
@@ -68,7 +68,7 @@ class LauncherUtilities(NamedTuple):
         nvidia.CudaUtils()
 
 
-Kernel = TritonKernel | CudaSource | LauncherUtilities
+RecordedKernel = TritonKernel | CudaSource | LauncherUtilities
 
 
 class CompileOnlyDriver:
@@ -88,7 +88,7 @@ class CompileOnlyDriver:
 
 
 @contextmanager
-def record_kernels(add: Callable[[Kernel], None]) -> Iterator[None]:
+def record_kernels(add: Callable[[RecordedKernel], None]) -> Iterator[None]:
     """Context in which kernels are passed to `add` instead of being launched.
 
     Results of kernels are zeros: new tensors are filled with them, so that values that
@@ -154,7 +154,7 @@ def _as_tuple(value: Any) -> Any:
     return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
 
 
-def compile_kernel(kernel: Kernel) -> str:
+def compile_kernel(kernel: RecordedKernel) -> str:
     """Compile a kernel to the caches on disk; return an error message, if any.
 
     For worker processes: Triton cannot launch kernels afterwards.

@@ -42,7 +42,10 @@ ROWS = 128
 
 
 def is_supported(colors: int, units: int, like: Tensor) -> bool:
-    """True if these kernels support the layer: half precision, and large tiles."""
+    """True if these kernels support the layer, whose dtype and device are of `like`.
+
+    They need half precision and large tiles.
+    """
     half = like.dtype in (torch.bfloat16, torch.float16)
     fits = 4 * colors <= INPUTS and units <= MAX_UNITS
     return half and fits and supports_large_tiles(like.device)

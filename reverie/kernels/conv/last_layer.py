@@ -39,7 +39,10 @@ ROWS = 128
 
 
 def is_supported(channels: int, colors: int, like: Tensor) -> bool:
-    """True if these kernels support the layer: half precision, and large tiles."""
+    """True if these kernels support the layer, whose dtype and device are of `like`.
+
+    They need half precision and large tiles.
+    """
     half = like.dtype in (torch.bfloat16, torch.float16)
     fits = channels <= MAX_CHANNELS and 4 * colors <= OUTPUTS
     return half and fits and supports_large_tiles(like.device)

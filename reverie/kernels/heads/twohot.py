@@ -133,9 +133,10 @@ def _two_hot(bins, target, row, rows, col, count):
     below = tl.maximum(above - 1, 0)
     above = tl.minimum(above, count - 1)
     bin = tl.where(col < count, bin, 0.0)
-    to_below = tl.abs(tl.sum(tl.where(col == below, bin, 0.0), 1)[:, None] - point)
-    to_above = tl.abs(tl.sum(tl.where(col == above, bin, 0.0), 1)[:, None] - point)
-    weight = tl.where(below == above, 0.5, to_above / (to_below + to_above))
+    lower = tl.sum(tl.where(col == below, bin, 0.0), 1)[:, None]
+    upper = tl.sum(tl.where(col == above, bin, 0.0), 1)[:, None]
+    to_lower, to_upper = tl.abs(lower - point), tl.abs(upper - point)  # distances
+    weight = tl.where(below == above, 0.5, to_upper / (to_lower + to_upper))
     # a NaN target (not equal to itself) has a NaN weight, so that its loss is NaN
     return below, above, tl.where(point == point, weight, point)
 

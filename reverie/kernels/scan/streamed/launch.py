@@ -216,7 +216,7 @@ def _layer_sizes(weights: tensors.ScanWeights, classes: int) -> LayerSizes:
 def _allocate_partials(
     sizes: LayerSizes, like: Tensor, *names: str
 ) -> dict[str, Tensor]:
-    """Allocate partial sums of rows, (batch, tiles)."""
+    """Allocate partial sums of rows, (batch, tiles); `like` has one entry per row."""
     unit_tiles = sizes.units // UNIT_COLUMNS
     counts = {"hid_partials": sizes.deter // BLOCK_COLUMNS}
     return {
