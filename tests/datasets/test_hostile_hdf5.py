@@ -144,7 +144,7 @@ def test_circular_links_are_refused(path):
 
 @pytest.mark.parametrize("chunks", [None, (1, 1 << 20), (1 << 10, 1 << 20)])
 def test_arrays_that_are_larger_than_the_file_are_refused(path, chunks):
-    """Such arrays have no data in the file, only a value for what is missing."""
+    """Such arrays have no data in the file, only a fill value."""
     with h5py.File(path, "a") as file:
         copy_of_first_episode(file)
         del file["data/demo_2/obs/position"]
@@ -192,7 +192,7 @@ def test_many_episodes_that_are_larger_than_the_file_are_refused(path, monkeypat
 
 
 def test_arrays_of_many_chunks_without_data_are_refused(path):
-    """HDF5 takes microseconds for each chunk, which are hours for 256 MiB."""
+    """HDF5 takes microseconds per chunk, which is hours for 256 MiB of chunks."""
     with h5py.File(path, "a") as file:
         copy_of_first_episode(file)
         del file["data/demo_2/actions"]
@@ -201,7 +201,7 @@ def test_arrays_of_many_chunks_without_data_are_refused(path):
 
 
 def write_compressed(file, data, filters, mask=0):
-    """Store packed data as the actions of an episode, in one part."""
+    """Store compressed data as the actions of an episode, in one chunk."""
     copy_of_first_episode(file)
     del file["data/demo_2/actions"]
     settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -355,7 +355,7 @@ def test_text_that_is_not_unicode_is_no_traceback(path):
 
 
 def test_a_string_of_gigabytes_is_not_allocated(path):
-    """The length of a string is stored next to its place in the file."""
+    """The file declares the length of a string, which is set to 4 GB here."""
     data = bytearray(path.read_bytes())
     with h5py.File(path) as file:
         place = file["mask/valid"].id.get_offset()
@@ -369,7 +369,7 @@ def test_a_string_of_gigabytes_is_not_allocated(path):
 
 
 def test_a_list_of_strings_without_an_end_is_refused(path):
-    """HDF5 does not return from an entry without a size."""
+    """HDF5 loops forever on an entry of size 0."""
     data = bytearray(path.read_bytes())
     place = data.rindex(b"GCOL") + 16
     data[place : place + 16] = bytes(16)
@@ -391,7 +391,7 @@ def test_arrays_with_many_signatures_of_lists_are_read_in_time(path):
 
 
 def test_many_names_of_one_group_are_refused(path, monkeypatch):
-    """The time to read them is the product of both numbers of names."""
+    """A group with many members and many paths is read once per path."""
     monkeypatch.setattr(hdf5_file, "EXTRA_NAME_BYTES", 1 << 12)
     with h5py.File(path, "a") as file:
         copy_of_first_episode(file)

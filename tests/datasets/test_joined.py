@@ -56,7 +56,7 @@ def test_unique_names_are_kept(here):
 
 
 def test_actions_have_the_units_of_the_first_dataset(here):
-    """2 of [-2, 2] is 1 in its own dataset, and 0.5 next to one with [-4, 4]."""
+    """An action of 2 is 1 if the bounds are [-2, 2], and 0.5 if they are [-4, 4]."""
     for name, bound in (("wide", 4), ("narrow", 2)):
         space = {"action": Space(np.float32, (2,), -bound, bound).normalized()}
         episode = make_episode(3)

@@ -182,7 +182,7 @@ def test_changed_files_are_errors(tmp_path):
 
 
 def test_reading_threads_are_as_many_as_workers():
-    """Of the episodes that are not in memory, few are held at the same time."""
+    """At most as many episodes are read at the same time as there are workers."""
     held, most, lock = [0], [0], threading.Lock()
 
     def read(index: int) -> dict:

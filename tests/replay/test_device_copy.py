@@ -29,8 +29,8 @@ CONFIGS = {
 }
 
 
-def pair(config, directory=None, capacity=90, streams=3, **options):
-    """The same replay twice, without and with a device copy."""
+def make_feeds(config, directory=None, capacity=90, streams=3, **options):
+    """Return feeds of two equal replays, without and with a device copy."""
     replays = [
         make_replay(
             capacity,
@@ -49,7 +49,7 @@ def pair(config, directory=None, capacity=90, streams=3, **options):
     return feeds
 
 
-def same(one, two):
+def assert_equal(one, two):
     assert one.keys() == two.keys()
     for key in one:
         assert one[key].dtype == two[key].dtype, key
@@ -57,7 +57,7 @@ def same(one, two):
 
 
 def act_and_train(feeds, seed=0, turns=120, names=tuple(WINDOWS), outs=None):
-    """Add, sample and write back with both; all batches must be equal."""
+    """Add, sample and write back with both feeds; all batches must be equal."""
     rng = np.random.default_rng(seed)
     outs = {} if outs is None else outs
     for turn in range(turns):
@@ -68,7 +68,7 @@ def act_and_train(feeds, seed=0, turns=120, names=tuple(WINDOWS), outs=None):
             continue
         for name in names:
             host, device = feeds[0](name), feeds[1](name, outs.get(name))
-            same(host, device)
+            assert_equal(host, device)
             if turn % 2:
                 outs[name] = device
             shape = host["stepid"].shape
@@ -86,7 +86,7 @@ def act_and_train(feeds, seed=0, turns=120, names=tuple(WINDOWS), outs=None):
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_batches_and_extras_equal_those_of_the_host(kind):
-    feeds = pair(CONFIGS[kind])
+    feeds = make_feeds(CONFIGS[kind])
     act_and_train(feeds)
     metrics = [feed.replay.metrics() for feed in feeds]
     assert metrics[0] == metrics[1]
@@ -94,13 +94,13 @@ def test_batches_and_extras_equal_those_of_the_host(kind):
 
 
 def test_a_step_that_occurs_twice_keeps_the_last_extras():
-    feeds = pair(CONFIGS["uniform"])
+    feeds = make_feeds(CONFIGS["uniform"])
     rng = np.random.default_rng(0)
     for _ in range(30):
         rows = make_rows(rng, 3)
         for feed in feeds:
             feed.replay.add(rows)
-    same(feeds[0]("plain"), feeds[1]("plain"))
+    assert_equal(feeds[0]("plain"), feeds[1]("plain"))
     stepid = torch.tensor([5, 7, 5, 5, 7, 9])
     extras = {
         "deter": torch.arange(6.0)[:, None].expand(6, 300).contiguous(),
@@ -112,7 +112,7 @@ def test_a_step_that_occurs_twice_keeps_the_last_extras():
     deter = copy.columns["deter"].view(torch.float32)
     assert deter[[5, 7, 9], 0].tolist() == [3, 4, 5]
     for _ in range(10):
-        same(feeds[0]("plain"), feeds[1]("plain"))
+        assert_equal(feeds[0]("plain"), feeds[1]("plain"))
 
 
 @pytest.mark.parametrize("storage", ["ram", "disk"])
@@ -122,22 +122,22 @@ def test_a_save_has_the_extras_of_the_device_and_resumes_exactly(
 ):
     fracs = CONFIGS[kind].fracs
     config = ReplayConfig(storage=storage, segment=16, fracs=fracs)
-    feeds = pair(config, tmp_path, exact_extras=True)
+    feeds = make_feeds(config, tmp_path, exact_extras=True)
     act_and_train(feeds, turns=60)
     states = [feed.replay.save() for feed in feeds]
-    again = pair(config, tmp_path, exact_extras=True)
+    again = make_feeds(config, tmp_path, exact_extras=True)
     for feed, state in zip(again, states, strict=True):
         feed.replay.load(state)
     act_and_train(feeds, seed=7, turns=50)
     act_and_train(again, seed=7, turns=50)
     for old, new in zip(feeds, again, strict=True):
         for name in WINDOWS:
-            same(old(name), new(name))
+            assert_equal(old(name), new(name))
 
 
 def test_loading_replaces_the_device_copy(tmp_path):
     config = ReplayConfig(storage="ram", segment=16, online=False)
-    feeds = pair(config, tmp_path)
+    feeds = make_feeds(config, tmp_path)
     act_and_train(feeds, turns=40)
     states = [feed.replay.save() for feed in feeds]
     act_and_train(feeds, seed=3, turns=40)
@@ -152,7 +152,7 @@ def test_loading_replaces_the_device_copy(tmp_path):
 
 def test_many_steps_are_uploaded_in_parts(monkeypatch):
     monkeypatch.setattr(device_copy, "UPLOAD_BYTES", 70 * 1504)
-    feeds = pair(CONFIGS["uniform"], capacity=500)
+    feeds = make_feeds(CONFIGS["uniform"], capacity=500)
     rng = np.random.default_rng(0)
     for _ in range(3):
         rows = make_rows(rng, 150)
@@ -161,20 +161,20 @@ def test_many_steps_are_uploaded_in_parts(monkeypatch):
             feed.replay.add_episode(rows)
     for _ in range(5):
         for name in WINDOWS:
-            same(feeds[0](name), feeds[1](name))
+            assert_equal(feeds[0](name), feeds[1](name))
 
 
 def test_batches_can_be_copied_into_given_tensors():
-    feeds = pair(CONFIGS["uniform"])
+    feeds = make_feeds(CONFIGS["uniform"])
     act_and_train(feeds, turns=40)
     first = feeds[1]("plain")
     mine = {key: torch.zeros_like(value) for key, value in first.items()}
     feeds[0]("plain")
     assert feeds[1]("plain", mine) is mine
-    same(feeds[0]("plain"), mine)
+    assert_equal(feeds[0]("plain"), mine)
     again = feeds[0]("plain", mine)
     assert again is mine
-    same(feeds[1]("plain", first), mine)
+    assert_equal(feeds[1]("plain", first), mine)
     assert isinstance(first, PackedBatch)
 
 

@@ -90,20 +90,20 @@ def test_a_save_keeps_prefetched_batches(tmp_path):
     feed = ReplayFeed(saved, windows, prefetch=True)
     for _ in range(3):
         for name in windows:
-            equal(expected(name), feed(name))
+            assert_equal(expected(name), feed(name))
     again.load(saved.save())
     assert saved.metrics()["samples"] == plain.metrics()["samples"]
     resumed = ReplayFeed(again, windows, prefetch=True)
     for _ in range(5):
         for name in windows:
             reference_batch = expected(name)
-            equal(reference_batch, feed(name))
-            equal(reference_batch, resumed(name))
+            assert_equal(reference_batch, feed(name))
+            assert_equal(reference_batch, resumed(name))
     feed.close()
     resumed.close()
 
 
-def equal(one, two):
+def assert_equal(one, two):
     assert one.keys() == two.keys()
     for key in one:
         assert torch.equal(one[key], two[key]), key

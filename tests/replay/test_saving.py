@@ -34,7 +34,7 @@ def fill(replay, rng, turns, streams=3):
         replay.add(make_rows(rng, streams))
 
 
-def same(one, two):
+def assert_equal(one, two):
     assert one.keys() == two.keys()
     for key in one:
         np.testing.assert_array_equal(one[key], two[key], err_msg=key)
@@ -84,7 +84,7 @@ def test_a_resumed_replay_is_bit_identical(storage, turns, tmp_path):
     again.load(through_checkpoint(state))
     rng.bit_generator.state = rng_state
     for one, two in zip(expected, train(again, rng, 12), strict=True):
-        same(one, two)
+        assert_equal(one, two)
 
 
 @pytest.mark.parametrize("before", ["ram", "disk"])
@@ -99,7 +99,7 @@ def test_a_replay_can_change_between_memory_and_disk(before, after, tmp_path):
     other = make_replay(150, 3, config(after), tmp_path, **WINDOWS)
     other.load(state)
     for batch in expected:
-        same(batch, other.sample("train"))
+        assert_equal(batch, other.sample("train"))
 
 
 def test_a_save_writes_only_new_steps(tmp_path):
@@ -283,7 +283,7 @@ sys.path.insert(0, {str(Path(__file__).parent)!r})
 import numpy as np
 from pathlib import Path
 from test_replay import make_replay, make_rows
-from test_saving import WINDOWS, config, fill, train, same
+from test_saving import WINDOWS, config, fill, train, assert_equal
 from reverie.storage.os_errors import DiskFull
 path = Path({str(tmp_path)!r})
 rng = np.random.default_rng(0)
@@ -312,7 +312,7 @@ train(replay, rng, 6)
 state = replay.save()  # works again when there is space
 once_more = make_replay(200, 3, config({storage!r}), path, **WINDOWS)
 once_more.load(state)
-same(replay.sample("train"), once_more.sample("train"))
+assert_equal(replay.sample("train"), once_more.sample("train"))
 """
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=100
@@ -418,4 +418,4 @@ def test_a_replay_can_load_its_own_last_save(storage, tmp_path):
     replay.load(state)
     rng.bit_generator.state = rng_state
     for one, two in zip(expected, train(replay, rng, 10), strict=True):
-        same(one, two)
+        assert_equal(one, two)

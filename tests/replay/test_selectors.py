@@ -32,22 +32,24 @@ def make_index(capacity=50, slots=2, turns=60, seed=0):
 
 
 def assert_distribution(selector, weights, draws=20000, seed=0):
-    """Chi-square test of the counts; `weights` maps start ids to probabilities."""
+    """Chi-square test of sampled start ids; `weights` are proportional to their
+    probabilities."""
     drawn = selector.sample(draws, np.random.default_rng(seed))
     ids, counts = np.unique(drawn, return_counts=True)
-    assert set(ids.tolist()) <= {g for g, p in weights.items() if p > 0}
+    assert set(ids.tolist()) <= {start for start, w in weights.items() if w > 0}
     found = dict(zip(ids.tolist(), counts.tolist(), strict=True))
     total = sum(weights.values())
-    chi, free = 0.0, -1
-    for g, p in weights.items():
-        expected = draws * p / total
+    chi_square, degrees = 0.0, -1  # degrees of freedom
+    for start, weight in weights.items():
+        expected = draws * weight / total
         if expected > 0:
-            chi += (found.get(g, 0) - expected) ** 2 / expected
-            free += 1
-    assert chi < free + 4 * np.sqrt(2 * free), (chi, free)
+            chi_square += (found.get(start, 0) - expected) ** 2 / expected
+            degrees += 1
+    # mean of the chi-square distribution plus four standard deviations
+    assert chi_square < degrees + 4 * np.sqrt(2 * degrees), (chi_square, degrees)
 
 
-def window_mass(index, start, priority, config):
+def window_priority(index, start, priority, config):
     ids = index.window_ids(np.array([start]), SPAN)[0]
     power = np.array([priority[int(g)] for g in ids]) ** config.exponent
     return config.maxfrac * power.max() + (1 - config.maxfrac) * power.mean()
@@ -96,7 +98,7 @@ def test_window_priority_mixes_maximum_and_mean():
     selector.prioritize(live, value)
     priority = dict(zip(live.tolist(), value.tolist(), strict=True))
     starts = index.window_starts(SPAN).tolist()
-    weights = {g: window_mass(index, g, priority, config) for g in starts}
+    weights = {g: window_priority(index, g, priority, config) for g in starts}
     assert_distribution(selector, weights)
 
 
@@ -117,7 +119,7 @@ def test_priorities_are_updated_after_additions_and_evictions():
     selector.prioritize(unrated, np.full(len(unrated), 0.5))
     priority |= dict.fromkeys(unrated.tolist(), 0.5)
     starts = index.window_starts(SPAN).tolist()
-    weights = {g: window_mass(index, g, priority, config) for g in starts}
+    weights = {g: window_priority(index, g, priority, config) for g in starts}
     assert_distribution(selector, weights)
 
 

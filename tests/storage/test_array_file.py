@@ -84,7 +84,7 @@ def test_a_link_in_place_of_a_temporary_file_is_not_followed(tmp_path):
 
 
 def test_arrays_that_overlap_are_refused(tmp_path):
-    """They would take more memory than the file has."""
+    """Copies of them would take more memory than the size of the file."""
     file = write_arrays(tmp_path, "a-3", {"x": np.arange(3), "y": np.arange(3)})
     path = tmp_path / file.record.name
     data = path.read_bytes()

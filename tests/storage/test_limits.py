@@ -1,4 +1,4 @@
-"""Limits on JSON, YAML and ZIP files of other people."""
+"""Limits on JSON, YAML and ZIP files that are not trusted."""
 
 from __future__ import annotations
 

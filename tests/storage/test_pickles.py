@@ -229,7 +229,7 @@ HOSTILE = {
 
 
 def doubled(levels: int) -> bytes:
-    """A tuple of which each level has the lower one twice."""
+    """Opcodes of a tuple that contains a tuple twice, nested `levels` times."""
     parts = [b")\x94"]
     for level in range(levels):
         parts.append(b"0h%ch%c\x86\x94" % (level, level))
@@ -255,7 +255,7 @@ def test_hostile_pickles_are_refused(case):
 
 
 def test_every_opcode_is_allowed_or_refused():
-    """No opcode ends in another error, whatever is on the stack."""
+    """Every opcode is executed or raises `InvalidFile`, for any stack."""
     for opcode in pickletools.opcodes:
         for before in (b"", b"N", b"NN", b"]N", b"}NN", b"(", name("numpy", "dtype")):
             code = opcode.code.encode("latin1")
