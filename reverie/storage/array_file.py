@@ -46,7 +46,7 @@ _DTYPES = {"BOOL": np.dtype(bool)} | {
 _SAFETENSORS_NAMES = {dtype.name: name for name, dtype in _DTYPES.items()}
 _WRITE_BYTES, _READ_BYTES = 1 << 24, 1 << 18  # written or read at once
 MAX_HEADER_BYTES = 100 << 20
-"""Larger headers are refused, as by the safetensors library."""
+"""Larger headers are refused; the safetensors library has a similar limit."""
 
 
 class FileRecord(NamedTuple):
