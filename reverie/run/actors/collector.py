@@ -78,7 +78,7 @@ class RemoteCollector:
     ):
         self.pool, self.agent, self.clock = pool, agent, clock
         self.timer, self.rates, self.should_stop = timer, rates, should_stop
-        self.envs, self.lockstep = pool.config.envs, pool.config.lockstep
+        self.envs_per_actor, self.lockstep = pool.config.envs, pool.config.lockstep
         self.steps = 0
         """Number of rows returned so far, which are agent steps of the run."""
         self._queue: deque[QueuedStep | QueuedFailure | ActorLost] = deque()
@@ -87,7 +87,7 @@ class RemoteCollector:
         self._queued_rows = 0
         self._ahead = [0] * pool.config.count
         """Chunks of each actor that were requested and not yet returned as rows."""
-        self._last: dict[int, tuple[Rows, int]] = {}
+        self._newest_rows: dict[int, tuple[Rows, int]] = {}
         """Newest row of each stream (environment) whose episode has not ended: the rows
         that contain it, and its index in them."""
         self._weights: tuple[Any, Any] = ((-1, -1), None)
@@ -106,6 +106,7 @@ class RemoteCollector:
         self.pool.reset_envs()
 
     def collect(self) -> Rows:
+        """Return the rows of the next step of one actor; none if the run is stopped."""
         self.wait()
         now = time.monotonic()
         if self._queue and not self.lockstep and now - self._check_time > CHECK_SECONDS:
@@ -159,9 +160,9 @@ class RemoteCollector:
         """Wait for the requested chunks; return the queue and all actors' states."""
         while any(record.requested for record in self.pool.records):
             self._receive(POLL_SECONDS)
-        open_streams = sorted(self._last)
+        open_streams = sorted(self._newest_rows)
         keys = self._keys()
-        last = [[self._row(s)[key] for s in open_streams] for key in keys]
+        last = [[self._newest_row(s)[key] for s in open_streams] for key in keys]
         return {
             "actors": self.pool.states(),
             "times_lost": [record.times_lost for record in self.pool.records],
@@ -203,7 +204,7 @@ class RemoteCollector:
             arrays = map(np.asarray, state["last_rows"])
             rows = Rows(dict(zip(keys, arrays, strict=True)))
             for index, stream in enumerate(np.asarray(state["open_streams"])):
-                self._last[int(stream)] = (rows, index)
+                self._newest_rows[int(stream)] = (rows, index)
         for item in state["queue"]:
             arrays = map(np.asarray, item["values"])
             values = dict(zip(keys, arrays, strict=True))
@@ -248,7 +249,7 @@ class RemoteCollector:
 
     def _split(self, chunk: Chunk) -> list[QueuedStep | QueuedFailure]:
         """Return the steps of a chunk, and its error, if it has one."""
-        steps = list(chunk.steps(chunk.actor * self.envs))
+        steps = list(chunk.steps(chunk.actor * self.envs_per_actor))
         last = len(steps) - 1
         items: list[QueuedStep | QueuedFailure] = [
             QueuedStep((i, chunk.actor), rows, chunk.actor, chunk.version, i == last)
@@ -267,27 +268,28 @@ class RemoteCollector:
         actors = self.pool.running
         is_requested = any(record.requested for record in actors)
         if self.lockstep and (self._queue or is_requested):
-            return
+            return  # the round has not ended
         if self.lockstep and len(actors) < len(self.pool.records):
             return
         if not self.lockstep:
             actors = [r for r in actors if self._ahead[r.index] < MAX_AHEAD]
             actors.sort(key=lambda record: self._ahead[record.index])
+        # share the remaining steps evenly among the actors
         requested = sum(sum(r.requested.values()) for r in self.pool.records)
-        pending_rows = self._queued_rows + requested * self.envs
+        pending_rows = self._queued_rows + requested * self.envs_per_actor
         left = self._steps_left() - pending_rows
         if not pending_rows:
             left = max(left, 1)  # the training loop needs at least one step
         for index, record in enumerate(actors):
-            share = left / (self.envs * (len(actors) - index))
+            share = left / (self.envs_per_actor * (len(actors) - index))
             steps = math.ceil(min(share, CHUNK_STEPS))
             if steps <= 0:
                 break
             weights = self._publish_weights()
             self.pool.request(record, steps, self.steps + pending_rows, *weights)
             self._ahead[record.index] += 1
-            left -= steps * self.envs
-            pending_rows += steps * self.envs
+            left -= steps * self.envs_per_actor
+            pending_rows += steps * self.envs_per_actor
 
     def _steps_left(self) -> float:
         """Return the agent steps until the end of the run or the next update.
@@ -341,17 +343,22 @@ class RemoteCollector:
                 break  # raised by the next `wait`
             if isinstance(item, ActorLost):
                 self._queue.popleft()
-                streams = range(item.actor * self.envs, (item.actor + 1) * self.envs)
-                if any(stream in self._last for stream in streams):
-                    return self._truncate([s for s in streams if s in self._last])
+                streams = range(
+                    item.actor * self.envs_per_actor,
+                    (item.actor + 1) * self.envs_per_actor,
+                )
+                if any(stream in self._newest_rows for stream in streams):
+                    return self._truncate(
+                        [s for s in streams if s in self._newest_rows]
+                    )
                 continue
             rows = item.rows
             assert rows.streams is not None
             # An episode starts although the previous one of its stream has not ended:
             # the environment was not restored. Truncate the previous one first.
             new = rows.streams[rows.values["is_first"]].tolist()
-            if any(stream in self._last for stream in new):
-                return self._truncate([s for s in new if s in self._last])
+            if any(stream in self._newest_rows for stream in new):
+                return self._truncate([s for s in new if s in self._newest_rows])
             self._queue.popleft()
             self._count_rows(item)
             return rows
@@ -372,9 +379,9 @@ class RemoteCollector:
         is_last = rows.values["is_last"]
         for index, stream in enumerate(rows.streams.tolist()):
             if is_last[index]:
-                self._last.pop(stream, None)
+                self._newest_rows.pop(stream, None)
             else:
-                self._last[stream] = (rows, index)
+                self._newest_rows[stream] = (rows, index)
         if "episode/score" in rows.metrics:
             scores, lengths = (
                 np.asarray(rows.metrics[f"episode/{name}"], float).tolist()
@@ -388,20 +395,20 @@ class RemoteCollector:
 
         They repeat the last observation, with zeros as reward and action.
         """
-        rows = [self._row(stream) for stream in streams]
+        rows = [self._newest_row(stream) for stream in streams]
         values = {key: np.stack([row[key] for row in rows]) for key in self._keys()}
         for key in ("reward", "is_first", "is_terminal", *self.pool.act_space):
             values[key] = np.zeros_like(values[key])
         values["is_last"] = np.ones_like(values["is_last"])
         for stream in streams:
-            del self._last[stream]
+            del self._newest_rows[stream]
         self._truncated += len(streams)
         self.steps += len(streams)
         return Rows(values, np.array(streams))
 
-    def _row(self, stream: int) -> dict[str, Any]:
-        """Return the newest row of a stream in `_last`."""
-        rows, index = self._last[stream]
+    def _newest_row(self, stream: int) -> dict[str, Any]:
+        """Return the newest row of a stream in `_newest_rows`."""
+        rows, index = self._newest_rows[stream]
         return {key: value[index] for key, value in rows.values.items()}
 
     def _keys(self) -> list[str]:
