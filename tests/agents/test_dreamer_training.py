@@ -21,6 +21,7 @@ from reverie.api import UserError
 from reverie.nets.heads import HeadConfig
 from reverie.nets.normalize import NormalizeConfig
 from reverie.nets.optim.laprop import LaPropConfig
+from reverie.run.config import resolve
 
 
 def has_gradient(loss, modules):
@@ -232,6 +233,19 @@ def test_repval_grad_trains_the_encoder(repval_grad):
 def test_without_the_replay_value_loss():
     agent = make(replace(TINY, repval_loss=False))
     assert "loss/repval" not in agent.train(RandomFeed(agent))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("imag_loss.lam", 1.5), ("repl_loss.lam", -0.1)]
+)
+def test_lambda_is_from_0_to_1(name, value):
+    with pytest.raises(UserError, match="lam must be from 0 to 1"):
+        resolve(flags={f"dreamer.{name}": value})
+
+
+def test_a_slow_target_of_the_replay_loss_has_no_effect_and_is_refused():
+    with pytest.raises(UserError, match="slowtar must be False"):
+        resolve(flags={"dreamer.repl_loss.slowtar": True})
 
 
 @pytest.mark.parametrize("slowtar", [False, True])

@@ -44,11 +44,18 @@ class ReplLossConfig:
     """Critic loss on replayed trajectories."""
 
     slowtar: bool = False
-    """No effect, as in the original: returns are bootstrapped with imagined returns."""
+    """Must be False. In the original, it has no effect: returns are bootstrapped with
+    imagined returns."""
     lam: float = 0.95
     """Lambda of the returns."""
     slowreg: float = 1.0
     """Scale of the regularization of the critic towards the slow critic."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lam <= 1:
+            raise ValueError("lam must be from 0 to 1")
+        if self.slowtar:
+            raise ValueError("slowtar must be False, because True has no effect")
 
 
 @dataclass(frozen=True)
