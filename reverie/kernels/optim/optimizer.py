@@ -67,10 +67,8 @@ def store_low_precision(address, dtype, offsets, x, mask):
 
 
 @jit
-def _copy_to_flat(
-    chunks, grads, dtypes, sizes, starts, flat, CHUNK: tl.constexpr
-):  # fmt: skip
-    """Copy one chunk of one gradient to the flat buffer, as float32."""
+def _load_grad_chunk(chunks, grads, dtypes, sizes, CHUNK: tl.constexpr):
+    """Return the tensor, offsets, mask and gradient of the chunk of this program."""
     chunk = tl.program_id(0)
     tensor, start = tl.load(chunks + 2 * chunk), tl.load(chunks + 2 * chunk + 1)
     offsets = start + tl.arange(0, CHUNK)
@@ -78,6 +76,15 @@ def _copy_to_flat(
     grad = load_as_float32(
         tl.load(grads + tensor), tl.load(dtypes + 2 * tensor), offsets, mask
     )
+    return tensor, offsets, mask, grad
+
+
+@jit
+def _copy_to_flat(
+    chunks, grads, dtypes, sizes, starts, flat, CHUNK: tl.constexpr
+):  # fmt: skip
+    """Copy one chunk of one gradient to the flat buffer, as float32."""
+    tensor, offsets, mask, grad = _load_grad_chunk(chunks, grads, dtypes, sizes, CHUNK)
     tl.store(flat + tl.load(starts + tensor) + offsets, grad, mask)
 
 
@@ -87,15 +94,10 @@ def _sum_squares(
     COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Sum the squares of gradient and parameter over one chunk; store both sums."""
-    chunk = tl.program_id(0)
-    tensor, start = tl.load(chunks + 2 * chunk), tl.load(chunks + 2 * chunk + 1)
-    offsets = start + tl.arange(0, CHUNK)
-    mask = offsets < tl.load(sizes + tensor)
-    grad = load_as_float32(
-        tl.load(grads + tensor), tl.load(dtypes + 2 * tensor), offsets, mask
-    )
+    tensor, offsets, mask, grad = _load_grad_chunk(chunks, grads, dtypes, sizes, CHUNK)
     address = tl.load(addresses + COLUMNS * tensor)
     parameter = tl.load(address.to(tl.pointer_type(tl.float32)) + offsets, mask, 0.0)
+    chunk = tl.program_id(0)
     tl.store(sums + 2 * chunk, tl.sum(grad * grad))
     tl.store(sums + 2 * chunk + 1, tl.sum(parameter * parameter))
 
