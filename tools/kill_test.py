@@ -80,7 +80,8 @@ class KillTest:
         """Kill and resume the run; return the counts and problems."""
         during_save = last_step = leftovers = 0  # kills, step and number of files
         shm = "/dev/shm"  # folder of shared memory blocks
-        blocks_before = set(os.listdir(shm)) if os.path.isdir(shm) else set()
+        has_shm = os.path.isdir(shm)
+        blocks_before = set(os.listdir(shm)) if has_shm else set()
         largest = 0  # size of the run folder in bytes
         for kill in range(self.arguments.kills):
             in_save = during_save < self.arguments.inside and kill % 2 == 0
@@ -101,7 +102,7 @@ class KillTest:
             self.problems.append(f"{leftovers} files that no checkpoint lists")
         if during_save < self.arguments.inside:
             self.problems.append(f"only {during_save} kills were during a save")
-        new_blocks = set(os.listdir(shm)) - blocks_before if blocks_before else set()
+        new_blocks = set(os.listdir(shm)) - blocks_before if has_shm else set()
         if len(new_blocks) > 2:
             self.problems.append(f"{len(new_blocks)} leftover shared memory blocks")
         return {

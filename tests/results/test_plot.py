@@ -213,9 +213,12 @@ def test_files(tmp_path, capsys):
     assert main(["plot", str(runs), "--out", *names]) == 0
     assert capsys.readouterr().out.splitlines() == names
     assert Image.open(names[0]).width == 1020  # a column of 3.4 inches
+    texts = {Path(names[1]).read_text()}
     for kind in ("profile", "improvement"):
         assert main(["plot", str(runs), "--kind", kind, "--out", names[1]]) == 0
-    assert "<svg" in Path(names[1]).read_text()
+        texts.add(Path(names[1]).read_text())
+    assert all("<svg" in text for text in texts)
+    assert len(texts) == 3  # every kind of plot is another figure
 
 
 def test_profiles_and_aggregates_of_atari(tmp_path, capsys):
@@ -229,7 +232,7 @@ def test_profiles_and_aggregates_of_atari(tmp_path, capsys):
     assert "needs two methods" in capsys.readouterr().err
     words = ["plot", str(runs), "--kind", "profile", "--baseline", "dreamerv3"]
     assert main(words) == 2
-    assert "only means are published of dreamerv3" in capsys.readouterr().err
+    assert "only mean scores of dreamerv3 are published" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
