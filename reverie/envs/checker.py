@@ -26,6 +26,8 @@ T = TypeVar("T")
 Severity = Literal["error", "warning"]
 SLOW_STEP = 0.2
 """Seconds per step above which a warning suggests worker processes."""
+MAX_CLASSES = 65536
+"""Number of values of an integer above which its one-hot encoding is a warning."""
 
 
 @dataclass(frozen=True)
@@ -107,17 +109,19 @@ def _describe_space(space: Space) -> str:
 
 
 class _Checker:
+    """Runs the checks on one environment and collects the findings."""
+
     def __init__(self, env: Env):
         self.env = env
         self.findings: list[Finding] = []
-        self.reported: set[str] = set()
+        self.reported_topics: set[str] = set()
         self.obs_space: Spaces = {}
         self.act_space: Spaces = {}
 
     def add(self, severity: Severity, message: str, fix: str, topic: str = "") -> None:
-        """Add a finding unless there is one with the same topic (or message)."""
-        if (topic := topic or message) not in self.reported:
-            self.reported.add(topic)
+        """Add a finding, unless there is one with the same topic (or message)."""
+        if (topic := topic or message) not in self.reported_topics:
+            self.reported_topics.add(topic)
             self.findings.append(Finding(severity, message, fix))
 
     def error(self, message: str, fix: str, topic: str = "") -> None:
@@ -142,11 +146,11 @@ class _Checker:
                 )
                 return False
             setattr(self, name, spaces)
-        self._check_flags()
+        self._check_step_keys()
         if not agent_obs_space(self.obs_space):
             self.error(
                 "the observation space has no key that an agent can use",
-                "add an image or a vector in addition to the flags",
+                "add an image or a vector to it",
             )
         for key, space in agent_obs_space(self.obs_space).items():
             self._check_obs_space(key, space)
@@ -156,7 +160,8 @@ class _Checker:
             self._check_act_space(key, space)
         return bool(self.act_space)
 
-    def _check_flags(self) -> None:
+    def _check_step_keys(self) -> None:
+        """Check that the reward and the episode flags are scalars with their dtypes."""
         for key in STEP_KEYS:
             kind = "f" if key == "reward" else "b"
             dtype = "np.float32" if key == "reward" else "bool"
@@ -191,7 +196,11 @@ class _Checker:
                 f"{key!r} has {len(shape)} axes",
                 "stack frames along the channels, or flatten it to a vector",
             )
-        if space.dtype.kind in "iu" and not space.is_image and space.classes > 65536:
+        if (
+            space.dtype.kind in "iu"
+            and not space.is_image
+            and space.classes > MAX_CLASSES
+        ):
             self.warn(
                 f"{key!r} is an integer with {space.classes} classes, encoded one-hot",
                 "give it tighter bounds, or return it as float",
@@ -231,7 +240,7 @@ class _Checker:
             if next_obs is None:
                 return False
             times.append(time.perf_counter() - start)
-            self._check_row(next_obs, first=False)
+            self._check_obs(next_obs, from_reset=False)
             self._check_aliasing(obs, next_obs)
             obs = next_obs
             steps_taken += 1
@@ -257,43 +266,46 @@ class _Checker:
         return True
 
     def check_determinism(self, seed: int) -> None:
-        """Check that two resets with one seed start the same episode."""
-        first, second = self._first_rows(seed), self._first_rows(seed)
-        for row, other in zip(first, second, strict=False):
-            for key in row:
-                if key in other and not np.array_equal(row[key], other[key]):
+        """Check that the same seed and actions give the same observations twice."""
+        first, second = self._first_observations(seed), self._first_observations(seed)
+        for obs, other in zip(first, second, strict=False):
+            for key in obs:
+                if key in other and not np.array_equal(obs[key], other[key]):
                     self.warn(
                         f"the same seed and actions gave a different {key!r}",
                         "use one random generator, created in `reset(seed)`",
                     )
                     return
 
-    def _first_rows(self, seed: int, steps: int = 20) -> list[Obs]:
+    def _first_observations(self, seed: int, steps: int = 20) -> list[Obs]:
+        """Return the observations of a seeded reset and of seeded random actions."""
         rng = np.random.default_rng(seed)
         obs = self._call("`reset(seed)`", partial(self.env.reset, seed))
-        rows: list[Obs] = []
-        while obs is not None and len(rows) < steps:
-            rows.append({k: np.array(v) for k, v in obs.items()})
+        observations: list[Obs] = []
+        while obs is not None and len(observations) < steps:
+            observations.append({k: np.array(v) for k, v in obs.items()})
             if bool(obs.get("is_last", False)):
                 break
             action = _random_action(self.act_space, rng)
             obs = self._call("`step`", partial(self.env.step, action))
-        return rows
+        return observations
 
     def _reset(self, seed: int | None) -> Obs | None:
+        """Reset and check the observation; None if no episode can be started."""
         obs = self._call("`reset`", partial(self.env.reset, seed))
         if obs is not None:
-            self._check_row(obs, first=True)
+            self._check_obs(obs, from_reset=True)
             if bool(obs.get("is_last", False)):
                 self.error(
-                    "`reset` returned a row with `is_last`",
+                    "`reset` returned an observation with `is_last`",
                     "start a new episode in `reset`: set is_last to False",
                 )
                 return None
         return obs
 
-    def _check_row(self, obs: Obs, first: bool) -> None:
-        where = "`reset`" if first else "`step`"
+    def _check_obs(self, obs: Obs, from_reset: bool) -> None:
+        """Check the keys, values, episode flags and reward of one observation."""
+        where = "`reset`" if from_reset else "`step`"
         for key in sorted(self.obs_space.keys() - obs.keys()):
             self.error(
                 f"{where} did not return {key!r}, which is in `obs_space`",
@@ -312,7 +324,7 @@ class _Checker:
             bool(np.any(obs.get(key, False)))
             for key in ("is_first", "is_last", "is_terminal")
         )
-        if is_first != first:
+        if is_first != from_reset:
             self.error(
                 f"{where} returned is_first={is_first}",
                 "set is_first in observations returned by `reset`, and only there",
@@ -322,13 +334,14 @@ class _Checker:
                 "`is_terminal` was set without `is_last`",
                 "set both when the episode terminates",
             )
-        if first and np.any(obs.get("reward", 0)):
+        if from_reset and np.any(obs.get("reward", 0)):
             self.error(
                 f"`reset` returned the reward {obs['reward']}",
-                "return 0: the reward of a row belongs to the action that led to it",
+                "return 0: a reward belongs to the action before the observation",
             )
 
     def _check_value(self, key: str, space: Space, value: object, where: str) -> None:
+        """Report a value that is not in its space, with a fix."""
         problem = space.problem(value)
         if problem is None:
             return
@@ -359,12 +372,13 @@ class _Checker:
         self.add(severity, f"{where}: {key!r} {problem}", fix, topic=f"{kind} {key}")
 
     def _check_aliasing(self, obs: Obs, next_obs: Obs) -> None:
+        """Warn if a step overwrites the arrays of the previous observation."""
         for key in sorted(obs.keys() & next_obs.keys()):
             old, new = obs[key], next_obs[key]
             are_arrays = isinstance(old, np.ndarray) and isinstance(new, np.ndarray)
             if are_arrays and old.size and np.shares_memory(old, new):
                 self.warn(
-                    f"{key!r} is the same array in every step, so rows share memory",
+                    f"{key!r} is the same array in every step, which is overwritten",
                     f"return a copy: {key}.copy()",
                 )
 
@@ -378,7 +392,7 @@ class _Checker:
                 raise
             self.error(
                 f"{name} raised {summarize_error(error)}",
-                "correct this error first; the checks stopped there",
+                "correct this error and check again; the remaining checks were skipped",
             )
         return None
 

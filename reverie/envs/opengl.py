@@ -24,6 +24,7 @@ Probe = Callable[[str], str]
 LIBRARIES = {"egl": "EGL", "osmesa": "OSMesa"}
 """Backends that need no display, in the order they are tried, and their libraries."""
 
+# code of the process that tests a backend
 PROBE_CODE = """
 import os, mujoco
 mujoco.GLContext(64, 64).make_current()
@@ -35,6 +36,7 @@ DISABLED = ("disable", "disabled", "off", "false", "0")
 WINDOW_SYSTEMS = ("glfw", "glx", "cgl", "wgl")
 """Values of `MUJOCO_GL` that render with a window system."""
 INSTALL = "sudo apt-get install libegl1 libgl1-mesa-dri libosmesa6"
+"""Command that installs the libraries of both backends on Debian and Ubuntu."""
 TIMEOUT = 60.0
 """Seconds that a driver may take to create a context."""
 

@@ -34,6 +34,7 @@ T = TypeVar("T")
 
 
 def _find_suites() -> Iterator[Suite]:
+    """Import all modules in `suites/` and yield their suites."""
     for module_info in pkgutil.iter_modules(suites.__path__):
         module: Any = importlib.import_module(f"{suites.__name__}.{module_info.name}")
         yield from getattr(module, "SUITES", None) or (module.SUITE,)
@@ -135,7 +136,10 @@ class TaskFactory:
     def make_native(
         self, count: int, vector: VecEnvConfig, seed: int | None, first: int
     ) -> VecEnv:
-        """Build `count` environments from index `first` on as a native `VecEnv`."""
+        """Build the environments `first` to `first + count - 1` as a native `VecEnv`.
+
+        Native means the vectorized implementation of the simulator itself.
+        """
         suite, name = split_task(self.task) if isinstance(self.task, str) else ("", "")
         build = SUITES[suite].make_native if suite else None
         if build is None:
@@ -263,6 +267,7 @@ def describe_suites(name: str = "") -> str:
 
 
 def _make_suite_task(suite: Suite, name: str, config: EnvConfig) -> Env:
+    """Build a task without wrappers; `UserError` if the simulator cannot be loaded."""
     task = suite.full_name(name)
     check_installed(task)
     try:
@@ -278,6 +283,7 @@ def _make_suite_task(suite: Suite, name: str, config: EnvConfig) -> Env:
 
 
 def _wrap(env: Env, task: str, config: EnvConfig, seed: int) -> Env:
+    """Add the wrappers of `EnvConfig`, then those that every environment has."""
     check_spaces(env, task)
     if config.render:
         env = wrappers.RenderImage(env, task)

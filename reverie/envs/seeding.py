@@ -16,7 +16,7 @@ SEED_RANGE = 2**31 - 1
 
 def derive_seed(*parts: int) -> int:
     """Hash several integers into one seed, identically in every process."""
-    sequence = np.random.SeedSequence([part % 2**63 for part in parts])  # not negative
+    sequence = np.random.SeedSequence([part % 2**63 for part in parts])  # must be >= 0
     return int(sequence.generate_state(1, np.uint64)[0]) % SEED_RANGE
 
 
@@ -33,10 +33,10 @@ def load_rng(text: str) -> np.random.Generator:
 
 
 class SeededEnv:
-    """Base class of built-in environments: saves and restores their state.
+    """Base class of built-in environments: has `_rng`, saves and restores the state.
 
-    `STATE` names the attributes (without the leading underscore) that change during an
-    episode.
+    `STATE` names the attributes that change during an episode, without the leading
+    underscore. They are saved in checkpoints, together with the random generator.
     """
 
     STATE: ClassVar[tuple[str, ...]]

@@ -188,21 +188,23 @@ def suggest(word: str, names: Iterable[str]) -> str:
     """
     names = list(names)
     stem = _stem(word)
-    words = sorted(word.lower().split("_"))
+    parts = sorted(word.lower().split("_"))
     matches = [
         name
         for name in names
         if stem in (_stem(name), _stem(name.partition("_")[2]))
-        or words == sorted(name.lower().split("_"))
+        or parts == sorted(name.lower().split("_"))
     ][:3]
     if not matches:
-        # without the name of the suite, which would make all of its tasks similar
+        # compare without the prefix of the suite, which would make all of its tasks
+        # similar
         suite = f"{word.lower().partition('_')[0]}_"
         if not any(name.lower().startswith(suite) for name in names):
-            suite = ""  # it is misspelled
+            suite = ""  # there is no such suite
         tasks = {name.lower().removeprefix(suite): name for name in reversed(names)}
         task = word.lower().removeprefix(suite)
-        matches = [tasks[x] for x in difflib.get_close_matches(task, tasks, 3, 0.65)]
+        close = difflib.get_close_matches(task, tasks, n=3, cutoff=0.65)
+        matches = [tasks[name] for name in close]
     return f" Did you mean {' or '.join(matches)}?" if matches else ""
 
 

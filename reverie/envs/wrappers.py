@@ -40,7 +40,7 @@ class Wrapper:
         self.step = self.env.step  # type: ignore[method-assign]
 
     def __getattr__(self, name: str) -> Any:
-        if name == "env":  # not set yet, while copying or unpickling
+        if name == "env":  # not set yet while copying or unpickling: avoid recursion
             raise AttributeError(name)
         inner = getattr(self.env, name)
         if name == "set_simulator_state":
@@ -166,6 +166,7 @@ class RenderImage(ObsWrapper):
         return {**obs, RENDERED: self._frame()} if self._renders else obs
 
     def _frame(self) -> np.ndarray:
+        """Render a frame, and reduce it to at most `RENDER_SIZE` pixels per side."""
         env: Any = self.env
         frame = np.asarray(env.render())
         if frame.ndim != 3 or max(frame.shape[:2]) <= RENDER_SIZE:
@@ -262,7 +263,7 @@ class ResizeImage(ObsWrapper):
 def resize(
     image: np.ndarray, size: tuple[int, int], resample: Resample = "bilinear"
 ) -> np.ndarray:
-    """Resize a uint8 image (h w c), with Pillow or, for nearest, by indexing."""
+    """Resize a uint8 image of shape (height, width, channels)."""
     if image.shape[:2] == tuple(size):
         return image
     if resample == "nearest":
@@ -272,11 +273,11 @@ def resize(
     from PIL import Image
 
     if image.shape[2] in (1, 3):
-        flat = image[..., 0] if image.shape[2] == 1 else image
-        small = Image.fromarray(np.ascontiguousarray(flat)).resize(
+        pixels = image[..., 0] if image.shape[2] == 1 else image
+        resized = Image.fromarray(np.ascontiguousarray(pixels)).resize(
             (size[1], size[0]), Image.Resampling.BILINEAR
         )
-        return np.asarray(small).reshape(*size, image.shape[2])
+        return np.asarray(resized).reshape(*size, image.shape[2])
     channels = [resize(c[..., None], size, resample) for c in np.moveaxis(image, 2, 0)]
     return np.concatenate(channels, 2)
 
@@ -329,6 +330,7 @@ def _have_dtypes(values: Mapping[str, Any], dtypes: Mapping[str, np.dtype]) -> b
 
 
 def _unified(space: Space) -> Space:
+    """Return a space with the dtype that `UnifyDtypes` converts to."""
     kinds = {"f": np.float32, "i": np.int32}
     dtype = np.dtype(kinds.get(space.dtype.kind, space.dtype))
     if dtype.kind == "u" and dtype != np.uint8:
@@ -410,6 +412,7 @@ class CheckSpaces(Wrapper):
         return obs
 
     def _error(self, problem: str) -> UserError:
+        """Return an error whose fix is to run the environment checker."""
         return UserError(
             f"Task {self.name!r}{problem}.\n  Fix: `reverie check-env {self.name}`, "
             "which reports what to change."
@@ -429,10 +432,13 @@ class FastCheck(NamedTuple):
 
 
 def _fast_check(space: Space) -> FastCheck:
+    """Return the cheapest check that finds all values outside of a space."""
     dtype, shape, is_float = space.dtype, space.shape, space.dtype.kind == "f"
     if shape == () and dtype.kind != "b":
-        low, high = space.low.item(), space.high.item() - (not is_float)
-        if is_float:  # infinite values are refused
+        low, high = space.low.item(), space.high.item()
+        if not is_float:
+            high -= 1  # the upper bound of integer spaces is exclusive
+        else:  # infinite values are not valid
             largest = float(np.finfo(dtype).max)
             low, high = max(low, -largest), min(high, largest)
         return FastCheck(dtype, shape, (low, high), None)
@@ -446,13 +452,14 @@ def _has_nonfinite(value: np.ndarray) -> bool:
 
 
 def _passes(values: Mapping[str, Any], checks: Mapping[str, FastCheck]) -> bool:
+    """True if there is a value for every check, and no other, and all are valid."""
     if len(values) != len(checks):
         return False
     for key, (dtype, shape, bounds, has_problem) in checks.items():
         value: Any = values.get(key)
         if getattr(value, "dtype", None) is not dtype or value.shape != shape:
             return False
-        if bounds is not None and not bounds[0] <= value <= bounds[1]:  # or NaN
+        if bounds is not None and not bounds[0] <= value <= bounds[1]:  # true for NaN
             return False
         if has_problem is not None and has_problem(value):
             return False

@@ -83,10 +83,10 @@ def check_spaces(env: Env, task: str) -> None:
             valid = space.low <= space.high if is_float else space.low < space.high
             if not valid.all():
                 index = tuple(np.argwhere(~valid)[0].tolist())
-                at = "from", space.low[index], "to", space.high[index]
+                low, high = space.low[index], space.high[index]
                 raise UserError(
                     f"Task {task!r}: {name}[{key!r}] allows no values: it has bounds "
-                    f"{' '.join(map(str, at))}.\n  Fix: set a lower bound below the "
+                    f"from {low} to {high}.\n  Fix: set a lower bound below the "
                     "upper bound (Discrete(n) needs n of 1 or more)."
                 )
     obs_keys, act_keys = {*env.obs_space} - {*STEP_KEYS}, {*env.act_space}

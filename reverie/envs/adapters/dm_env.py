@@ -1,7 +1,7 @@
 """Adapter for `dm_env.Environment`.
 
 An observation that is not a dict is named `image` or `vector`, the action `action`. The
-last row has `is_terminal` if its discount is 0; at a time limit the discount is 1.
+last observation has `is_terminal` if its discount is 0; at a time limit it is 1.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class DmEnv:
         spec = env.observation_spec()
         self._is_dict = hasattr(spec, "items")
         specs = dict(spec) if self._is_dict else {_default_key(spec): spec}
-        spaces = {key: _obs_space(part, squeeze) for key, part in specs.items()}
-        self._obs_space = {k: s for k, s in spaces.items() if s.nbytes}  # not empty
+        spaces = {key: _obs_space(spec, squeeze) for key, spec in specs.items()}
+        # leave out observations without elements
+        self._obs_space = {k: s for k, s in spaces.items() if s.nbytes}
         self.obs_space = {**self._obs_space, **step_spaces()}
         self.act_space = {"action": _act_space(env.action_spec())}
 
@@ -80,6 +81,7 @@ class DmEnv:
 
 
 def _default_key(spec: Any) -> str:
+    """Return the key of an observation that is not a dict."""
     return "image" if spec.dtype == np.uint8 and len(spec.shape) == 3 else "vector"
 
 

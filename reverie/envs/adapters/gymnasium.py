@@ -38,8 +38,8 @@ from reverie.spaces import (
 LeafPath = tuple[str | int, ...]
 """Keys of Dict spaces and indices of Tuple spaces that lead to a leaf."""
 MAX_CHANNELS, MIN_SIDE = 16, 32
-"""Images with at most this many channels and at least these sides are recognized as
-images with the channels first."""
+"""A uint8 array is taken for an image with the channels first if its first axis has at
+most this length, and both other axes have at least this length."""
 NOT_REPORTED = np.float32(-1)
 """Value of `log/success` if `info` does not report success."""
 
@@ -138,6 +138,7 @@ class GymnasiumEnv:
         return read_state(env.model, env.data)
 
     def simulator_model(self) -> str:
+        """Return an empty string: the model is the same in all episodes."""
         return ""
 
     def set_simulator_state(self, state: np.ndarray, model: str = "") -> Obs:
@@ -158,6 +159,7 @@ class GymnasiumEnv:
         return env
 
     def _flat_obs(self, obs: Any, info: Mapping[str, Any]) -> Obs:
+        """Return the leaves of a nested observation by key, and `log/success`."""
         values: Obs = {
             key: _to_array(get_leaf(obs, path), space)
             for key, (path, space) in self._obs_leaves.items()
@@ -222,7 +224,7 @@ def _to_space(path: LeafPath, space: Any) -> Space:
     """Convert a leaf of a Gymnasium space; `source` keeps its path, dtype and shape."""
     flat, shape = _leaf_space(space), tuple(space.shape or ())
     leaf = Space(space.dtype, shape)
-    if flat.shape == shape:  # not for grayscale images
+    if flat.shape == shape:  # false for grayscale images, which get an axis
         leaf = replace(flat, dtype=space.dtype)
     return replace(flat, source=Source(path, leaf, type(space).__name__ == "Discrete"))
 
@@ -245,6 +247,7 @@ def _leaf_space(space: Any) -> Space:
     if dtype == np.uint8 and len(shape) == 3:
         return Space(dtype, shape)
     if dtype.kind in "iu":  # Gymnasium includes the upper bound of integers
+        # limited to 2**62, so that adding 1 does not overflow
         high = np.minimum(space.high.astype(np.float64), 2.0**62).astype(np.int64) + 1
         return Space(dtype, shape, space.low.astype(np.int64), high)
     if dtype.kind == "b":
@@ -253,6 +256,7 @@ def _leaf_space(space: Any) -> Space:
 
 
 def _to_array(value: Any, space: Any) -> np.ndarray:
+    """Convert an observation of a Gymnasium leaf space to an array of its `Space`."""
     if type(space).__name__ != "Box":
         return np.asarray(value, np.int32)
     array = np.array(value)  # a copy: many environments reuse their arrays
@@ -277,8 +281,9 @@ def _check_image_axes(key: str, space: Any) -> None:
 
 
 def _default_key(space: Any) -> str:
-    is_bytes = type(space).__name__ == "Box" and space.dtype == np.uint8
-    return "image" if is_bytes and len(space.shape) in (2, 3) else "vector"
+    """Return the key of an observation that is not a Dict."""
+    is_uint8 = type(space).__name__ == "Box" and space.dtype == np.uint8
+    return "image" if is_uint8 and len(space.shape) in (2, 3) else "vector"
 
 
 def _to_leaf(value: Any, source: Source | None) -> Any:

@@ -1,9 +1,9 @@
 """A learned world model as an environment.
 
-An episode starts from consecutive real rows (`StartSampler`); the last of them is its
-first observation. From there the world model predicts observations, rewards and
-terminations from the actions. The state cannot be saved, so a resumed run starts a new
-episode.
+An episode starts from consecutive steps of a real episode, called rows
+(`StartSampler`); the last of them is its first observation. From there the world model
+predicts observations, rewards and terminations from the actions. The state cannot be
+saved, so a resumed run starts a new episode.
 
 Actions are in the units of the task, as in every other environment before `envs.make`
 scales them, and may be nested like the task's own action space.
@@ -100,7 +100,10 @@ class ImaginedEnv:
 
 
 class StartInEnv:
-    """Samples the first `steps + 1` rows of a long enough episode of random actions."""
+    """Samples the first `steps + 1` rows of an episode with random actions.
+
+    Episodes that end earlier are discarded.
+    """
 
     def __init__(self, env: Env, steps: int = 0):
         self.env, self.steps = env, steps
@@ -133,10 +136,12 @@ class StartInEnv:
 
 
 class StartInEpisodes:
-    """Samples a random row, except the last one of an episode, with earlier rows."""
+    """Samples a random row of recorded episodes, and up to `steps` rows before it.
+
+    The last row of an episode is not sampled, because nothing follows it.
+    """
 
     def __init__(self, episodes: list[Batch], steps: int = 5):
-        """`steps` is the maximum number of rows before the sampled one."""
         self.episodes = [e for e in episodes if len(e["is_first"]) > 1]
         self.steps = steps
         if not self.episodes:
@@ -147,6 +152,6 @@ class StartInEpisodes:
 
     def __call__(self, rng: np.random.Generator) -> Batch:
         episode = self.episodes[rng.integers(len(self.episodes))]
-        start = int(rng.integers(len(episode["is_first"]) - 1))
-        rows = slice(max(0, start - self.steps), start + 1)
+        sampled = int(rng.integers(len(episode["is_first"]) - 1))
+        rows = slice(max(0, sampled - self.steps), sampled + 1)
         return {key: np.asarray(value[rows]) for key, value in episode.items()}

@@ -11,11 +11,13 @@ from reverie.api import Action, Metrics, Obs, StateDict, UserError
 from reverie.spaces import Spaces
 
 ObsArrays = Mapping[str, np.ndarray]
-"""Observations of all environments: one array per key, the environments on axis 0."""
+"""Observations of all environments: one array per key, the environments on axis 0.
+
+A row is the observation of one environment."""
 
 
 class BaseVecEnv:
-    """Base class of the implementations of `reverie.api.VecEnv`."""
+    """Base class of the implementations of `reverie.api.VecEnv`; see its docs."""
 
     obs_space: Spaces
     act_space: Spaces
@@ -51,7 +53,7 @@ class BaseVecEnv:
 
     def _make_state(self, slots: list[StateDict], obs: ObsArrays) -> StateDict:
         """Combine the states of all env slots and the latest observations."""
-        # A list, because a state dict does not accept all keys of observations.
+        # A list, because some keys of observations are not valid in a checkpoint.
         rows = [obs[key].copy() for key in sorted(self.obs_space)]
         state: StateDict = {"envs": slots, "obs": rows}
         if self.waiting.any():
@@ -87,18 +89,20 @@ def common_spaces(spaces: list[tuple[Spaces, Spaces]]) -> tuple[Spaces, Spaces]:
 
 
 def write_row(rows: ObsArrays, index: int, obs: Obs) -> None:
+    """Write the observation of environment `index` into the batch."""
     for key, array in rows.items():
         array[index] = obs[key]
 
 
 def get_row(rows: ObsArrays, index: int) -> Obs:
+    """Return the observation of environment `index` from the batch."""
     return {key: array[index] for key, array in rows.items()}
 
 
 def truncated_row(rows: ObsArrays, index: int) -> Obs:
     """Return the latest row with `is_last` set, to end a failed episode."""
-    end = {"reward": 0.0, "is_first": False, "is_last": True, "is_terminal": False}
-    return {**get_row(rows, index), **end}
+    changes = {"reward": 0.0, "is_first": False, "is_last": True, "is_terminal": False}
+    return {**get_row(rows, index), **changes}
 
 
 def find_waiting(is_last: np.ndarray, lockstep: bool) -> np.ndarray:

@@ -50,7 +50,8 @@ class EnvSlot:
         self._seed = seed
         self._env: Env | None = None
         self._needs_seed = True
-        self._failures = 0
+        """True if the next reset has to seed the environment."""
+        self._failures = 0  # in a row
         self._good_steps = 0
         self._errors: list[str] = []
 
@@ -81,7 +82,7 @@ class EnvSlot:
                 if not is_failure(error):
                     raise
                 self._handle_failure(error)
-                time.sleep(min(0.1 * 2**self._failures, 5.0))
+                time.sleep(min(0.1 * 2**self._failures, 5.0))  # exponential backoff
 
     def step(self, action: Action) -> Obs | None:
         """Return the next row, or None if the environment failed."""
@@ -123,7 +124,7 @@ class EnvSlot:
         self.attempt, self._failures = int(state["attempt"]), int(state["failures"])
         env = self._get_env()
         if state["env"] is None or not is_resumable(env):
-            self.attempt += 1  # another seed, or the same episodes would be repeated
+            self.attempt += 1  # changes the seed, so that episodes are not repeated
             self._needs_seed = True
             return False
         try:
@@ -160,6 +161,7 @@ class EnvSlot:
         return derive_seed(self._seed or 0, self.index, self.attempt)
 
     def _handle_failure(self, error: BaseException) -> None:
+        """Close the environment and store the error; raise after too many failures."""
         self.close()
         self.attempt += 1
         self._failures += 1
@@ -181,6 +183,7 @@ def is_resumable(env: Any) -> TypeGuard[Stateful]:
 
 
 def failure_message(index: int, failures: int, reason: str) -> str:
+    """Return the message of `EnvFailure` for repeated failures."""
     return (
         f"Environment {index} failed {failures} times in a row; last error: {reason}\n"
         "  Fix: `reverie check-env TASK` reports problems of an environment; "

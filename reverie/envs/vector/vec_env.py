@@ -93,6 +93,7 @@ def make_vec_env(
 def _make_native(
     make_env: MakeEnv, count: int, config: VecEnvConfig, seed: int | None
 ) -> VecEnv:
+    """Build the simulator's own vectorized environment, with the offset of indices."""
     factory: Any = make_env
     first = 0
     while isinstance(factory, IndexOffset):
@@ -142,7 +143,7 @@ class SyncVecEnv(base.BaseVecEnv):
         assert self._obs is not None
         action, self._action = self._action, None
         previous, obs = self._obs, self._empty_rows()
-        self._has_failed = True  # set to False after all rows are written
+        self._has_failed = True  # stays True if `EnvFailure` is raised below
         self.waiting = base.find_waiting(previous["is_last"], self._lockstep)
         for index, slot in enumerate(self._slots):
             if self.waiting[index]:
@@ -154,7 +155,8 @@ class SyncVecEnv(base.BaseVecEnv):
                 row = next_row or base.truncated_row(previous, index)
             base.write_row(obs, index, row)
             self._report_errors(slot)
-        if sys.excepthook is None:  # set by an environment; threads cannot start then
+        # some environments set it to None, and then no thread can be started
+        if sys.excepthook is None:
             sys.excepthook = sys.__excepthook__
         self._has_failed = False
         self._obs = obs

@@ -49,10 +49,11 @@ def main(connection: int, parent_pipe: int, memory: int, use_death_signal: int) 
 
 
 def _serve(sock: socket.socket, memory: int, slots: list[EnvSlot]) -> None:
-    process = os.getpid()
+    """Build the environments, add them to `slots`, and answer messages until `QUIT`."""
+    process_id = os.getpid()
 
     def answer(kind: bytes, payload: bytes = b"") -> None:
-        if os.getpid() != process:  # a forked child of the environment returned here
+        if os.getpid() != process_id:  # the environment forked, and this is the child
             os._exit(1)
         messages.send(sock, kind, payload, 0.0)
 

@@ -34,7 +34,7 @@ class WorkerError(Exception):
     """A worker crashed, timed out or failed to build its environments."""
 
     def __init__(self, cause: str, message: str):
-        """`cause` is the metric that counts it: errors, crashes or timeouts."""
+        """`cause` selects the metric: `errors`, `crashes` or `timeouts`."""
         super().__init__(message)
         self.cause, self.message = cause, message
 
@@ -63,13 +63,17 @@ class WorkerHandle:
         self._memory_fd = memory_fd
         self._cwd = os.getcwd()
         self._socket: socket.socket | None = None
-        self._parent_pipe = -1  # a worker exits when this end is closed
+        self._parent_pipe = -1  # the worker exits when the main process closes it
 
     def start(self, attempts: list[int]) -> None:
-        """Start the process and let it build its environments, without waiting."""
+        """Start the process and let it build its environments, without waiting.
+
+        `attempts` are the numbers of restarts of its environments so far (`EnvSlot`).
+        """
         own_end, child_end = socket.socketpair()
         read_end, self._parent_pipe = os.pipe()
-        threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+        # one thread per worker: the workers already run in parallel
+        thread_counts = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
         path = [os.path.abspath(entry or self._cwd) for entry in sys.path]
         fds = (child_end.fileno(), read_end, self._memory_fd)
         # Linux sends the parent-death signal when the *thread* that started a process
@@ -79,7 +83,7 @@ class WorkerHandle:
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", START_CODE, *arguments],
             pass_fds=fds,
-            env={**dict.fromkeys(threads, "1"), **os.environ},
+            env={**dict.fromkeys(thread_counts, "1"), **os.environ},
             cwd=self._cwd,
             stdin=subprocess.DEVNULL,
             process_group=0,  # not interrupted by Ctrl-C, and killed with its children
@@ -117,6 +121,7 @@ class WorkerHandle:
         return bool(command[self.rows].max() >= STEP)
 
     def send(self, kind: bytes, payload: bytes = b"", deadline: float = 0.0) -> None:
+        """Send a message; raise `WorkerError` if the worker cannot receive it."""
         assert self._socket is not None
         try:
             messages.send(self._socket, kind, payload, deadline)
@@ -161,6 +166,7 @@ class WorkerHandle:
             os.close(self._parent_pipe)
 
     def request_exit(self, deadline: float) -> None:
+        """Ask the worker to close its environments and exit, without waiting."""
         if self._socket is not None:
             with contextlib.suppress(WorkerError):
                 self.send(messages.QUIT, b"", deadline)
@@ -173,6 +179,7 @@ class WorkerHandle:
             self.kill()
 
     def _exit_reason(self) -> str:
+        """Return why the connection to the worker was lost."""
         try:
             code = self.process.wait(1.0)
         except subprocess.TimeoutExpired:

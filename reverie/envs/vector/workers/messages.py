@@ -17,16 +17,19 @@ READY, DONE, ERRORS, USER_ERROR = b"R", b"D", b"E", b"U"
 """Answers of a worker: environments are built, request is done, done but some
 environments failed and were restarted, a user error that stops the run."""
 HEADER = struct.Struct("!cI")
+"""Kind and size of the payload."""
 MIN_TIMEOUT = 0.1
 """Socket timeout in seconds once a deadline has passed."""
 
 
 def send(sock: socket.socket, kind: bytes, payload: bytes, deadline: float) -> None:
+    """Send a message; raise `TimeoutError` after the deadline (0 for none)."""
     _set_deadline(sock, deadline)
     sock.sendall(HEADER.pack(kind, len(payload)) + payload)
 
 
 def receive(sock: socket.socket, deadline: float = 0.0) -> tuple[bytes, bytes]:
+    """Return kind and payload of the next message; deadline as in `send`."""
     _set_deadline(sock, deadline)
     kind, size = HEADER.unpack(_receive_exactly(sock, HEADER.size))
     return kind, _receive_exactly(sock, size) if size else b""

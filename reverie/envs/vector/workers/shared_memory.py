@@ -22,7 +22,11 @@ main process repeats the latest row, for `TRUNCATE` it also sets `is_last`."""
 
 
 def make_layout(obs_space: Spaces, act_space: Spaces, count: int) -> np.dtype:
-    """Return the memory layout as a structured dtype, identical in every process."""
+    """Return the memory layout as a structured dtype, identical in every process.
+
+    `obs0` and `obs1` are the two buffers of observations; `attempt` counts the restarts
+    of each environment (see `EnvSlot`).
+    """
     obs, action = (
         [(k, s.dtype, (count, *s.shape)) for k, s in sorted(spaces.items())]
         for spaces in (obs_space, act_space)
@@ -42,7 +46,7 @@ class SharedArrays:
     """The shared memory as NumPy arrays."""
 
     def __init__(self, layout: np.dtype, memory: int):
-        """`memory` is the descriptor of `create_shared_file`."""
+        """`memory` is the file descriptor from `create_shared_file`."""
         block = np.ndarray((), layout, mmap.mmap(memory, layout.itemsize))
         self.obs = (_fields(block["obs0"]), _fields(block["obs1"]))
         self.action = _fields(block["action"])
@@ -65,4 +69,5 @@ def create_shared_file() -> int:
 
 
 def _fields(block: np.ndarray) -> dict[str, np.ndarray]:
+    """Return views of the fields of a structured array, by name."""
     return {key: block[key] for key in block.dtype.names or ()}

@@ -46,14 +46,16 @@ class WorkerVecEnv(base.BaseVecEnv):
     ):
         super().__init__(count)
         self._config = config
-        pickled = _pickle(make_env)
+        pickled_make_env = _pickle(make_env)
         self._memory = create_shared_file()
         options = {"seed": seed, "failures": config.failures, "count": count}
         workers = (os.cpu_count() or 1) if config.workers < 0 else config.workers
-        shares = np.array_split(np.arange(count), min(workers, count))
+        indices_of_workers = np.array_split(np.arange(count), min(workers, count))
         self._workers = [
-            WorkerHandle([int(i) for i in share], pickled, options, self._memory)
-            for share in shares
+            WorkerHandle(
+                [int(i) for i in indices], pickled_make_env, options, self._memory
+            )
+            for indices in indices_of_workers
         ]
         self._finalizer = weakref.finalize(self, _stop, self._workers, self._memory)
         try:
@@ -63,6 +65,7 @@ class WorkerVecEnv(base.BaseVecEnv):
             raise
 
     def _open(self) -> None:
+        """Start all workers, wait until they are ready, and map the shared memory."""
         for worker in self._workers:
             worker.start([0] * len(worker.indices))
         deadline = time.monotonic() + self._config.start_timeout
@@ -83,11 +86,12 @@ class WorkerVecEnv(base.BaseVecEnv):
         self._shared = SharedArrays(layout, self._memory)
         for worker in self._workers:
             worker.attach()
-        self._buffer = 0  # of the current rows; `1 - _buffer` has the previous rows
+        # index of the buffer with the current rows; the other has the previous rows
+        self._buffer = 0
         self._deadline = 0.0
         self._is_started = self._is_sent = self._has_failed = False
         self._has_episode = np.zeros(len(self), bool)
-        """True for environments whose worker has an episode to continue."""
+        """False for environments that their worker has not reset since it started."""
 
     def reset(self) -> Obs:
         assert not self._is_sent, "call recv first"
@@ -136,7 +140,7 @@ class WorkerVecEnv(base.BaseVecEnv):
         for worker in self._workers:
             try:
                 if self._has_failed or not worker.is_ready:
-                    # continue below, with empty states
+                    # handled below, where its states are replaced by empty ones
                     raise WorkerError("errors", "it is being restarted")
                 worker.send(messages.GET_STATE, deadline=self._new_deadline())
                 slots += pickle.loads(worker.receive(self._new_deadline())[1])
@@ -180,6 +184,7 @@ class WorkerVecEnv(base.BaseVecEnv):
         return obs
 
     def _send_commands(self, command: np.ndarray) -> None:
+        """Switch the buffers, and let the workers run the commands, one per env."""
         self._command = command
         self._shared.command[:] = command
         self._buffer = self._shared.buffer[0] = 1 - self._buffer
@@ -241,6 +246,7 @@ class WorkerVecEnv(base.BaseVecEnv):
             return
 
     def _await_ready(self, worker: WorkerHandle) -> None:
+        """Wait for the end of a restart, if the worker is being restarted."""
         if not worker.is_ready:
             worker.await_ready(worker.started_at + self._config.start_timeout)
             worker.attach()
@@ -274,6 +280,7 @@ class WorkerVecEnv(base.BaseVecEnv):
 
 
 def _stop(workers: list[WorkerHandle], memory: int) -> None:
+    """Give all workers two seconds to exit, kill the others, and free the memory."""
     deadline = time.monotonic() + 2.0
     for worker in workers:
         worker.request_exit(deadline)
