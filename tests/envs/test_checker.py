@@ -184,7 +184,7 @@ class NotSpaces(Base):
         (EarlyReward, "error", "`reset` returned the reward", "return 0"),
         (Aliasing, "warning", "the same array", ".copy()"),
         (NeverEnds, "warning", "no episode ended", "--env.length"),
-        (LastAtReset, "error", "`reset` returned an observation with `is_last`", "start a new"),
+        (LastAtReset, "error", "returned an observation with `is_last`", "start a new"),
         (Unseeded, "warning", "same seed and actions", "created in `reset"),
         (FloatImage, "error", "looks like an image but is float32", "uint8"),
         (ChannelsFirst, "warning", "channels first", "transpose"),

@@ -91,7 +91,7 @@ def simulator(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for game in ("craftax", "craftax_classic"):
         module(f"craftax.{game}")
         module(f"craftax.{game}.constants", Achievement=Achievement)
-    craftax._compiled.cache_clear()
+    craftax._compile_game.cache_clear()
     return names
 
 

@@ -18,7 +18,7 @@ def test_images_contain_the_view_centered_on_black() -> None:
     env = MiniGrid("Empty-5x5")
     row = env.reset(seed=0)
     assert row["image"].shape == (64, 64, 3)
-    view = env._grid.get_frame(False, 9, agent_pov=True)  # 7 cells of 9 pixels
+    view = env._unwrapped.get_frame(False, 9, agent_pov=True)  # 7 cells of 9 pixels
     assert np.array_equal(row["image"][:63, :63], view)
     assert not row["image"][63:].any()
     assert not row["image"][:, 63:].any()
@@ -40,23 +40,23 @@ def test_symbols_are_object_color_state_and_direction() -> None:
         "state",
         "direction",
     }
-    values = env._grid.gen_obs()["image"]
+    values = env._unwrapped.gen_obs()["image"]
     for channel, key in enumerate(("object", "color", "state")):
         assert np.array_equal(row[key], values[..., channel])
         assert env.obs_space[key].problem(row[key]) is None
-    assert row["direction"] == env._grid.agent_dir
+    assert row["direction"] == env._unwrapped.agent_dir
 
 
 def test_the_mission_is_observed_only_if_it_varies() -> None:
     fetch = MiniGrid("Fetch-5x5-N2")
     row = fetch.reset(seed=0)
     assert np.array_equal(
-        row["mission"], text_embedding.embed_text(fetch._grid.mission)
+        row["mission"], text_embedding.embed_text(fetch._unwrapped.mission)
     )
     missions = set()
     for _ in range(8):
         fetch.reset()
-        missions.add(fetch._grid.mission)
+        missions.add(fetch._unwrapped.mission)
     assert len(missions) > 1
     assert "mission" in MiniGrid("BabyAI-GoToObj").obs_space
     assert "mission" not in MiniGrid("Empty-5x5").obs_space

@@ -41,6 +41,7 @@ def is_experiment(name: str) -> bool:
 
 
 def make_bsuite(name: str, config: BSuiteConfig | None = None) -> Env:
+    """Build the task `experiment` or `experiment/number`."""
     config = config or BSuiteConfig()
     import bsuite
     from bsuite import sweep

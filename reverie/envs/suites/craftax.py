@@ -34,10 +34,10 @@ class Craftax:
         import jax
 
         self._jax = jax
-        self._game, self._reset, self._step = _compiled(ENV_IDS[name])
+        self._game, self._reset, self._step = _compile_game(ENV_IDS[name])
         self._params = self._game.default_params
         self._achievements = _achievement_indices(classic=name.startswith("classic"))
-        self._key = jax.random.PRNGKey(seed)
+        self._rng_key = jax.random.PRNGKey(seed)
         self._state: Any = None
         shape = self._game.observation_space(self._params).shape
         image = Space(np.uint8, (*self.config.size, 3))
@@ -55,7 +55,7 @@ class Craftax:
 
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:
-            self._key = self._jax.random.PRNGKey(seed)
+            self._rng_key = self._jax.random.PRNGKey(seed)
         obs, self._state = self._reset(self._next_key(), self._params)
         return {**self._convert(obs), **step_values(0.0, first=True)}
 
@@ -77,7 +77,8 @@ class Craftax:
         self._state = None
 
     def _next_key(self) -> Any:
-        self._key, key = self._jax.random.split(self._key)
+        """Return a new random key of JAX."""
+        self._rng_key, key = self._jax.random.split(self._rng_key)
         return key
 
     def _convert(self, values: Any) -> Obs:
@@ -94,7 +95,7 @@ class Craftax:
 
 
 @functools.cache
-def _compiled(name: str) -> tuple[Any, Any, Any]:
+def _compile_game(name: str) -> tuple[Any, Any, Any]:
     """Return a game and its compiled `reset` and `step`.
 
     All environments of a process share them, so that they are compiled once.

@@ -124,11 +124,12 @@ class DMC:
     def close(self) -> None:
         physics = self._sim.physics
         self._sim.close()
-        with contextlib.suppress(ReferenceError):  # composer environments free it
+        # environments of `dm_control.composer` have freed it already
+        with contextlib.suppress(ReferenceError):
             physics.free()
 
     def _make_obs_space(self) -> Spaces:
-        # Images that the task observes are replaced by one of the configured size.
+        # Images of the task are left out; one of the configured size replaces them.
         proprio = {
             key: space
             for key, space in agent_obs_space(self._env.obs_space).items()
@@ -155,7 +156,7 @@ class DMC:
 def load_task(name: str, image: bool, seed: int) -> tuple[str, Any]:
     """Return the domain and the simulator of a task.
 
-    Some tasks are loaded with images if `image` is True.
+    Manipulation tasks have another variant if images are observed (`image`).
     """
     name = f"ball_in_{name}" if name.startswith("cup_") else name
     matches = [d for d in UNDERSCORE_DOMAINS if name.startswith(f"{d}_")]
@@ -164,7 +165,8 @@ def load_task(name: str, image: bool, seed: int) -> tuple[str, Any]:
     if domain == "manip":
         from dm_control import manipulation
 
-        # Without images, the agent needs the positions of the bricks.
+        # `features` observe the positions of the bricks, which are not observed with
+        # images (`vision`).
         variant = f"{task}_vision" if image else f"{task}_features"
         if variant not in manipulation.ALL:
             variant = f"{task}_features"

@@ -2,9 +2,9 @@
 
 The benchmark of R2-Dreamer (https://arxiv.org/abs/2603.18202) tests whether a world
 model represents objects that cover few pixels. Each task is a task of the control suite
-with smaller objects. Sizes are radii, and the width of the string is its radius:
+with smaller objects. All sizes are radii, also that of the string (`width` in MJCF):
 
-| task | like | changed sizes, in meters |
+| task | based on | changed sizes, in meters |
 | -- | -- | -- |
 | `ball_in_cup_catch` | `ball_in_cup_catch` | ball 0.025 / 12, string 0.003 / 12 |
 | `cartpole_swingup` | `cartpole_swingup` | pole 0.045 / 20 |
@@ -59,7 +59,7 @@ class SubtleTask:
     make_task: Callable[[Any, int], Any]
     """Build the task from the module of the domain and a seed."""
     seconds: float = 0.02
-    """Duration of a step."""
+    """Duration of a step in simulated time."""
 
 
 SUBTLE_TASKS = {
@@ -74,7 +74,8 @@ SUBTLE_TASKS = {
         lambda domain, seed: domain.Balance(swing_up=True, sparse=False, random=seed),
         seconds=0.01,
     ),
-    # Finger and reacher set the size of the target in every reset.
+    # Finger and reacher set the size of the target in every reset, so their tasks need
+    # the size as well as the model.
     "finger_turn": SubtleTask(
         "finger",
         {"site[@name='target']@size": FINGER_TARGET},

@@ -43,6 +43,7 @@ forward, fire, jump, crouch."""
 
 
 def _action(right: int = 0, down: int = 0, strafe: int = 0, move: int = 0) -> LabAction:
+    """Return an action of the simulator that looks or moves."""
     return (right, down, strafe, move, 0, 0, 0)
 
 
@@ -124,7 +125,7 @@ class DMLab:
         lab_action = self._actions[int(action["action"])]
         reward = self._lab.step(lab_action, num_steps=self.config.repeat)
         ended = not self._lab.is_running()
-        if ended:
+        if ended:  # repeat the last observation, see the module docstring
             self._obs = {key: value.copy() for key, value in self._obs.items()}
         else:
             self._observe()

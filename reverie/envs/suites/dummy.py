@@ -24,7 +24,10 @@ class DummyConfig(ImageConfig):
 
 
 class Dummy(SeededEnv):
-    """Counts its steps and returns noise; `kind` is `disc` or `cont`."""
+    """Returns noise and the number of steps; `kind` is `disc` or `cont`.
+
+    The reward is 1 for the discrete action 1, or a positive first continuous action.
+    """
 
     STATE = ("count", "episode")  # `_count` and `_episode` are saved in checkpoints
 
@@ -45,6 +48,7 @@ class Dummy(SeededEnv):
             **step_spaces(),
             "log/episode": Space(np.float32),
         }
+        # `switch` is the second action key
         action, switch = Space(np.int32, (), 0, 5), Space(np.int32, (2,), 0, 3)
         if kind == "cont":
             action, switch = Space(np.float32, (6,), -1, 1), Space(np.int32, (), 0, 2)

@@ -62,10 +62,10 @@ class LocoNav:
     def __init__(self, name: str, config: LocoNavConfig | None = None, seed: int = 0):
         self.config = config = config or LocoNavConfig()
         opengl.select_backend(config.log_image, "--env.loconav.log_image False")
-        parts = _parse(name)
-        assert parts is not None
-        body, size, rate = parts
-        logging.getLogger("absl").setLevel(logging.ERROR)  # deprecation warnings
+        parsed = _parse(name)
+        assert parsed is not None
+        body, size, rate = parsed
+        logging.getLogger("absl").setLevel(logging.ERROR)  # hide deprecation warnings
         self._sim = _make(body, size, rate, seed)
         rng = self._sim.random_state
         self._env = DmEnv(self._sim, rng.seed, config.repeat)
@@ -99,7 +99,10 @@ class LocoNav:
 
 
 def layout(cells: int) -> str:
-    """Return a maze as text: `*` is a wall, `P` the start and `G` the goal."""
+    """Return a maze with `cells` x `cells` free cells, as text.
+
+    `*` is a wall, `P` the start and `G` the goal.
+    """
     rng = np.random.RandomState(cells)  # the same numbers in all NumPy versions
     grid = np.full((2 * cells + 1, 2 * cells + 1), "*")
     grid[1, 1] = " "
@@ -117,7 +120,7 @@ def layout(cells: int) -> str:
             path.pop()
             continue
         cell = free[rng.randint(len(free))]
-        grid[row + cell[0] + 1, col + cell[1] + 1] = " "  # the wall in between
+        grid[row + cell[0] + 1, col + cell[1] + 1] = " "  # remove the wall in between
         grid[2 * cell[0] + 1, 2 * cell[1] + 1] = " "
         distance[cell] = len(path)
         path.append(cell)
@@ -134,6 +137,7 @@ def _parse(name: str) -> tuple[str, str, int] | None:
 
 
 def _make(body: str, size: str, rate: int, seed: int) -> Any:
+    """Build the dm_control environment of a task."""
     import labmaze
     from dm_control import composer
     from dm_control.locomotion.arenas import mazes
@@ -142,11 +146,12 @@ def _make(body: str, size: str, rate: int, seed: int) -> Any:
     from dm_control.locomotion.walkers import ant
 
     class FindGoal(random_goal_maze.RepeatSingleGoalMaze):  # type: ignore
-        """Rewards every step after the goal was found, without respawning."""
+        """Rewards every step after the goal was found; the body is not moved back."""
 
         walker, arena = property(lambda s: s._walker), property(lambda s: s._maze_arena)
 
         def after_step(self, physics: Any, random_state: Any) -> None:
+            # skip `after_step` of the parent class, which would respawn the body
             super(random_goal_maze.RepeatSingleGoalMaze, self).after_step(
                 physics, random_state
             )
@@ -169,7 +174,8 @@ def _make(body: str, size: str, rate: int, seed: int) -> Any:
     walker.observables.egocentric_camera.enabled = False
     return composer.Environment(
         task,
-        time_limit=SECONDS - 0.5 / rate,  # no extra step because of rounding
+        # half a step less, so that rounding does not add a step
+        time_limit=SECONDS - 0.5 / rate,
         random_state=np.random.RandomState(seed),
         strip_singleton_obs_buffer_dim=True,
     )

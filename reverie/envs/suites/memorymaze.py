@@ -24,7 +24,7 @@ from reverie.envs.suite import Package, Suite
 from reverie.spaces import Space, step_spaces
 
 ACTIONS = 6
-"""No-op, forward, left, right, forward-left and forward-right."""
+"""Number of actions: no-op, forward, left, right, forward-left and forward-right."""
 
 
 class MemoryMaze:
@@ -32,9 +32,11 @@ class MemoryMaze:
 
     def __init__(self, name: str, seed: int = 0):
         opengl.select_backend()
-        with contextlib.redirect_stderr(io.StringIO()):  # gym prints a warning
+        with contextlib.redirect_stderr(io.StringIO()):  # hide a warning of gym
             from memory_maze import tasks
-        logging.getLogger("absl").setLevel(logging.ERROR)  # a warning at every reset
+        logging.getLogger("absl").setLevel(
+            logging.ERROR
+        )  # hide a warning at every reset
         self._make: Any = getattr(tasks, f"memory_maze_{name}")
         self._seed = seed
         self._env: DmEnv | None = None

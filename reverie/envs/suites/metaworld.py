@@ -34,6 +34,7 @@ ROTATED_CAMERAS = ("corner", "corner2", "corner3")
 """Cameras that are mounted upside down; their images are rotated by 180 degrees."""
 
 STATE_SIZE = 39
+"""Length of the state vector."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class MetaWorld:
         self._sim._freeze_rand_vec = False
         self._sim._set_task_called = True
         self._sim.seeded_rand_vec = True
+        # remove the cached space, which was computed for a hidden goal
         vars(self._sim).pop("sawyer_observation_space", None)
         self._sim.seed(seed)
         self.obs_space: Spaces = {"log/success": Space(np.float32), **step_spaces()}

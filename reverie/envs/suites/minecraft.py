@@ -27,7 +27,9 @@ TASKS = ("diamond", "wood", "climb")
 TURN = 15
 """Camera rotation of one action in degrees."""
 HEALTH_SCALE = 0.01
+"""Reward for a change in health from 0 to its maximum."""
 MAX_LIFE, MAX_FOOD, MAX_AIR = 20, 20, 300
+"""Maximum values of the simulator, by which observations are divided."""
 
 Command = dict[str, Any]
 """Action of the simulator: all entries, or only those that differ from `NOOP`."""
@@ -77,6 +79,7 @@ furnace iron_ingot iron_pickaxe diamond
 MILESTONES = tuple(_ITEMS.split())
 """Items that are rewarded once per episode in the task `diamond`."""
 LOGGED_ITEMS = ("log", "cobblestone", "iron_ingot", "diamond")
+"""Items whose number is logged as `log/inventory_ITEM`."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +179,7 @@ class Minecraft:
         self._game.close()
 
     def _obs(self, values: Any) -> Obs:
+        """Convert an observation of the simulator."""
         items = _inventory(values)
         inventory = np.array([items.get(name, 0) for name in self._items], np.float32)
         self._max_inventory = np.maximum(self._max_inventory, inventory)
@@ -207,7 +211,7 @@ class Minecraft:
         new_items = {name for name in MILESTONES if items.get(name, 0)}
         new_items -= self._collected
         self._collected |= new_items
-        if previous is current:  # first row of an episode
+        if previous is current:  # first observation of an episode
             return 0.0
         reward = HEALTH_SCALE * (current["health"] - previous["health"])
         if self.task == "diamond":
@@ -229,6 +233,7 @@ class Controls:
         self._pitch = 0.0
 
     def apply(self, command: Command) -> Command:
+        """Return the command to send to the simulator in this step."""
         config, command = self.config, dict(command)
         if config.break_speed == 1.0:
             if command["attack"]:

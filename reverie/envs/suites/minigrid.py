@@ -58,9 +58,10 @@ class MiniGrid:
         import gymnasium
 
         env: Any = gymnasium.make(_full_id(name), disable_env_checker=True)
-        self._env, self._grid = env, env.unwrapped
-        self._view_size = int(self._grid.agent_view_size)
+        self._env, self._unwrapped = env, env.unwrapped
+        self._view_size = int(self._unwrapped.agent_view_size)
         mission = env.observation_space["mission"]
+        # a mission space without placeholders has a single text
         is_constant = getattr(mission, "ordered_placeholders", None) is None
         self._has_mission = "BabyAI" in type(mission).__name__ or not is_constant
         self.obs_space: Spaces = step_spaces()
@@ -103,9 +104,10 @@ class MiniGrid:
         return obs
 
     def _render(self) -> np.ndarray:
+        """Draw the view of the agent, centered in an image of the configured size."""
         height, width = self.config.size
         tile = min(height, width) // self._view_size
-        view = self._grid.get_frame(False, tile, agent_pov=True)
+        view = self._unwrapped.get_frame(False, tile, agent_pov=True)
         image = np.zeros((height, width, 3), np.uint8)
         top, left = (height - view.shape[0]) // 2, (width - view.shape[1]) // 2
         image[top : top + view.shape[0], left : left + view.shape[1]] = view

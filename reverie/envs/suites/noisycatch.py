@@ -55,6 +55,7 @@ class NoisyCatch(Catch):
             (self.config.rows - 1, self._paddle, PADDLE_COLOR),
             (self._row, self._ball, BALL_COLOR),
         ):
+            # pixels of the cell; two in its middle are colored
             y = (self._pixel_rows == row).nonzero()[0]
             x = (self._pixel_cols == col).nonzero()[0]
             middle = len(x) // 2

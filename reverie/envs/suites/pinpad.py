@@ -20,9 +20,9 @@ from reverie.spaces import Space, step_spaces, step_values
 
 WIDTH, HEIGHT = 16, 14  # of the grid in cells
 CELL = 4  # height and width of a cell in pixels
-COUNTDOWN = 10
+COUNTDOWN = 10  # steps after a reward until the player is moved
 REWARD = 10.0
-MOVES = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))
+MOVES = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))  # rows and columns, by action
 
 COLORS = np.array(
     [
@@ -85,9 +85,9 @@ class PinPad(SeededEnv):
         self.pads[:, [0, -1]] = -1
         for number, (row, col, height, width) in enumerate(LAYOUTS[name], 1):
             self.pads[row : row + height, col : col + width] = number
-        self.count = len(LAYOUTS[name])
+        self.num_pads = len(LAYOUTS[name])
         self._background = self._draw_background()
-        self._free = np.argwhere(self.pads == 0)
+        self._free_cells = np.argwhere(self.pads == 0)
         self._player = np.zeros(2, int)  # row and column
         self._history: list[int] = []
         self._time = self._countdown = 0
@@ -112,16 +112,18 @@ class PinPad(SeededEnv):
         return self._obs(reward)
 
     def _press(self, pad: int) -> float:
+        """Add a pad to the history, and return the reward; no effect if it is floor."""
         if pad <= 0 or self._countdown or self._history[-1:] == [pad]:
             return 0.0
-        self._history = [*self._history, pad][-self.count :]
-        if self._history != list(range(1, self.count + 1)):
+        self._history = [*self._history, pad][-self.num_pads :]
+        if self._history != list(range(1, self.num_pads + 1)):
             return 0.0
         self._countdown = COUNTDOWN
         return REWARD
 
     def _respawn(self) -> None:
-        self._player = self._free[self._rng.integers(len(self._free))]
+        """Move the player to a random free cell and clear the history."""
+        self._player = self._free_cells[self._rng.integers(len(self._free_cells))]
         self._history = []
         self._countdown = 0
 
@@ -144,7 +146,7 @@ class PinPad(SeededEnv):
             cells[:HEIGHT][self.pads == 0] = 255
         cells[tuple(self._player)] = PLAYER
         image = cells.repeat(CELL, 0).repeat(CELL, 1)
-        width = 64 // self.count
+        width = 64 // self.num_pads
         for slot, pad in enumerate(self._history):
             left = slot * width
             image[HEIGHT * CELL + 1 : 63, left + 1 : left + width - 1] = COLORS[pad - 1]

@@ -24,6 +24,7 @@ leaper maze miner ninja plunder starpilot
 """
 GAMES: tuple[str, ...] = tuple(_NAMES.split())
 ACTIONS = 15
+"""Number of actions."""
 NATIVE_SIZE = (64, 64)
 """Image size of the simulator's observations."""
 RESTART = -1
@@ -57,7 +58,8 @@ class Procgen:
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:
             self._start(seed)
-        elif not self._game.observe()[2][0]:  # not ended, but truncated by a wrapper
+        elif not self._game.observe()[2][0]:
+            # the game has not started a new episode: a wrapper truncated this one
             self._game.act(np.array([RESTART], np.int32))
         self._update_image()
         return {"image": self._image, **step_values(0.0, first=True)}
@@ -66,7 +68,7 @@ class Procgen:
         self._game.act(np.array([int(action["action"])], np.int32))
         reward, _, is_first = self._game.observe()
         ended = bool(is_first[0])
-        if ended:
+        if ended:  # repeat the previous image, see the module docstring
             self._image = self._image.copy()
         else:
             self._update_image()
@@ -89,6 +91,7 @@ class Procgen:
         self._image = np.array(state["image"], np.uint8)
 
     def _start(self, seed: int) -> None:
+        """Build the simulator, which takes its seed only when it is built."""
         from procgen import ProcgenGym3Env
 
         self.close()
@@ -109,6 +112,7 @@ class Procgen:
         )
 
     def _update_image(self) -> None:
+        """Read the current frame from the simulator."""
         if self.config.size == NATIVE_SIZE:
             self._image = self._game.observe()[1]["rgb"][0].copy()
         else:

@@ -25,6 +25,8 @@ HAND_COLOR = np.array([90, 200, 250], np.float32)
 
 TARGET_RADIUS, HAND_RADIUS = 0.18, 0.1
 """Radii of the drawn circles in table units."""
+MIN_DISTANCE = 0.6
+"""Minimum distance of hand and target at the start of an episode."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,11 @@ class Reach(SeededEnv):
         self.act_space = {"action": Space(np.float32, (2,), -1, 1)}
         self._hand, self._target, self._steps = np.zeros(2), np.zeros(2), 0
         height, width = config.size
-        # positions of the pixels; the image shows [-1.2, 1.2]²
+        # table coordinates of the pixels; the image shows [-1.2, 1.2]²
         self._y = (np.arange(height) + 0.5) / height * 2.4 - 1.2
         self._x = (np.arange(width) + 0.5) / width * 2.4 - 1.2
-        self._edge = 2.4 / min(config.size)  # edges are anti-aliased over one pixel
+        # size of a pixel, over which the edges of circles are anti-aliased
+        self._edge = 2.4 / min(config.size)
 
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:
@@ -74,7 +77,7 @@ class Reach(SeededEnv):
         self._steps = 0
         self._hand = self._rng.uniform(-1, 1, 2)
         self._target = self._rng.uniform(-1, 1, 2)
-        while np.linalg.norm(self._target - self._hand) < 0.6:
+        while np.linalg.norm(self._target - self._hand) < MIN_DISTANCE:
             self._target = self._rng.uniform(-1, 1, 2)
         return self._obs(first=True)
 

@@ -20,8 +20,9 @@ from reverie.envs.suite import Package, Suite
 from reverie.envs.wrappers import resize
 from reverie.spaces import Space, step_spaces, step_values
 
-NOOP, FIRE = 0, 1
+NOOP, FIRE = 0, 1  # action codes of the emulator
 GRAY_WEIGHTS = np.array([0.299, 0.587, 1 - (0.299 + 0.587)])
+"""Luminance of red, green and blue (ITU-R BT.601)."""
 
 _NAMES = """
 alien amidar assault asterix asteroids atlantis bank_heist battle_zone beam_rider
@@ -124,8 +125,9 @@ class Atari:
         image = Space(np.uint8, (*config.size, 1 if config.gray else 3))
         self.obs_space = {"image": image, **step_spaces()}
         self.act_space = {"action": Space(np.int32, (), 0, len(actions))}
-        # Oldest first. Each step allocates new arrays instead of reusing its own: all
-        # environments then share recently freed memory, which is in the CPU cache.
+        # Latest screens, oldest first. Each step allocates new arrays instead of
+        # reusing them: then all environments reuse memory that was just freed and is
+        # still in the CPU cache.
         self._screens: list[np.ndarray] = []
         self._frames = 0
         self._lives = 0
@@ -205,6 +207,7 @@ class Atari:
         return result
 
     def _new_game(self) -> None:
+        """Start a game with a random number of no-op frames."""
         self._ale.reset_game()
         noops = int(self._rng.integers(self.config.min_noops, self.config.noops + 1))
         for action in [NOOP] * noops + [FIRE] * self.config.autostart:
@@ -215,6 +218,7 @@ class Atari:
         self._screens = [self._ale.getScreenRGB()]
 
     def _image(self) -> np.ndarray:
+        """Return the observation: pooled, resized and converted to grayscale."""
         size, pooling = self.config.size, self.config.pooling
         screens = self._screens[-pooling:]
         if self.config.resize_first:

@@ -59,7 +59,7 @@ class NativeVecEnv(BaseVecEnv):
         self._config = config
         self._seed = seed
         self._attempt = 0  # number of resumes; part of the seeds, so that games differ
-        self._last = np.zeros(count, bool)
+        self._last = np.zeros(count, bool)  # `is_last` of the latest step
         self._obs: Obs | None = None
         image = Space(np.uint8, (*config.size, 1 if config.gray else 3))
         self.obs_space = {"image": image, **step_spaces()}
@@ -84,6 +84,7 @@ class NativeVecEnv(BaseVecEnv):
         raise NotImplementedError
 
     def _channels_last(self, image: np.ndarray) -> np.ndarray:
+        """Return images of the package with shape (count, height, width, channels)."""
         raise NotImplementedError
 
     def reset(self) -> Obs:
@@ -124,6 +125,7 @@ class NativeVecEnv(BaseVecEnv):
         truncated: np.ndarray,
         first: np.ndarray,
     ) -> Obs:
+        """Return the batch of observations; `first` marks the games that were reset."""
         self._last = last = (terminated | truncated) & ~first
         self._obs = {
             "image": np.ascontiguousarray(self._channels_last(image)),

@@ -21,12 +21,16 @@ from typing import Any
 import numpy as np
 
 SKEW, UNSKEW, NORM = -1 / 6, 1 / 3, 103.0
+"""Constants of OpenSimplex: to and from lattice coordinates, and scale of the noise."""
 AXES = (1, 2, 4)
+"""Corners next to the origin, as bits."""
 PAIRS = (3, 5, 6)
+"""Corners with two coordinates of 1, as bits."""
 Point = tuple[int, ...]
 
 
 def _corner(bits: int, on: int = 1, off: int = 0) -> Point:
+    """Return the coordinates of a corner: `on` where its bit is set, else `off`."""
     return tuple(on if bits & axis else off for axis in AXES)
 
 
@@ -177,6 +181,10 @@ def generate_world(world: Any, player: Any) -> None:
 
 
 def _place_materials(world: Any, player: Any, simplex: Simplex) -> np.ndarray:
+    """Fill the map with materials, and return a mask of the tunnels.
+
+    All numbers are those of the original generator.
+    """
     x, y = np.meshgrid(*(np.arange(n, dtype=float) for n in world.area), indexing="ij")
 
     def noise(z: int, size: float) -> np.ndarray:
@@ -189,7 +197,7 @@ def _place_materials(world: Any, player: Any, simplex: Simplex) -> np.ndarray:
         size: float,
         scale: tuple[float, float] = (1, 1),
     ) -> np.ndarray:
-        """Return where the noise exceeds a limit, evaluated only at `where`."""
+        """Return a mask of the cells in `where` whose noise exceeds a limit."""
         result = np.zeros(where.shape, bool)
         positions = x[where] * scale[0] / size, y[where] * scale[1] / size
         result[where] = simplex(*positions, z) > limit
@@ -234,6 +242,7 @@ def _place_materials(world: Any, player: Any, simplex: Simplex) -> np.ndarray:
 
 
 def _place_creatures(world: Any, player: Any, tunnels: np.ndarray) -> None:
+    """Add cows, zombies and skeletons, with the numbers of the original generator."""
     from crafter import constants, objects
 
     ids = world._mat_ids

@@ -20,7 +20,10 @@ OUTSIDE = 127
 
 
 def use_fast_rendering(game: Any) -> None:
-    """Replace the renderers of a game, and disable its unused semantic map."""
+    """Replace the renderers of a game by faster ones.
+
+    The semantic map, which Reverie does not use, is no longer computed.
+    """
     from crafter import engine, objects
 
     class LocalView(engine.LocalView):  # type: ignore
@@ -55,6 +58,7 @@ class Tiles:
     """Images of one cell: materials, and objects on materials."""
 
     def __init__(self, names: Mapping[int, str | None], textures: Any, unit: Any):
+        """`names` are the materials; `unit` is the size of a cell in pixels."""
         self._unit = np.array(unit)
         self._textures = textures
         tiles = [textures.get(names[i], unit)[..., :3] for i in range(len(names))]

@@ -94,7 +94,7 @@ class Robosuite:
         self._task = task = ALIASES.get(name, name)
         robots = [config.robot] * (2 if task.startswith("TwoArm") else 1)
         log_level = logging.root.manager.disable
-        logging.disable(logging.WARNING)  # robosuite warns of missing optional files
+        logging.disable(logging.WARNING)  # hide warnings of missing optional files
         try:
             _warm_up(task, robots, config)
             self._sim = _make(task, robots, config, config.cameras, seed)
@@ -108,7 +108,7 @@ class Robosuite:
 
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:
-            # in place, because other objects reference this generator
+            # set the state in place, because other objects reference this generator
             rng = np.random.default_rng(seed % SEED_RANGE)
             self._sim.rng.bit_generator.state = rng.bit_generator.state
         return self._obs(self._sim.reset(), **step_values(0.0, first=True))
@@ -193,8 +193,8 @@ class Robosuite:
             for name in self.config.state:
                 if has_fingers or not name.startswith("gripper_"):
                     keys[f"{robot}_{name}"] = f"{robot}_{name}"
-            for wave in ("sin", "cos") * self.config.aux:
-                name = f"{robot}_joint_pos_{wave}"
+            for function in ("sin", "cos") if self.config.aux else ():
+                name = f"{robot}_joint_pos_{function}"
                 keys[f"aux_{name}"] = name
         if self.config.object:
             keys["object"] = "object-state"
@@ -233,6 +233,7 @@ def _make(
     cameras: tuple[str, ...],
     seed: int,
 ) -> Any:
+    """Build the robosuite environment of a task, with these robots and cameras."""
     import robosuite
     from robosuite.controllers import (
         load_composite_controller_config,
