@@ -28,7 +28,8 @@ def write_robomimic(
     Actions are written in the environment's own units, and their bounds are added to
     `env_args`. `dones` are the terminal flags. Of the keys under `log/`, only simulator
     states and models are written. `masks` are named subsets of the episodes
-    (robomimic's filter keys). Returns the total number of steps.
+    (robomimic's filter keys); names without an episode are left out. Returns the total
+    number of steps.
     """
     ((action_key, action_space),) = act_space.items()  # a single array of actions
     settings = dict(env_args or {})
@@ -64,5 +65,7 @@ def write_robomimic(
         data.attrs["total"] = total
         data.attrs["env_args"] = json.dumps(settings)
         for name, members in (masks or {}).items():
-            file[f"mask/{name}"] = np.array(members, dtype="S")
+            file[f"mask/{name}"] = np.array(
+                [x for x in members if x in data], dtype="S"
+            )
     return total

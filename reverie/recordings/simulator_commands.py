@@ -137,10 +137,13 @@ def _write_episodes(
     bad: dict[str, str] = {}
     if destination.suffix in (".hdf5", ".h5"):
         episodes = _read_each(reader, names, options.bad, bad, bar)
-        masks = {k: [n for n in v if n in names] for k, v in reader.masks.items()}
         env_args: Any = json.loads(reader.metadata.get("env_args", "{}"))
         write_robomimic(
-            destination, episodes, reader.act_space, masks=masks, env_args=env_args
+            destination,
+            episodes,
+            reader.act_space,
+            masks=reader.masks,
+            env_args=env_args,
         )
     else:
         config = WriterConfig(options.bad)

@@ -195,7 +195,9 @@ def test_episodes_without_states_stop_or_are_skipped(file: Any, capsys: Any) -> 
         assert "demo_1 has no 'states'" in error_of(words, capsys)
         assert main(["data", *words, "--bad", "skip"]) == 0
         assert "skipped: demo_1" in capsys.readouterr().err
-        assert open_episodes(out).names() == ["demo_0"]
+        rendered = open_episodes(out)
+        assert rendered.names() == ["demo_0"]
+        assert rendered.masks == {"train": ["demo_0"], "valid": []}
 
 
 def test_tasks_and_recordings_without_states_are_errors(
