@@ -152,13 +152,15 @@ def _chains(files: list[Path]) -> list[list[Path]]:
     following = {file: by_id.get(file.stem.split("-")[2]) for file in files}
     not_first = set(following.values())
     chains: list[list[Path]] = []
-    used: set[Path] = set()  # the chunks of a damaged dataset may form a cycle
-    for start in files:
-        if start not in not_first:
-            chains.append([start])
-            file = following[start]
-            while file is not None and file not in used:
-                used.add(file)
-                chains[-1].append(file)
-                file = following[file]
+    used: set[Path] = set()
+    # the chunks of a damaged dataset may form a cycle, which has no first chunk
+    for start in sorted(files, key=lambda file: file in not_first):
+        if start in used:
+            continue
+        chains.append([])
+        file: Path | None = start
+        while file is not None and file not in used:
+            used.add(file)
+            chains[-1].append(file)
+            file = following[file]
     return chains
