@@ -90,7 +90,7 @@ class Decoder(nn.Module):
     ) -> dict[str, Distribution]:
         outputs: dict[str, Distribution] = {}
         if self.vectors:
-            # stoch first, as in DreamerV3; elsewhere deter is first
+            # stoch first, as in DreamerV3 (in the features of a state, deter is first)
             x = self.mlp(torch.cat([stoch, deter], -1))
             for key, space in self.vectors.items():
                 outputs[key] = self._vector_output(key, space, x)

@@ -1,8 +1,8 @@
 """An ensemble of MLPs of the same size, computed with one matrix product per layer.
 
-Hidden layers are linear without bias, layer norm and activation, as in dreamerv3-torch;
-the output layer is linear with bias. The members differ only in their weights, whose
-tensors have the members as their first axis.
+A hidden layer is a linear layer without bias, followed by layer norm and activation, as
+in dreamerv3-torch. The output layer is a linear layer with bias. The members differ
+only in their weights, whose tensors have the members as their first axis.
 
 Shapes: `M` members, `I` inputs, `O` outputs.
 """

@@ -46,7 +46,7 @@ class FrameConfig:
     channels: int = 64
     """Base number of channels, multiplied by `mults`; a multiple of 32."""
     latent: int = 64
-    """Channels of the smallest feature map: output of encoders, input of decoders."""
+    """Channels of the smallest feature map, an encoder's output; unused by decoders."""
     mults: tuple[int, ...] = (1, 1, 2, 2, 4)
     """Channel multiplier of each residual block."""
     halve: tuple[int, ...] = (1, 0, 1, 1, 0)

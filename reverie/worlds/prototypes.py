@@ -99,12 +99,12 @@ class Prototypes(RepresentationLoss):
             slow_scores = self._scores(self.slow_from_embed(slow).float())[0]
             by_view = [self._assign(slow_scores[i :: self.views]) for i in (0, 1)]
             targets = torch.stack(by_view, 1).flatten(0, 1)
-            other_view = torch.stack(by_view[::-1], 1).flatten(0, 1)
+            other_targets = torch.stack(by_view[::-1], 1).flatten(0, 1)
         embed, feat = embed[:, 1:], feat[:, 1:]
         embed_scores, embed_norm = self._scores(self.from_embed(embed).float())
         feat_scores, feat_norm = self._scores(self.from_features(feat).float())
         losses = {
-            "proto_swav": _cross_entropy(other_view, embed_scores),
+            "proto_swav": _cross_entropy(other_targets, embed_scores),
             "proto_temp": _cross_entropy(targets, feat_scores),
             "proto_norm": (embed_norm - 1).square() + (feat_norm - 1).square(),
         }

@@ -67,8 +67,10 @@ class RepresentationLoss(nn.Module):
     """Number of augmented views of each sequence."""
 
     def make_views(self, batch: Batch, rng: Rng) -> Batch:
-        """Return a batch with all views of the first sequence, then of the second, and
-        so on: in a data-parallel run, a rank has the views of its own sequences."""
+        """Return a batch with all views of the first sequence, then of the second, etc.
+
+        In a data-parallel run, this order keeps all views of a sequence on one rank.
+        """
         return batch
 
     def forward(

@@ -7,8 +7,8 @@ learned scale s and adds log(1 + s), which keeps s from growing without bound:
 
     L / s + log(1 + s),  s = exp(sigma)
 
-For a constant loss L, the minimum is at s = (L + sqrt(L^2 + 4 L)) / 2, so that every
-loss contributes about 1.
+For a constant loss L, the minimum is at s = (L + sqrt(L^2 + 4 L)) / 2. There, a large
+loss is scaled to L / s = s / (1 + s), which is about 1.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Harmony(nn.Module):
             loss / scales[self.group[name]] if name in self.group else loss
             for name, loss in losses.items()
         ]
+        # this term is equal on all ranks, and the losses are summed over ranks
         terms += [
             mean_contribution(torch.log1p(scales[name]))
             for name in self._group_sums(losses)

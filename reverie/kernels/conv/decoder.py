@@ -107,8 +107,8 @@ class LazyLastLayer:
 class FusedImageMSE:
     """Prediction of one image with a squared error loss, as in `distributions.MSE`.
 
-    All images of a decoder share the last layer; the channels of this one start at
-    channel `offset` of it. The layer's output may be larger than the image, at the
+    All images of a decoder share the last layer. The channels of this image start at
+    channel `offset` of the layer's output, which may be larger than the image, at the
     bottom and right.
     """
 
@@ -313,8 +313,8 @@ def _image_loss(
 
     These are the gradient of the layer's output (`dx`) and its sum over pixels
     (`partial`). The layer has `total` colors per sub-pixel; those of the image start at
-    `first_color`. Both sizes of a map are in pixels: `map_width` of the layer's output
-    at half the resolution, `height` and `width` of the image.
+    `first_color`. `height` and `width` are those of the image. The layer's output has
+    half the resolution: it has `pixels` pixels, and its width is `map_width`.
     """
     row = tl.program_id(0).to(tl.int64)
     x += row * pixels * channels

@@ -73,11 +73,11 @@ class _HalfResolutionKernel(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad = grad.permute(0, 2, 3, 1).contiguous()
-        units, inputs, _, _ = ctx.shape
-        taps = grad.new_empty(units, KERNEL, KERNEL, inputs)
+        units, channels, _, _ = ctx.shape
+        taps = grad.new_empty(units, KERNEL, KERNEL, channels)
         grid = (triton.cdiv(taps.numel(), BLOCK),)
         _backward[grid](
-            *(grad, taps, taps.numel(), units, inputs),
+            *(grad, taps, taps.numel(), units, channels),
             *(grad.shape[-1], ctx.upsample, BLOCK),
         )
         return taps.permute(0, 3, 1, 2), None, None, None

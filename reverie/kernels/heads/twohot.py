@@ -101,7 +101,7 @@ def _launch_loss(logits: Tensor, bins: Tensor, *tensors: Tensor | None) -> None:
 
 @jit
 def _mean(logits, bins, mean, rows, stride, count, R: tl.constexpr, C: tl.constexpr):
-    """Compute the mean of `count` bins.
+    """Store the mean of each row's distribution over `count` bins.
 
     Symmetric bins are added in pairs, as in `TwoHot.pred`: the mean of a symmetric
     distribution is then exactly zero.

@@ -82,7 +82,11 @@ class _BatchNormELU(torch.autograd.Function):
 
 
 def _tiling(x: Tensor) -> tuple[tuple[int], tuple[int, ...]]:
-    """Return the grid of the kernels and their size arguments."""
+    """Return the grid of the kernels and their size arguments.
+
+    The size arguments are the pixels of `x`, the tiles per program (`steps`), the
+    channels (`C`), and the pixels per tile (`R`).
+    """
     channels = x.shape[-1]
     pixels, block_pixels = x.numel() // channels, max(1, TILE // channels)
     tiles = triton.cdiv(pixels, block_pixels)
@@ -92,9 +96,12 @@ def _tiling(x: Tensor) -> tuple[tuple[int], tuple[int, ...]]:
 
 @jit
 def _tile(i, pixels, steps, col, C: tl.constexpr, R: tl.constexpr):
-    """Return the offsets of tile `i` of this program, and a mask of valid pixels."""
-    step = tl.program_id(0) * steps + i
-    row = (step * R + tl.arange(0, R)[:, None]).to(tl.int64)
+    """Return the offsets of tile `i` of this program, and a mask of valid pixels.
+
+    A program has `steps` tiles, and a tile has R pixels with C channels each.
+    """
+    tile = tl.program_id(0) * steps + i
+    row = (tile * R + tl.arange(0, R)[:, None]).to(tl.int64)
     return row * C + col[None, :], (row < pixels) & (col < C)[None, :]
 
 
@@ -195,7 +202,8 @@ def _apply_backward(
     x, dy, stats, scale, shift, sums, dx,
     pixels, steps, C: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of the input; `sums` are those of shift and scale."""
+    """Compute the gradient of the input. `sums` has the gradients of shift and scale,
+    which are sums over all pixels."""
     col = tl.arange(0, C)
     mean, rstd, factor, intercept = _load_norm(stats, scale, shift, col, C)
     mean_d, mean_dv = tl.load(sums + col) / pixels, tl.load(sums + C + col) / pixels

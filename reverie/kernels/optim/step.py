@@ -54,9 +54,10 @@ def _log(beta: float) -> float:
 
 
 def total_norms(sums: Tensor) -> tuple[Scalar, Scalar]:
-    """Return the norms of the change and of the parameters, over all tensors.
+    """Return the global norms of the parameter changes and of the parameters.
 
-    `sums` has one row per chunk with both sums of squares.
+    `sums` has one row for each chunk of a parameter tensor, with the sums of squares of
+    the changes and of the parameters.
     """
     norms = sums.new_empty(2)
     _total_norms[(2,)](sums, norms, len(sums), 1024)
@@ -70,7 +71,7 @@ def _prepare_step(
     lr, agc, log_beta1, log_beta2, warmup, anneal, floor,
     SCHEDULE: tl.constexpr, CLIPS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Compute everything in one program.
+    """Store clipping factors and scalars, and update the counters, in one program.
 
     `agc` is the threshold of adaptive gradient clipping, which CLIPS enables. `anneal`
     is the number of updates from the end of warm-up to the end of the schedule, and
@@ -131,7 +132,7 @@ def _power(log_base, exponent):
 
 @jit
 def _total_norms(sums, norms, count, WIDTH: tl.constexpr):
-    """Store the square root of the sum of a column; each of two programs has one."""
+    """Store the square root of the sum of a column; program i handles column i."""
     column = tl.program_id(0)
     total = tl.zeros((WIDTH,), tl.float32)
     for start in range(0, count, WIDTH):

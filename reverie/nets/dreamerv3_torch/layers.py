@@ -148,7 +148,8 @@ class HiddenMLP(nn.Module):
 
 def transposed_conv(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Double the height and width of images `(b, h, w, c)`."""
-    excess = weight.shape[-1] - STRIDE  # pixels beyond twice the size, without padding
+    # without padding, a side of n pixels would become 2 n + excess pixels
+    excess = weight.shape[-1] - STRIDE
     padding = math.ceil(excess / 2)
     y = F.conv_transpose2d(
         x.permute(0, 3, 1, 2), weight, bias, STRIDE, padding, 2 * padding - excess

@@ -57,8 +57,8 @@ class LaPropConfig(OptimizerConfig):
     """Update at which the linear or cosine schedule ends."""
     floor: float = 0.1
     """Final learning rate of the linear and cosine schedules, as a fraction of `lr`.
-    The cosine schedule in the code of DreamerV3 ends at 0.1 * lr**2: for the same, set
-    this to 0.1 * lr."""
+    The cosine schedule in the code of DreamerV3 ends at 0.1 * lr**2; to reproduce it,
+    set this to 0.1 * lr."""
     nesterov: bool = False
     """Use Nesterov momentum."""
 
@@ -82,7 +82,7 @@ class LaPropConfig(OptimizerConfig):
 
 
 class LaProp(UpdateRule):
-    """LaProp; constants without a setting are those of DreamerV3."""
+    """LaProp; loss scaling and minimum weight norm of clipping are as in DreamerV3."""
 
     NAME = "laprop"
     CLIPS_PER_TENSOR = True

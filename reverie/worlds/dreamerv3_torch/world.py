@@ -85,4 +85,5 @@ class DreamerV3TorchWorld(RSSM):
     def initial(self, batch: int) -> RSSMState:
         with torch.no_grad():
             state = super().initial(batch)
+        # copied, because the rows of a learned initial state share memory (`expand`)
         return RSSMState(*(x.clone() for x in state))

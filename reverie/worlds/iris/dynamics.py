@@ -68,9 +68,10 @@ class LogitHead(nn.Module):
 
 
 class TransformerDynamics(nn.Module):
-    """Predicts reward, end and `tokens` Δ-tokens, each one of `codes`.
+    """Predicts reward, end and Δ-tokens of every time step.
 
-    `shape` is that of a frame, and `actions` the number of actions.
+    `shape` is the shape of a frame, `actions` the number of actions, `tokens` the
+    number of Δ-tokens per frame, and `codes` the number of values of a Δ-token.
     """
 
     bins: Tensor
@@ -88,7 +89,7 @@ class TransformerDynamics(nn.Module):
         self.config, self.dtype = config, dtype
         self.tokens, self.tokens_per_step = tokens, tokens + 2
         embed = config.transformer.width
-        self.frame = FrameEncoder(shape[-1], config.frame)  # of I-tokens
+        self.frame = FrameEncoder(shape[-1], config.frame)  # I-tokens
         self.frame_norm = Norm("layer1em5", embed)
         self.action = Embedding(actions, embed)
         self.latent = Embedding(codes, embed)  # of Δ-tokens
@@ -142,13 +143,14 @@ class TransformerDynamics(nn.Module):
         return rng.categorical(softmax(logits)).float() - 1
 
     def loss(self, segment: EpisodeSegment, tokens: Int[Tensor, "B T K"]) -> WorldLoss:
-        """Return the scaled losses of each row; the last of L rows has no Δ-tokens.
+        """Return the scaled losses of each frame.
 
-        The mean of each loss equals that of the original. As in the original, a row is
-        masked only if its *own* frame is padding, not if the next frame is.
+        `tokens` are the Δ-tokens of the T = L - 1 transitions between the L frames. The
+        mean of each loss equals that of the original code. As in the original code, a
+        loss is masked only if its *own* frame is padding, not if the next frame is.
         """
         config = self.config
-        padded = F.pad(tokens, (0, 0, 0, 1))  # the last row has no transition
+        padded = F.pad(tokens, (0, 0, 0, 1))  # the last frame has no transition
         i_tokens = self.embed_frames(segment.image)
         sequence = self.embed_sequence(i_tokens, segment.action, padded)
         outputs, _ = self(sequence)

@@ -47,7 +47,7 @@ from reverie.worlds.iris.tokenizer import FRAME_FEATURES, Tokenizer
 from reverie.worlds.rollout import stack_actions, stack_time
 
 I_TOKEN, OUTCOME = SideStream("i_token", priority=1), SideStream("outcome")
-"""CUDA streams on which I-tokens, and rewards and ends, are computed."""
+"""CUDA streams: one computes I-tokens, the other one computes rewards and ends."""
 
 
 class IrisState(NamedTuple):

@@ -158,6 +158,7 @@ class VTA(nn.Module):
         config, like = self.config, self.flag_prior.weight
         belief = like.new_zeros(batch, config.belief)
         state = like.new_zeros(batch, config.state)
+        # the mode of the next flag is BOUNDARY
         logits = signed_logits(like.new_zeros(batch, 2), 1.0)
         return VTAState(belief, state, belief, state, like.new_zeros(batch), logits)
 
@@ -249,6 +250,7 @@ class VTA(nn.Module):
                 prior_logits, post.mask, config.max_segment, config.max_segments
             )
         sample, temperature = post.log_sample[:, next_frames], self.temperature
+        # with `kl_to_detector`, the KL of the upper level also trains the detector
         boundary = post.mask[..., BOUNDARY]
         boundary = boundary if config.kl_to_detector else boundary.detach()
         losses = {

@@ -36,8 +36,8 @@ struct Scratch {
 };
 
 // Output of a thread: 8 channels of 8 pixels; `at` returns the offset of one of the
-// pixels. `half` is the index of the warp's 32 channels, `row` and `column` its first
-// pixel in the part, and `map` the offset of the feature map.
+// pixels. `half` is the group of 32 channels that the warp computes, `row` and `column`
+// are the first pixel of the warp in the part, and `map` is the offset of the map.
 struct Position {
   u32 image, part, lane, warp, half, row, column, channel;
   size_t map;
@@ -179,8 +179,8 @@ DEVICE void load_rows(uint4 (&v)[LOADS], const bf16* x, const Position& position
   }
 }
 
-// `store_rows` writes the activations of these rows to the tile, and `clear_borders`
-// zeros to its left and right borders.
+// `store_rows` writes the activations of these rows to the tile. `clear_borders` writes
+// zeros to the left and right borders of the tile.
 DEVICE void store_rows(uint4 (&v)[LOADS], uint4* tile, const Scratch& scratch,
                        const Position& position) {
   const u32 chunk = threadIdx.x % CHUNKS;
@@ -210,8 +210,9 @@ DEVICE void copy_weights(uint4* weights, const bf16* from) {
 // Accumulators of a lane: pixel rows, groups of 8 channels, values of a lane.
 typedef float Sums[4][4][4];
 
-// Computes four pixel rows of the convolution. The hardware gives a lane two of every 8
-// output channels; the weights are ordered such that all channels of a lane are adjacent.
+// Computes four pixel rows of the convolution. In a matrix product, a lane gets two of
+// every 8 columns. `unit` is the output channel whose weights a lane loads; it is chosen
+// such that the 8 channels that a lane gets are adjacent.
 DEVICE void multiply(const uint4* tile, const uint4* weights, const Position& position,
                      Sums& sums) {
   const u32 lane = position.lane;
@@ -221,7 +222,8 @@ DEVICE void multiply(const uint4* tile, const uint4* weights, const Position& po
     const uint4* const from = weights + weight_at(unit, 0, k + lane / 8 % 2);
     UNROLL for (u32 dx = 0; dx < 3; dx++) {
       const uint4* const line = tile + tile_at(pixel + dx, k + lane / 16);
-      // the permutation of chunks is the same in all rows, and in units 4 apart
+      // `line` and `from` plus constant offsets are enough, because the permutation of
+      // chunks is the same in all rows, and in units 4 apart
       u32 b[3][2][4], input[4];
       UNROLL for (u32 dy = 0; dy < 3; dy++) {
         UNROLL for (u32 n = 0; n < 2; n++)

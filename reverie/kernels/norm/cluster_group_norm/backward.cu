@@ -1,5 +1,7 @@
 // Backward pass. It also recomputes the activation, which the gradient of the next
-// layer's weights needs.
+// layer's weights needs. Sizes, macros and shared memory are defined in common.cu and
+// device.cu. `z` is the output of the norm and `dz` its gradient; `y` is first `dy`, the
+// gradient of silu(z), and later `dz`.
 
 struct Arguments {
   const bf16 *x, *bias;
@@ -13,7 +15,7 @@ KERNEL norm_backward(Arguments a) {
   SHARED_MEMORY(Scratch<3>);
   const Position position;
   start_copies({a.x, a.dy}, data, scratch.barriers, position);
-  uint4* const gradients = data + SHARE / 8;  // first dy, later dz
+  uint4* const gradients = data + SHARE / 8;  // first dy, later overwritten with dz
   const float* stats = a.stats + (size_t)position.image * 2 * CHANNELS;
   float *const means = scratch.channels[0], *const factors = scratch.channels[1];
   float* const offsets = scratch.channels[2];
@@ -25,7 +27,7 @@ KERNEL norm_backward(Arguments a) {
     offsets[c] = a.shift[c] - mean * factor;
   }
   sync_block();
-  // per channel of this thread: input, and gradient of the output (later of the norm)
+  // per channel of this thread: constants of the norm, input `x`, and `dy` or `dz`
   float mean[8], factor[8], x[8], y[8];
   load8(means + position.channel, mean);
   load8(factors + position.channel, factor);
@@ -57,9 +59,9 @@ KERNEL norm_backward(Arguments a) {
         gradients[at] = pack8(y);
       }
     }
-    sum_blocks(sums, scratch, position, true);
+    sum_blocks(sums, scratch, position, true);  // true: all blocks get the sums
   }
-  // sums over pixels of the gradients of the norm's output, and of their products with
+  // sums over pixels of the gradients of the normalized input, and of their products with
   // the normalized input; they reuse the memory of `scratch.warps`
   float* const output_grads = scratch.warps[0];
   float* const products = output_grads + CHANNELS;
@@ -78,6 +80,7 @@ KERNEL norm_backward(Arguments a) {
     if (position.rank == 0) {
       const float dshift = total<3>(scratch.blocks[0], 0, c);
       const float difference = total<3>(scratch.blocks[0], 2, c);
+      // gradients of shift and scale, sum of the gradient of `x`, sum of residual_grad
       float* to = a.sums + (size_t)position.image * 4 * CHANNELS + c;
       to[0] = dshift;
       to[CHANNELS] = total<3>(scratch.blocks[0], 1, c) * rstd;
@@ -108,9 +111,10 @@ KERNEL norm_backward(Arguments a) {
     store4(a.dx + position.at(k), pack8(x));
   }
   if (a.residual_grad) {
+    // the previous sums are no longer needed; `sum_blocks` waits for the other blocks
     if (CLUSTER_SIZE > 1) cluster_arrive();
     sync_block();  // `sum_blocks` overwrites `scratch.warps`
-    sum_blocks(residual, scratch, position, false);
+    sum_blocks(residual, scratch, position, false);  // only for the first block
     if (position.rank == 0) {
       float* to = a.sums + ((size_t)position.image * 4 + 3) * CHANNELS;
       FOR_EACH_CHANNEL to[c] = total<1>(scratch.blocks[0], 0, c);

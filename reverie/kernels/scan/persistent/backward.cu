@@ -1,11 +1,11 @@
 // The backward kernel: gradients of the activations, from the last step to the first.
 // Names that begin with `d` are gradients. A step has six phases:
 //
-//   logits   in1 of the next step -> dlogits -> partial sums of obs
+//   logits   din1 of the next step -> dlogits -> partial sums of dobs
 //   obs      partial sums -> dobs                       waits for 8 blocks: partial sums
-//   gates    dobs, in0 of the next step -> dgates       waits for all blocks: dobs, din0
+//   gates    dobs, din0 of the next step -> dgates      waits for all blocks: dobs, din0
 //   hidden   dgates -> dhid_norm                        waits for 16 blocks: dgates
-//   inputs   dhid_norm -> partial sums of [in0 | in1]   waits for all blocks: row sums
+//   inputs   dhid_norm -> partial sums of [din0 | din1] waits for all blocks: row sums
 //   in       partial sums -> din0, din1                 waits for all blocks: partial sums
 //
 // Gradients of biases and scales are summed over time in registers and stored at the end,
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   __shared__ float row_mean[ROWS], warp_sums[24], stoch_grads[OWN_LOGITS];
   __shared__ __align__(16) bf16 in1_row[UNITS], logit_row[OWN_LOGITS];
 
-  THREAD_INDICES;
+  THREAD_INDICES;  // defines tid, row, column, ...; see exchange.cu
 
   // ---- load this thread's weights, indexed as in the forward kernel; the matrices are
   // transposed
@@ -87,6 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   float sum_hid_scale = 0, sum_hid_bias = 0, sum_reset = 0, sum_candidate = 0;
   float sum_update = 0, sum_in0_scale = 0, sum_in0_bias = 0, sum_in1_scale = 0;
   float sum_in1_bias = 0, sum_obs_scale = 0, sum_logit = 0;
+  // is_first of the next step, in the rows own_row, upper and lower
   bool next_first_own = false, next_first_upper = false, next_first_lower = false;
   in1_row[tid] = 0;
 
@@ -265,6 +266,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       dhid = rounded(x * hid_scale);
       store_pair(p.dhid_norm + at_row * DETER + out_column, column, dhid);
       float product = lane_sum<16>(dhid * hid);
+      // the sum is a fixed-point number with 40 fractional bits
       if (column == 0)
         add_to_row_sum<40>(p.product_sums + at_row * ROW_SUM_STRIDE, product);
     }

@@ -1,4 +1,5 @@
-// The forward kernel. A step has five phases:
+// The forward kernel. A step has five phases. The table lists their inputs -> outputs,
+// and which values of which thread blocks they wait for:
 //
 //   hidden   in0, in1 -> hid_pre                    waits for all blocks: in0, in1
 //   gates    hid_act -> gates -> new deter          waits for all blocks: row sums
@@ -40,10 +41,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   __shared__ float logit_sums[OWN_LOGITS];
   __shared__ __align__(16) bf16 obs_act_row[UNITS];
 
-  THREAD_INDICES;
+  THREAD_INDICES;  // defines tid, row, column, ...; see exchange.cu
 
-  // ---- load this thread's weights; indices: part of the matrix (if several), half of a
-  // fragment, group of 8 columns (if several), pair of inputs
+  // ---- load this thread's weights. Their indices: `i` is the input of the hidden
+  // layer (deter, in0 or in1), `m` a group of 32 inputs, `half` the half of a fragment,
+  // `n` a group of 8 columns, and `e` a pair of inputs.
   u32 w_hid[3][2][2][2], w_gru[2][6][2], w_input[2][4][2], w_logit[8][2][2];
   UNROLL for (int half = 0; half < 2; half++)
     UNROLL for (int e = 0; e < 2; e++) {
@@ -102,14 +104,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (lane == 0) warp_squares[8 + warp] = squares;
     __syncthreads();
     float inv_rms = rsqrtf(sum8(warp_squares + 8) * (1.f / UNITS) + p.eps);
-    int at_row = t * ROWS + own_row;
+    int at_own = t * ROWS + own_row;
     float y = silu(rounded(x * inv_rms * in0_scale));
     float next = __shfl_down_sync(~0u, y, 1);
     if (warp == row_block && !(tid & 1))
-      store1(p.shared_input + at_row * SHARED_INPUT + tid, pack(y, next));
+      store1(p.shared_input + at_own * SHARED_INPUT + tid, pack(y, next));
     if (row_block == 0) {
-      p.in0_pre[at_row * UNITS + tid] = to_bf16(x);
-      if (tid == 0) p.inv_rms[at_row * 4] = inv_rms;
+      p.in0_pre[at_own * UNITS + tid] = to_bf16(x);
+      if (tid == 0) p.inv_rms[at_own * 4] = inv_rms;
     }
   };
   __syncthreads();
@@ -153,7 +155,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       float squares = lane_sum<16>(h * h);
       if (column == 0)
         add_to_row_sum<20>(p.square_sums + at_row * ROW_SUM_STRIDE, squares);
-      if (block == warp * SLICES) {  // one thread block per warp stores its part
+      // all thread blocks have in1; for the columns of each warp, one of them stores it
+      if (block == warp * SLICES) {
         if (warp == 0 && quad == 0) {
           p.inv_rms[at_upper * 4 + 1] = a;
           p.inv_rms[at_lower * 4 + 1] = b;

@@ -15,7 +15,9 @@
 
 constexpr int WARPS = 8, THREADS = 256;
 constexpr int WIDTH = DETER / GRU_BLOCKS, LOGITS = STOCH * CLASSES;
-constexpr int SHARED_INPUT = 3 * UNITS, TWO_UNITS = 2 * UNITS;
+// width of the input that all blocks of `hid` share: outputs of in0 and in1, action
+constexpr int SHARED_INPUT = 3 * UNITS;
+constexpr int TWO_UNITS = 2 * UNITS;
 constexpr int HID_INPUTS = WIDTH + TWO_UNITS;  // inputs of `hid` without the action
 constexpr int BLOCK_TILES = DETER / BLOCK_COLUMNS, UNIT_TILES = UNITS / UNIT_COLUMNS;
 constexpr int IN1_TILES = UNITS / IN1_COLUMNS;
@@ -94,6 +96,8 @@ struct Tile {
                                                             : 1;
   static constexpr int INPUT_WINDOWS = WARP_WINDOWS < 4 ? WARP_WINDOWS : 4;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  // `upper` is a row of the inputs (the other row is upper + 8), and also a column in
+  // each group of 8 columns of the weights. `quad` selects 8 of the 32 inputs of a window.
   const int upper = lane / 4, quad = lane % 4;
   uint4 weights[WEIGHT_WINDOWS][NT];
 

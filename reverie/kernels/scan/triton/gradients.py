@@ -20,7 +20,7 @@ from reverie.kernels.scan.stepwise import StepGrads
 
 
 def finish_gradients(scan: tensors.BackwardPass, grads: StepGrads) -> tensors.ScanGrads:
-    """Compute all remaining gradients of the scan's activations, biases and scales."""
+    """Compute the remaining gradients: activations, biases, scales, initial state."""
     weights, saved, is_first = scan.weights, scan.saved, scan.is_first
     units, inv_rms = saved.in0_pre.shape[-1], saved.inv_rms
     din0, in0_scale, in0_bias = _norm_input_grad(
@@ -35,6 +35,7 @@ def finish_gradients(scan: tensors.BackwardPass, grads: StepGrads) -> tensors.Sc
     dobs, obs_scale, _ = _norm_input_grad(
         grads.obs_norm, saved.obs_pre, weights.obs_scale, inv_rms, 3
     )
+    # the initial state has no gradient where the first step begins an episode
     first = is_first[:, :1]
     ddeter = grads.deter + (din0[0] @ weights.in0_weight).float().masked_fill(first, 0)
     dstoch = (din1[0] @ weights.in1_weight).masked_fill(first, 0)
