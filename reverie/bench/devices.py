@@ -73,13 +73,13 @@ def bench_process_group(
     def measure() -> tuple[list[float], list[float]]:
         """Return the milliseconds of updates without and with the group."""
         leader = make_leader(
-            config, ranked.agent, ranked.source, ranked.device, ranked.precision
+            config, grouped.agent, grouped.source, grouped.device, grouped.precision
         )
         assert leader is not None
-        for benchmark in (plain, ranked):
+        for benchmark in (plain, grouped):  # fill the replay buffers
             benchmark.fill(benchmark.capacity)
         without, with_group = plain.time(
-            lambda: plain.agent.train(plain.feed), lambda: leader.train(ranked.feed)
+            lambda: plain.agent.train(plain.feed), lambda: leader.train(grouped.feed)
         )
         leader.close()
         return without, with_group
@@ -87,7 +87,7 @@ def bench_process_group(
     with (
         machine_lock(exclusive=True),
         make_benchmark(config, options, make_env) as plain,
-        make_benchmark(config, options, make_env) as ranked,
+        make_benchmark(config, options, make_env) as grouped,
     ):
         without, with_group = run_on_one_rank(measure)
     rows = {

@@ -18,8 +18,9 @@ class ExportOptions:
     format: Literal["onnx", "torch"] = "onnx"
     """`onnx` for ONNX Runtime, or `torch` for `torch.export.load` (a .pt2 file)."""
     out: str = ""
-    """Folder for the files; empty for `export` in the run folder, in the folder of a
-    given checkpoint or .reverie file, or in the current folder for `hf://` names."""
+    """Folder for the files; empty for a folder `export` inside of the given run or
+    checkpoint folder, next to the given .reverie file, or in the current folder if an
+    `hf://` name is given."""
     sample: bool = False
     """Sample actions as `reverie eval` does, instead of the most probable ones."""
     with_world: bool = False

@@ -108,7 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is not None:  # called from Python code
         return _run(list(argv))
     argv = sys.argv[1:]
-    # a status line is printed if there is no output for some seconds from now on
+    # Store the start time as the time of the last output: after some seconds without
+    # output, a status line is printed.
     record_output()
     warnings.showwarning = _show_warning
     open_standard_streams()

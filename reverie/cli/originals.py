@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 
 from reverie.api import UserError
 from reverie.cli.translation import (
-    TRANSLATED,
+    TRANSLATED_COMMANDS,
     Change,
     Translation,
     fill_template,
@@ -64,6 +64,7 @@ def explain_original(
         return f"The command is missing.\n  Fix: reverie {fix}"
     if (text := _explain_task_flag(words)) is not None:
         return text
+    # a setting that is not on the command line is in a config file
     names = {word.lstrip("-").partition("=")[0] for word in words}
     if isinstance(error, UnknownSetting) and error.name not in names:
         return _explain_config_key(error)
@@ -72,7 +73,7 @@ def explain_original(
 
 def _explain_task_flag(words: list[str]) -> str | None:
     """Return a message for a flag such as `--env CartPole-v1`, if there is one."""
-    if not words or words[0] not in TRANSLATED:
+    if not words or words[0] not in TRANSLATED_COMMANDS:
         return None
     arguments = list(split_arguments(words[1:]))
     for argument in arguments:
@@ -94,7 +95,7 @@ def _describe_translation(translation: Translation) -> str:
     original = translation.original
     if len(translation.changes) == 1:
         change = translation.changes[0]
-        if change.new.startswith("reverie "):  # the program
+        if change.new.startswith("reverie "):  # the program: show its presets
             command = [*translation.command, *translation.preset_words]
             change = change._replace(new=shlex.join(["reverie", *command]))
         text = _describe_change(change, original)

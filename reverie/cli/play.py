@@ -86,6 +86,7 @@ def play(argv: list[str]) -> int:
         )
     options = arguments.take_options(PlayOptions)
     logdir = run_path(arguments.positional[0])
+    # a file is a checkpoint of another implementation, which contains no settings
     if not logdir.expanduser().is_file():
         arguments.refuse_presets("A session uses the settings saved with the run.")
     loaded = load_run(logdir, arguments.flags, arguments.presets, arguments.files)
@@ -104,7 +105,7 @@ def play(argv: list[str]) -> int:
         )
     session = Session(loaded, mode, options.seed, ask_to_save, options.header)
 
-    def make_sessions() -> Sessions:  # in the event loop of the server
+    def make_sessions() -> Sessions:  # called in the event loop of the server
         sessions = Sessions()
         sessions.add("", session)
         return sessions

@@ -23,7 +23,7 @@ from reverie.plugins import settings_name
 from reverie.run.config import Config, resolve
 from reverie.run.used_settings import find_unused, unused_settings, used_names
 
-TRANSLATED = (*TRAINING_COMMANDS, "bench", "config")
+TRANSLATED_COMMANDS = (*TRAINING_COMMANDS, "bench", "config")
 """Commands whose arguments are translated."""
 
 SEQUENCE_AGENT = "vta"
@@ -128,7 +128,7 @@ def translate(
             translation.command += [options[word] for word in rest if word in options]
             if program.example or not program.takes_arguments:
                 return translation
-    if translation.command[0] not in TRANSLATED:
+    if translation.command[0] not in TRANSLATED_COMMANDS:
         return None
     if original.hydra_preset:
         rest = ["--multirun" if word == "-m" else word for word in rest]

@@ -1,8 +1,8 @@
 """Open recorded episodes of any format; used by every command that reads episodes.
 
 `open_episodes` detects the format of a path, applies the key map and the transforms,
-and returns a `Reader`. `reverie data convert` writes the same episodes that training
-reads directly.
+and returns a `Reader`. So training reads the same episodes from a path as from the
+output of `reverie data convert` for this path.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class ReaderConfig(Transforms):
     """How recorded episodes are read."""
 
     like: Literal["", "robomimic"] = ""
-    """`robomimic`: use the usual observations of one arm in robomimic where `images`,
-    `vectors` and `aux` are empty."""
+    """`robomimic`: use robomimic's usual observations of single-arm tasks for each of
+    `images`, `vectors` and `aux` that is empty."""
     action_bounds: tuple[float, float] = (0.0, 0.0)
     """Lower and upper bound of continuous actions in the environment's own units, for
     data that does not store its bounds; 0 0 uses the bounds in the data."""

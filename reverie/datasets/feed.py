@@ -108,10 +108,12 @@ class EpisodeWindowSampler:
             draw = rng.random() * cumulative[-1]
             position = int(np.searchsorted(cumulative, draw, "right"))
             episode = int(candidates[min(position, len(candidates) - 1)])
-            rows = self.cache.rows[episode : episode + 1]
-            step = rng.integers(0, rows - 1)
-            offset = rng.integers(0, window.length - 1, 1)
-            start = window_start(step, offset, rows - 1, window.length - 1, window.pad)
+            # sample a transition, and its offset in the window (arrays of length 1)
+            transitions = self.cache.rows[episode : episode + 1] - 1
+            transition = rng.integers(0, transitions)
+            length = window.length - 1
+            offset = rng.integers(0, length, 1)
+            start = window_start(transition, offset, transitions, length, window.pad)
             row_indices = int(start[0]) + np.arange(window.length)
             sequences.append([EpisodeSlice(episode, row_indices)])
         return sequences
@@ -308,7 +310,7 @@ class EpisodeFeed(RecordedFeed):
             cache.close()
 
     def state_dict(self) -> StateDict:
-        """Return the batches so far and the uses of each episode, for each window."""
+        """Return the number of batches and the uses of each episode, per window."""
         return {
             name: {
                 "step": state.step,

@@ -115,9 +115,10 @@ def center_offset(
 
 
 def check_obs_space(images: ImageCrop, obs_space: Spaces, name: str) -> None:
-    """Raise `UserError` if observations of the training data are missing or differ.
+    """Raise `UserError` if `obs_space` does not fit the training data.
 
-    `obs_space` belongs to the dataset or environment `name`; it may have more keys.
+    `obs_space` belongs to the dataset or environment `name`. It must have all keys of
+    the training data with the same shapes, and may have more keys.
     """
     differences = []
     for key, space in images.input_space.items():

@@ -1,9 +1,10 @@
 """The logger: collects metrics at every step and writes them at intervals.
 
-Scalars are averaged between two writes, ignoring NaN: tensors on their device, without
-waiting for it, and numbers on the host. For images, videos and texts, the last value is
-written. The number of dimensions determines the type: 0 is a scalar, 1 several values
-of a scalar, 3 an image (h w c) and 4 a video (t h w c).
+Scalars are averaged between two writes, ignoring NaN. Tensors are summed on their
+device, so that the host does not wait for it; numbers are summed on the host. For
+images, videos and texts, the last value is written. The number of dimensions determines
+the type: 0 is a scalar, 1 several values of a scalar, 3 an image (h w c) and 4 a video
+(t h w c).
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ class Logger:
         self._start = time.monotonic() if log_seconds else None
         self.step = -1  # step of the last write
         self.has_final_write = False  # see `load_state_dict`
-        # by device and names of the scalars; scalars of one call are summed together
+        # By device and names of scalars. The scalars of one call of `add` are stacked,
+        # and added to the sums as one vector.
         self._device_sums: dict[tuple[str, ...], _DeviceSums] = {}
         self._host_sums: dict[str, tuple[float, int]] = {}  # sum and count by name
         self._texts: dict[str, str] = {}
@@ -208,12 +210,14 @@ class Logger:
     ) -> None:
         """Restore a state, and remove what was written to the files after it.
 
-        Images that were not written yet are lost. A finished run saves its state and
-        then writes its metrics once more. `final` describes this final write: its
-        `step`, and whether a write was `due` at that step. It stays in the files. If it
-        was not due, its metrics are also averaged into the next write, as if the run
-        had not stopped there. `has_final_write` is False if the run was killed before
-        the final write.
+        Images that were not written yet are lost.
+
+        A run that finishes saves its state, and then writes its metrics once more.
+        `final` describes this final write: its `step`, and whether a write was `due` at
+        this step. If the files have the final write, it is not removed, and
+        `has_final_write` is True; it is False if the run was killed before. If the
+        write was not due, its metrics are kept and also averaged into the next write,
+        as in a run that continues without stopping.
         """
         self._clear()
         self.step = int(state["step"])
@@ -427,7 +431,9 @@ def _other_values(
 ) -> list[dict[str, float]]:
     """Return the other metrics of each episode, such as `episode/success`.
 
-    These are the metrics with the prefix of the score (`episode/`). NaN is left out.
+    `score` is the key of the score in `metrics`, such as `episode/score`. The other
+    metrics have the same group (`episode/`). `prefix` is added to the names in the
+    result. NaN is left out.
     """
     group, excluded = score.removesuffix("score"), (score, length_of(score))
     rows: list[dict[str, float]] = [{} for _ in range(count)]

@@ -113,7 +113,10 @@ class AccessCheck:
 
 
 class Sessions:
-    """The sessions of a server, by the id of their run (empty in `reverie play`)."""
+    """The sessions of a server, by the id of their run.
+
+    `reverie play` has one session, with the empty string as id.
+    """
 
     def __init__(self, open_run: Callable[[str], Session] | None = None):
         self._open = open_run

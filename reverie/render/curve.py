@@ -131,7 +131,7 @@ def _to_line(curve: Curve, smooth: bool, points: int = 200) -> BandedLine:
     """Return mean and band of a window of episodes around each of up to 200 points."""
     steps, scores = np.array(sorted(curve, key=lambda point: point[0])).T
     count = len(scores)
-    # a window has about 5 % of the episodes; its half, without the center
+    # episodes on each side of the center; a window has about 5 % of all episodes
     half = max(1, count // 40) if smooth and count > 4 else 0
     centers = np.unique(np.linspace(0, count - 1, min(points, count)).round())
     rows = []

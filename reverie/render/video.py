@@ -155,9 +155,9 @@ def _to_pillow(image: np.ndarray) -> Any:
 
 
 def _with_palette(image: Any) -> Any:
-    """Reduce an RGB image to 256 colors; it is unchanged if it has no more.
+    """Reduce an RGB image to 256 colors; keep all colors if there are at most 256.
 
-    Ten times faster than the conversion that Pillow does by default.
+    This is ten times faster than the conversion that Pillow does by default.
     """
     if image.mode != "RGB":
         return image

@@ -2,8 +2,9 @@
 
 Large keys (images, latents) are stored in device memory, in the same ring buffer layout
 as on the host. For each batch the host samples the steps and sends their row numbers
-and small keys in one copy; the device gathers the large keys. Extras are written back
-on the device only, and copied to the host before the replay is saved.
+and small keys in one copy; the device gathers the large keys. Extras (values that the
+agent stores with every step, such as latents) are written back on the device only, and
+copied to the host before the replay is saved.
 
 New steps are uploaded just before the next batch is sampled. Training never makes the
 host wait for the device, and results do not depend on the order of GPU threads.
@@ -199,7 +200,8 @@ class DeviceCopy:
         buffer = pool.acquire()
         count = stop - start
         arrays = {key: buffer.arrays[key][:count] for key in self.spaces}
-        if not self.replay.read(ids, arrays):  # unreadable steps are now not live
+        if not self.replay.read(ids, arrays):
+            # `read` has removed the unreadable steps from the replay: copy the others
             self._upload(start, stop, pool)
             return
         row = start % self.capacity

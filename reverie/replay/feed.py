@@ -155,10 +155,11 @@ class ReplayFeed:
             self.device_copy.reload()
 
     def pop_num_writes(self) -> int:
+        """Return how many extras the device has written since the last call."""
         return 0 if self.device_copy is None else self.device_copy.pop_num_writes()
 
     def _discard_prefetched(self) -> list[str]:
-        """Discard prefetched batches; return the names of their kinds."""
+        """Discard prefetched batches; return their names, such as `train`."""
         names = list(self._prefetched)
         for future in self._prefetched.values():
             future.result()

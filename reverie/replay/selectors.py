@@ -133,8 +133,11 @@ class PrioritizedSelector(Selector):
     and has no priority yet are sampled before all others.
 
     With `visit_scale`, the priority of a step also depends on the number of batches
-    that trained on it. The first `context` steps of a window are never trained on as
-    part of it, so they do not change its priority.
+    that trained on it. The agent does not train on the first `context` steps of a
+    window, so their priorities are not used for the priority of this window.
+
+    `rows` are rows of the ring buffer in `StepIndex`: the step `id` is in the row
+    `id % capacity`.
     """
 
     _changed: list[np.ndarray]
@@ -181,7 +184,8 @@ class PrioritizedSelector(Selector):
         if self.counts_visits:
             self.visits[np.unique(rows)] += 1
         self._set_priorities(rows)
-        # windows are updated in `sample`, because report batches are rarely sampled
+        # All selectors get all priorities, but some, such as that of report batches,
+        # rarely sample. So windows are updated in `sample` and not in every call.
         self._changed.append(ids)
         if sum(map(len, self._changed)) > self.index.capacity:
             changed = np.unique(np.concatenate(self._changed))
@@ -244,7 +248,11 @@ class PrioritizedSelector(Selector):
             self._update_windows(completed)
 
     def _mark_sampled(self, starts: np.ndarray) -> None:
-        """Mark the steps of sampled windows as not new, or set their losses to 0."""
+        """Set the raw priorities of the steps of sampled windows to 0.
+
+        Without `zero_on_sample`, only infinite ones are set to 0, so that these steps
+        are not new anymore.
+        """
         ids = self.index.window_ids(starts, self.span).reshape(-1)
         rows = ids % self.index.capacity
         old = self.raw_priority[rows]

@@ -231,11 +231,10 @@ Groups = dict[str, dict[str, list[Run]]]
 def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> Groups:
     """Group runs by method, then by task; the runs of a group differ in their seeds.
 
-    Two runs belong to different methods if their agents differ, or if they differ in
-    a setting that varies among runs of the same task and agent (except
-    `NOT_METHOD_SETTINGS`). The name of a method consists of its agent and these
-    settings. With `by`, only the settings in `by` are compared, not the agents, and the
-    name consists of these settings. Runs that have none of them are grouped by agent.
+    The name of a method consists of the agent and of the settings that vary among runs
+    of the same task and agent, except `NOT_METHOD_SETTINGS`. With `by`, it consists of
+    the settings in `by` only, or of the agent if a run has none of them. Runs with the
+    same name belong to the same method.
     """
     if by:
         known = {key for run in runs for key in run.settings}

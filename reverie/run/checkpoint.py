@@ -467,7 +467,7 @@ def _pack(value: Any, arrays: dict[str, torch.Tensor], name: str) -> Any:
 
 
 def _unpack(value: Any, arrays: dict[str, torch.Tensor]) -> Any:
-    """Return the state of which `_pack` returned the JSON data `value`."""
+    """Return the state that `_pack` converted to the JSON data `value`."""
     if isinstance(value, list):
         return [_unpack(item, arrays) for item in value]
     if not isinstance(value, dict):

@@ -167,6 +167,7 @@ class Player:
             if callable(actions):
                 obs = self._to_env_form(rows)
         acts, all_rows, latents = zip(*collected, strict=True)
+        # the model's action spaces, with the dtype and shape that the environment uses
         spaces = {
             key: replace(space, source=self.act_space[key].source)
             for key, space in model.act_space.items()
@@ -190,7 +191,7 @@ class Player:
         if not isinstance(model, PolicyWorldModelEnv):
             raise UserError(
                 f"The agent {self.source.config.agent!r} has no world model that can "
-                "be continued.\n"
+                "predict from an observation.\n"
                 "  Fix: load a run of an agent with a world model, such as dreamer."
             )
         if self._carry is None or not self._context:
@@ -257,7 +258,7 @@ class Player:
             flags = {**{key: obs[key] for key in STEP_KEYS if key in obs}, **flags}
         if unknown := [key for key in flags if key not in STEP_KEYS]:
             raise UserError(
-                f"act() got {', '.join(unknown)}.\n"
+                f"act() got unknown arguments: {', '.join(unknown)}.\n"
                 f"  Fix: the arguments are obs, greedy, {', '.join(STEP_KEYS)}."
             )
         arrays = {k: _to_array(k, value, "observation") for k, value in flat.items()}
@@ -358,29 +359,30 @@ def _check_action(key: str, value: np.ndarray, space: Space) -> None:
 
 def _has_batch_axis(arrays: dict[str, np.ndarray], spaces: Spaces) -> bool:
     """True if all observations have one axis more than their spaces."""
-    axes = set()
+    extra_axes = set()  # numbers of axes before those of the space
     for key, array in arrays.items():
         space = spaces[key]
         shapes = {space.shape}
         if space.source is not None:
             shapes.add(space.source.space.shape)
         if array.shape in shapes:
-            axes.add(0)
+            extra_axes.add(0)
         elif array.shape[1:] in shapes and len(array):
-            axes.add(1)
+            extra_axes.add(1)
         else:
             expected = " or ".join(str(shape) for shape in sorted(shapes))
             raise UserError(
                 f"The observation {key!r} has shape {array.shape}, expected "
                 f"{expected}, or a batch of it.\n  Fix: pass it in that shape."
             )
-    if len(axes) > 1 or len({len(array) for array in arrays.values() if 1 in axes}) > 1:
+    is_batch = extra_axes == {1}
+    if len(extra_axes) > 1 or (is_batch and len({*map(len, arrays.values())}) > 1):
         given = {key: array.shape for key, array in arrays.items()}
         raise UserError(
             f"The observations do not have the same batch size: {given}.\n"
             "  Fix: pass all of them with the same first axis, or all without it."
         )
-    return axes == {1}
+    return is_batch
 
 
 def _to_env_units(value: np.ndarray, space: Space) -> np.ndarray:

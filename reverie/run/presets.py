@@ -38,7 +38,7 @@ def expand_presets(
 def last_value(layers: Sequence[Layer], name: str, default: Any) -> Any:
     """Return the value of a setting in the last layer that has it.
 
-    Names in a layer are dotted (`run.steps`), or those of nested dicts.
+    A layer has a setting under its dotted name (`run.steps`) or in a nested dict.
     """
     group, _, setting = name.partition(".")
     for layer in reversed(layers):

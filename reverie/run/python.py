@@ -12,7 +12,7 @@ from reverie.api import Env, UserError
 from reverie.datasets.sequences import is_sequence_task
 from reverie.distributed.launch import find_launch
 from reverie.envs import PYTHON_ENV, TaskFactory
-from reverie.evaluation import episodes as play
+from reverie.evaluation import episodes as evaluation
 from reverie.evaluation.result import EvalResult
 from reverie.run import ranks
 from reverie.run import train as train_loop
@@ -44,8 +44,9 @@ def train(
 
     `env` is a Reverie or Gymnasium environment, or a function or class that makes one;
     without it, give a `task`. `configs` are names of presets. Settings have their
-    dotted names with `__` for the dot: `run__steps=10_000`, `logdir="..."`. `trust`
-    resumes a run of another user or machine whose config names modules to import.
+    dotted names with `__` for the dot: `run__steps=10_000`, `logdir="..."`. With
+    `trust`, modules named in the config of the run to resume are imported even if the
+    run is of another user or machine.
     """
     flags, presets = _flags(env, settings), _presets(configs)
     with allow(import_paths([flags]).values(), everything=trust):
@@ -204,7 +205,7 @@ def _evaluate(
         env_config = replace(config.env, render=config.env.render or videos > 0)
         make_env = TaskFactory(env, env_config, config.seed)
     pairs = list(flags.items())
-    return play.evaluate(
+    return evaluation.evaluate(
         logdir, episodes, pairs, make_env, videos=videos, presets=presets
     )
 
@@ -221,8 +222,8 @@ def load(
 
     `logdir` is a run folder, a checkpoint, a file of `reverie pack`, or a repository on
     the Hugging Face Hub: `hf://user/name` or `hf://user/name@revision`. `device` is
-    `cuda`, `cpu` or `mps`; None for that of the run. `trust` loads a run of another
-    user or machine whose config names modules to import.
+    `cuda`, `cpu` or `mps`; None for that of the run. With `trust`, modules named in the
+    config of the run are imported even if the run is of another user or machine.
 
     `logdir` may also be a checkpoint of another implementation, a file or its run
     folder: `agent.pkl` of danijar/dreamerv3, `latest.pt` of dreamerv3-torch, or
@@ -237,4 +238,5 @@ def load(
         run = open_run(path, flags, presets=presets)
     _check_policy(logdir, run.config)
     source = run.policy_source(run.spaces())
+    # `adapt` converts actions and crops images, if the agent was trained with others
     return Player(source, source.adapt(run.load_agent(source.trained_spaces)))

@@ -79,7 +79,7 @@ def run_on_ranks(loop: Callable[[], T]) -> T:
 def run_on_one_rank(function: Callable[[], T]) -> T:
     """Run a function in a process group of one rank, to time collectives."""
     global _group
-    store = host_store()  # referenced until the group is closed
+    store = host_store()  # this reference keeps it open until the group is closed
     variables = store_variables(store.port)
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
@@ -130,10 +130,11 @@ def make_leader(
     precision: str,
     folder: Path | None = None,
 ) -> Leader | None:
-    """Build the agent on the other ranks; return None if this process trains alone.
+    """Return a `Leader`, which builds the agent on the other ranks.
 
-    If the replay is sharded and a run folder is given, also build the environments and
-    replay buffers of the other ranks.
+    None if this process trains without a process group. If the replay is sharded and a
+    run folder is given, the leader also builds the environments and replay buffers of
+    the other ranks.
     """
     if _group is None:
         return None
@@ -184,7 +185,8 @@ class Leader:
     def train(self, feed: Any) -> Metrics:
         """Run one update on all ranks; return the metrics of the global batch."""
         self.broadcast_agent()
-        # wrap it only once: an agent reuses the memory of batches of the same feed
+        # keep the same wrapper: the agent reuses the memory of a batch only if the
+        # feed is the same object as in the last update
         if self._feed is None or self._feed.feed is not feed:
             self._feed = (
                 ShardFeed(feed, self.agent.windows, self._timeout)
@@ -216,8 +218,9 @@ class Leader:
     def close(self) -> None:
         """End the other ranks.
 
-        After a command that failed they may not receive another one; they end when they
-        lose the connection to this process.
+        After a failed command (`in_command` is still True), the other ranks may be
+        unable to receive `STOP`. They end when they lose the connection to this
+        process.
         """
         if not self.group.in_command:
             with explain_lost_rank():
@@ -377,9 +380,10 @@ class Follower:
     ) -> None:
         """Build the agent and, if a folder is given, environments and replay buffer."""
         config, launch = config_from_settings(settings), self.group.launch
-        # `Shard` says which environments and sequences belong to this rank: all without
-        # a folder. `FollowerShard` has these environments and the replay buffer, and
-        # `ShardFeed` samples the batches from it.
+        # `Shard` says which environments and sequences belong to this rank. Without a
+        # folder the replay is not sharded, so `Shard()` is not split among ranks.
+        # `FollowerShard` has the environments and the replay buffer of this rank, and
+        # `ShardFeed` samples batches from this buffer.
         shard = Shard(launch.rank, launch.world_size) if folder else Shard()
         devices.seed_everything(config.seed)
         own_device = devices.pick_device(device, config.run.train_devices)

@@ -1,9 +1,9 @@
 """Handles the signals that ask a process to end: save a checkpoint, then stop.
 
-SIGTERM and Ctrl-C are always handled. Batch systems announce the end of a job with
-SIGUSR1, exceeded CPU limits with SIGXCPU, and SIGHUP is sent when the terminal closes.
-These three are handled unless they are ignored, as SIGHUP is under `nohup`, or the
-program has its own handler.
+SIGTERM and Ctrl-C are always handled. Batch systems send SIGUSR1 before the end of a
+job and SIGXCPU if it exceeds its CPU limit; SIGHUP is sent when the terminal closes.
+These three signals are not handled if the program ignores them (`nohup` ignores SIGHUP)
+or has its own handler.
 
 The signals set a flag that the training loop reads after every update. It then saves
 and the process exits with 128 plus the signal number, such as 143 for SIGTERM. On a
@@ -34,7 +34,7 @@ TIMERS = ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF")
 """Names of the interval timers of a process, which send signals."""
 RESTORE_SECONDS = 0.1
 """Seconds between two calls of `Stopper.undo_env_changes` that have an effect."""
-_builtin_print = print  # an environment may replace it
+_builtin_print = print  # an environment may replace it by None
 
 
 class Interrupted(Exception):
@@ -100,7 +100,8 @@ class Stopper:
 
     def undo_env_changes(self, always: bool = False) -> None:
         """Undo what environments changed in this process: signal handlers, blocked
-        signals, timers (whose signals would end the run), and `print`.
+        signals, timers (whose signals would end the run), and `print` if it is not
+        callable.
 
         Called after steps of environments; it has an effect every `RESTORE_SECONDS`.
         """

@@ -28,6 +28,8 @@ def train(
     instead. Returns the run folder.
     """
     if trains_on_sequences(config):
+        # The command line may have started a compiler process, which this loop does not
+        # use.
         stop_early_compiler()
         return train_on_sequences(config, profile)
     if config.agent_config.needs_recordings:
@@ -53,7 +55,9 @@ def train_online(run: OnlineRun) -> Path:
                 if (metrics := run.update()) is None:
                     break
                 logger.add(metrics, prefix="train")
-            if clock.updates_left:  # the run was asked to stop, and resumes here
+            # If updates are left, the run was asked to stop. When it is resumed, it
+            # first computes these updates.
+            if clock.updates_left:
                 break
 
             if clock.every("report"):

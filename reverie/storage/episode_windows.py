@@ -32,9 +32,12 @@ def window_start(
     `step` is the index of a transition in its episode, which has this number of
     `transitions`. Transition i leads from row i to row i + 1.
 
-    If `pad` is `both`, the window has `offset` transitions before `step`; if it is
-    `left`, `offset` transitions after `step`, or fewer at the end of the episode.
-    `offset` is from 0 to `length - 1`. The start may be negative (padding).
+    `pad` says on which sides the window may extend beyond the episode. If it is
+    `both`, the window has `offset` transitions before `step`. If it is `left`, it has
+    `offset` transitions after `step`, or fewer if the episode ends before.
+
+    `offset` is from 0 to `length - 1`. The start is negative if the window begins
+    before the episode.
     """
     if pad == "both":
         return step - offset

@@ -141,12 +141,12 @@ class Sweep(Resources):
             refuse_changed_spec(saved, self.spec, trials)
         settings = yaml.safe_load(self.spec.to_yaml())
         names = {name for _, name in code_in_spec(settings)}
-        # Modules in the specification were checked when it was read. Check those that
-        # occur only in earlier trials in the folder.
-        # each pair is a setting and the module that it names
+        # Modules in the specification were checked when it was read. Check the modules
+        # that occur only in earlier trials in the folder. A pair is a setting and the
+        # module that it names.
         pairs = [pair for t in trials for pair in code_in_spec(t.params)]
         check_trusted(self.path, [pair for pair in pairs if pair[1] not in names])
-        register(self.path, names)
+        register(self.path, names)  # adds the folder to the list of the user's runs
         write_file(saved, self.spec.to_yaml().encode())
         make_folder(self.path / "trials")
         self._cleanup.enter_context(self.stopper)
@@ -198,6 +198,7 @@ class Sweep(Resources):
             if seeds:
                 self._start(trial, seeds[0])
             elif len(trial.values) == self.config.seeds:
+                # all its runs had ended before the sweep was interrupted
                 self._complete(trial)
 
     def check_runs(self) -> None:
@@ -334,9 +335,10 @@ class Sweep(Resources):
     def _is_worse_than_median(
         self, series: MetricSeries, others: Sequence[MetricSeries]
     ) -> bool:
-        """True if a run is worse than the median of others at its last step.
+        """True if a run is worse than the median of others at the run's last step.
 
-        False if too few others have reached this step, or if the run has just started.
+        False if too few others have reached this step, if the run has just started, or
+        if it has reached the last step of at least half of the others.
         """
         others = [other for other in others if other]
         if not series or len(others) < PRUNE_MIN_TRIALS:

@@ -153,7 +153,9 @@ def load_spec(
         _find_setting(path, name, [*options, *known])
     spec = SweepSpec(config, space, settings)
     base = resolve(config.command, spec.arguments({}))
-    if base.size:  # chosen once, so that all trials have the same size
+    # If no setting gives a network size, `base.size` is the size preset that `resolve`
+    # has chosen. It becomes a setting, so that all trials have the same size.
+    if base.size:
         settings["configs"] = [base.size, *settings.get("configs", [])]
     points = 1
     for name, range_ in space.items():

@@ -35,9 +35,9 @@ def from_original(
 ) -> StateDict:
     """Return the state of an agent with the values of the original.
 
-    `template` is the state of an agent of the same size. Entries that `arrays` does not
-    have (random generators, and the optimizer if only parameters were saved) and
-    components that do not match the pattern are taken from it.
+    `template` is the state of an agent of the same size. It provides the entries that
+    `arrays` does not have (random generators, and the optimizer if only parameters were
+    saved), and the components that do not match the pattern `components`.
     """
     state = dict(template)
     used: set[str] = set()
@@ -103,7 +103,7 @@ def to_original(state: StateDict) -> dict[str, np.ndarray]:
             arrays[f"{part}/{key}/value"] = _to_original_layout(tensor)
     count = np.asarray(int(state["counters"]["updates_taken"]), np.int32)
     arrays["slowval_count/value"] = count
-    # optimizer state: 1 scales by the RMS, 2 is the momentum, 3 the learning rate
+    # `opt/state/1` has the running RMS, `2` the momentum, `3` the learning rate
     step = np.asarray(int(state["opt"]["step"]), np.int32)
     for index, moment in ((1, "nu"), (2, "mu")):
         arrays[f"opt/state/{index}/0"] = step
@@ -191,7 +191,7 @@ def _opt_name(key: str) -> str:
 def _moment_prefixes(arrays: Mapping[str, Any]) -> list[str]:
     """Return the name prefixes of `nu` and `mu`.
 
-    Their numbers depend on the optimizer's settings.
+    The index N in their prefix `opt/state/N` depends on the optimizer's settings.
     """
     prefixes = {m[1] for k in arrays if (m := re.match(r"(opt/state/\d+)/1/", k))}
     if len(prefixes) != 2:

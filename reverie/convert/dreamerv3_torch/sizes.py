@@ -53,7 +53,8 @@ def infer_settings(
         for name in select_prefix(weights, "_wm.heads.decoder._mlp.")
         if re.fullmatch(r"mean_layer\..+\.weight", name)
     ]
-    # sorted keys are the default, which also orders keys that are not decoded
+    # Set the order only if it is not the sorted one: this is the default, and includes
+    # keys that are not decoded.
     if decoded != sorted(decoded):
         settings[f"{WORLD}.key_order"] = decoded
     if "_task_behavior.ema_vals" not in weights:

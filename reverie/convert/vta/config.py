@@ -95,6 +95,7 @@ class VTAFile(NamedTuple):
 def from_vta_file(data: Mapping[str, Any]) -> VTAFile:
     """Convert the contents of a config file."""
     kind = data["env_type"]
+    # A null value stands for the default, except for `env_type`, where it is an error.
     given = {key: value for key, value in data.items() if value is not None}
     _check_values({**given, "env_type": kind})
     if "beta_anneal" in data and data["beta_anneal"] is None:

@@ -1,4 +1,8 @@
-"""Recognize checkpoints of VTA, written by the authors' code or by its port."""
+"""Recognize checkpoints of VTA, and infer their settings.
+
+They were written by the authors' code (taesupkim/vta) or by its port
+(Mainlst/stable-deep-world-model).
+"""
 
 from __future__ import annotations
 
@@ -55,9 +59,10 @@ def find_config(path: Path) -> Path | None:
 
 
 def _infer(path: Path, contents: Any, given: Settings) -> dict[str, Settings]:
+    """Return settings by component, as `Importer.infer_settings`."""
     weights = _rename(contents)
     if "abs_feat.weight" not in weights:
-        return {}  # loading the weights raises an error
+        return {}  # the error is raised later, when the weights are loaded
     settings = dict(infer_sizes(weights))
     if not action_width(weights):
         settings["sequences.actions"] = False
@@ -68,6 +73,7 @@ def _presets(task: str, contents: Any) -> tuple[str, ...]:
     preset = PRESETS.get(task, "vta_sequences")
     weights = _rename(contents)
     is_authors = bool(weights) and "enc.conv0.bias" not in weights
+    # `vta_authors` has the settings of the authors' model of the maze
     return (preset, AUTHORS) if is_authors and preset == "vta_maze" else (preset,)
 
 

@@ -118,7 +118,8 @@ def _load(path: str) -> Any:
     except ImportError:
         raise UserError(
             f"The dataset {name!r} needs the package 'lerobot', which is not installed."
-            "\n  Fix: pip install lerobot, in a separate virtual environment."
+            "\n  Fix: pip install lerobot, in a separate virtual environment with "
+            "Reverie: packages of other extras may be incompatible."
         ) from None
     try:
         if path.startswith("lerobot:"):

@@ -1,7 +1,8 @@
 """Recorded episodes of any format as a sequence dataset (`--offline.data PATH`).
 
-One image and the actions of each episode are used. Rows with a nonzero reward are
-events, if all episodes have rewards. NPZ files may lack actions, rewards and flags.
+One image key and the actions of each episode are used. If all episodes have rewards,
+rows with a nonzero reward are the ground-truth events with which the evaluation
+compares boundaries. NPZ files need no actions, rewards, or flags such as `is_first`.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class EpisodeSequences(WindowedEpisodes):
         length = window.context + window.length
         episodes = StoredEpisodes(config.memory)
         train, test = (
-            _add_all(episodes, part, key, length, config.actions, minimum)
-            for part, minimum in ((reader, 2), (held_out, 1))
+            _add_all(episodes, part, key, length, config.actions, min_valid)
+            for part, min_valid in ((reader, 2), (held_out, 1))
         )
         super().__init__(
             episodes, train, test, config, window, seed, common_events=True
@@ -64,14 +65,15 @@ class EpisodeSequences(WindowedEpisodes):
 
 
 def image_key(reader: Reader) -> str:
-    """Return the key of the only image; if there are several, `image` must be one."""
+    """Return the only image key, or `image` if there are several; else raise."""
     spaces = reader.obs_space.items()
     images = [key for key, s in spaces if s.is_image and 0 not in s.shape]
     if len(images) != 1 and "image" not in images:
         found = ", ".join(images) or "none"
         raise UserError(
-            f"{reader.origin} must have one image (uint8, T h w c) per row. Found: "
-            f"{found}.\n  Fix: select one with `reverie data convert --images NAME`."
+            f"{reader.origin} must have one image key: uint8, shape (h, w, c) in every "
+            f"row. Found: {found}.\n"
+            "  Fix: select one with `reverie data convert --images NAME`."
         )
     return images[0] if len(images) == 1 else "image"
 
@@ -82,12 +84,12 @@ def _add_all(
     key: str,
     length: int,
     actions: bool,
-    minimum: int,
+    min_valid: int,
 ) -> list[int]:
     """Add all valid episodes and return their indices; warn about the others.
 
-    Raises `UserError` if no episode is valid, or if some are invalid and fewer than
-    `minimum` are valid.
+    Raises `UserError` if no episode is valid. If some episodes are invalid, at least
+    `min_valid` others must be valid.
     """
     indices, errors = [], []
     for name in reader.names():
@@ -101,7 +103,7 @@ def _add_all(
         warnings.warn(
             f"{message} are skipped: {errors[0]}", RuntimeWarning, stacklevel=3
         )
-    if len(indices) < (minimum if errors else 1):
+    if len(indices) < (min_valid if errors else 1):
         reasons = "; ".join(errors[:3]) or "there are none"
         raise UserError(
             f"The episodes of {reader.origin} cannot be used: {reasons}.\n"

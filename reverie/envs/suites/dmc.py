@@ -81,8 +81,10 @@ class DMC:
     ):
         """`load` replaces `load_task` in suites that modify tasks."""
         self.config = config = config or DMCConfig()
-        self._image_key = "image" if config.image else "log/image" * config.log_image
-        opengl.select_backend(bool(self._image_key), "--env.dmc.image False")
+        log_key = "log/image" if config.log_image else ""  # empty: render nothing
+        self._image_key = "image" if config.image else log_key
+        render = bool(self._image_key)
+        opengl.select_backend(render, no_images_flag="--env.dmc.image False")
         domain, simulator = (load or load_task)(name, config.image, seed)
         self._sim = simulator
         set_seed = _random_state(simulator).seed
@@ -102,6 +104,7 @@ class DMC:
         return read_state(physics.model, physics.data)
 
     def simulator_model(self) -> str:
+        """Return an empty string: the scene of a task is the same in all episodes."""
         return ""
 
     def set_simulator_state(self, state: np.ndarray, model: str = "") -> Obs:

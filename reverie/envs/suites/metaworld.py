@@ -57,8 +57,8 @@ class MetaWorld:
             options = {"render_mode": "rgb_array", "camera_name": config.camera}
             options |= {"width": width, "height": height}
         self._sim: Any = ALL_V3_ENVIRONMENTS[name](**options)
-        # The settings of the package's variants with an observable goal, except that
-        # every episode has a new goal, which depends on the seed.
+        # These are the settings of the package's variants with an observable goal, but
+        # every episode draws a new goal from the seeded random generator.
         self._sim._partially_observable = False
         self._sim._freeze_rand_vec = False
         self._sim._set_task_called = True

@@ -5,6 +5,9 @@ stores and trains as with environments in its own process: the train ratio count
 steps only, not steps that are still queued. Actors may be at most `MAX_AHEAD` chunks
 ahead; then they wait. If the queue is empty, the learner waits.
 
+In lockstep (`actors.lockstep`), data is collected in rounds: all actors collect a chunk
+with the same weights, and their steps are queued in a fixed order.
+
 Episodes that cannot continue, because their actor was lost or its environments could
 not be restored, end with a row in which `is_last` is set and `is_terminal` is not.
 """
@@ -52,6 +55,7 @@ class QueuedStep(NamedTuple):
     rows: Rows
     actor: int
     version: int
+    """Number of updates of the weights with which the step was collected."""
     ends_chunk: bool
     """True for the last step of a chunk."""
 
@@ -211,6 +215,7 @@ class RemoteCollector:
             metrics = {k: np.asarray(v) for k, v in item["metrics"]}
             rows = Rows(values, np.asarray(item["streams"]), metrics)
             actor, ends_chunk = int(item["actor"]), bool(item["is_end"])
+            # saved steps are in order; `order` is not used for sorting again
             order, version = (len(self._queue), actor), int(item["version"])
             self._queue.append(QueuedStep(order, rows, actor, version, ends_chunk))
             self._queued_rows += len(rows)
@@ -286,7 +291,8 @@ class RemoteCollector:
             if steps <= 0:
                 break
             weights = self._publish_weights()
-            self.pool.request(record, steps, self.steps + pending_rows, *weights)
+            first_step = self.steps + pending_rows  # agent steps before the chunk
+            self.pool.request(record, steps, first_step, *weights)
             self._ahead[record.index] += 1
             left -= steps * self.envs_per_actor
             pending_rows += steps * self.envs_per_actor

@@ -1,8 +1,9 @@
 """`ActorPool`: starts, restarts and calls the actors of a run, for the learner.
 
-An actor is lost if its process or machine ends, if it does not answer in time, or if a
-chunk is missing. It is then started again, on any machine of the cluster that has free
-cores, with a delay that doubles with every failure in a row.
+An actor sends the steps of its environments in numbered chunks (`chunks.py`). It is
+lost if its process or machine ends, if it does not answer in time, or if a chunk is
+missing. It is then started again, on any machine of the cluster that has free cores,
+with a delay that doubles with every failure in a row.
 """
 
 from __future__ import annotations
@@ -82,9 +83,9 @@ class ActorRecord:
     """`starting`: builds its environments; `ready`: has built them; `resetting`: starts
     episodes; `running`: can collect; `backoff`: waits for its restart."""
     incarnation: int = 0
-    """As in `ActorSpec`."""
+    """Number of restarts since this process of the learner started."""
     times_lost: int = 0
-    """As in `ActorSpec`."""
+    """How many times it was lost in the whole run."""
     failures: int = 0
     """How many times in a row it was lost, without a chunk in between."""
     retry_time: float = 0.0
@@ -195,9 +196,10 @@ class ActorPool:
         version: tuple[int, int],
         weights: Any,
     ) -> None:
-        """Let an actor collect one chunk.
+        """Let an actor collect one chunk of at most `steps` steps per environment.
 
-        `weights` is a reference that `Transport.share` returned. It is sent only if the
+        `first_step` is the number of agent steps of the run before the chunk. `weights`
+        is a reference that `Transport.share` returned. It is sent only if the
         actor has another version of the weights.
         """
         request = ChunkRequest(record.next_request, steps, first_step)

@@ -74,6 +74,7 @@ class OfflineRun(BaseRun):
                 self._restore(newest)
             self.print_message(f"Resumed {newest.name} at update {self.clock.step}.")
             return
+        # remove the log of an earlier run in this folder that saved no checkpoint
         self.logger.truncate_after(-1)
         if self.config.run.from_checkpoint:
             self.print_message(load_initial_weights(self.agent, self.config))
@@ -85,11 +86,12 @@ class OfflineRun(BaseRun):
         """Print agent, data, device, run folder and number of updates."""
         config = self.config
         epochs = ""
-        if config.run.steps < self.saved_config.run.steps:  # offline.epochs is smaller
+        # `offline.epochs` gives fewer updates than the `run.steps` of the user
+        if config.run.steps < self.saved_config.run.steps:
             epochs = f" (offline.epochs {config.offline.epochs})"
         self.print_message(
             f"{config.agent} on {config.task}, {self.device} in {self.precision}\n"
-            f"{describe_size(config, not self.clock.step)}"
+            f"{describe_size(config, is_new=not self.clock.step)}"
             f"  run folder {self.path}\n"
             f"  {config.run.steps:,} updates{epochs}, "
             f"{self.dataset.describe(self.agent)}"

@@ -125,9 +125,9 @@ class Atari:
         image = Space(np.uint8, (*config.size, 1 if config.gray else 3))
         self.obs_space = {"image": image, **step_spaces()}
         self.act_space = {"action": Space(np.int32, (), 0, len(actions))}
-        # Latest screens, oldest first. Each step allocates new arrays instead of
-        # reusing them: then all environments reuse memory that was just freed and is
-        # still in the CPU cache.
+        # Latest screens, oldest first. Each step allocates new arrays instead of using
+        # buffers of this environment: new arrays get memory that another environment
+        # has just freed and that is still in the CPU cache.
         self._screens: list[np.ndarray] = []
         self._frames = 0
         self._lives = 0
@@ -147,7 +147,8 @@ class Atari:
         result = self._act(self._actions[int(action["action"])])
         lives = self._ale.lives()
         lost_life, self._lives = lives < self._lives, lives
-        # some games continue for a while after the last life is lost
+        # The last life ends the episode only at game over: some games continue for a
+        # while after it is lost.
         ended = result.is_game_over or (
             lost_life and lives > 0 and config.lives == "reset"
         )

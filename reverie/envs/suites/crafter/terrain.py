@@ -10,8 +10,7 @@ position. Which points contribute depends on the part of the lattice cell that c
 the position: a tetrahedron at the origin, one at the opposite corner, or the octahedron
 between them. Each part uses its own corners and two extra points, which depend on the
 two corners closest to the position (`a` and `b` below). `POINTS` lists the lattice
-points of all 21 cases, which are named after the positions of `a` and `b`. Corners are
-encoded as bits (1 for x, 2 for y, 4 for z).
+points of all 27 cases. Corners are encoded as bits (1 for x, 2 for y, 4 for z).
 """
 
 from __future__ import annotations
@@ -41,7 +40,20 @@ def _shifted(bits: int, axis: int, by: int) -> Point:
 
 
 def _case_table() -> tuple[dict[tuple[str, int], int], np.ndarray]:
-    """Return the index of each case by name, and the lattice points of each case."""
+    """Return the index of each case by name, and the lattice points of each case.
+
+    Near corners are next to the origin, far corners next to the opposite corner. A case
+    is named after its kind and a corner:
+
+    - `origin`, `far corner`: in a tetrahedron; the origin, or the opposite corner, is
+      one of the two closest corners, and the corner in the name is the other one.
+    - `near edge`, `far edge`: in a tetrahedron; `a` and `b` are near, or far, corners.
+    - `both near`, `both far`: the same in the octahedron.
+    - `mixed PAIR`: in the octahedron; PAIR is the far corner, and the near corner is in
+      the name.
+
+    In the second and third kind, the name has the bits `a | b` (near) or `a & b` (far).
+    """
     near = [_corner(bits) for bits in (0, *AXES)]
     far = [_corner(bits) for bits in (*PAIRS, 7)]
     between = [_corner(bits) for bits in (*AXES, *PAIRS)]
@@ -242,7 +254,7 @@ def _place_materials(world: Any, player: Any, simplex: Simplex) -> np.ndarray:
 
 
 def _place_creatures(world: Any, player: Any, tunnels: np.ndarray) -> None:
-    """Add cows, zombies and skeletons, with the numbers of the original generator."""
+    """Add cows, zombies and skeletons with the original distances and probabilities."""
     from crafter import constants, objects
 
     ids = world._mat_ids

@@ -4,8 +4,10 @@ The original draws the map cell by cell and blends each creature in every frame,
 takes most of the time of a step. Here the map is one lookup in a table of tiles, a
 creature on its material is a tile that is blended once and cached, and the inventory is
 redrawn only when it has changed. Lighting, noise and the sleep effect use the original
-code, with the same random numbers. The distance of two positions is computed with
-Python integers, which is faster than NumPy.
+code, with the same random numbers.
+
+One method of the game logic is replaced as well: `Player.distance` computes with Python
+integers, which is faster than NumPy.
 """
 
 from __future__ import annotations
