@@ -48,7 +48,7 @@ Metrics = dict[str, Any]
 """Scalars, images (h w c uint8) and videos (t h w c uint8) by name."""
 Mode = Literal["train", "explore", "eval", "greedy"]
 """`train`: collect data with the task policy; `explore`: with the exploration policy;
-`eval`: act as in evaluations; `greedy`: take the most probable action."""
+`eval`: use the agent's evaluation settings; `greedy`: take the most probable action."""
 PolicyOutput = tuple[Carry, Action, Extras]
 """Next carry, actions, and extras to store with the rows."""
 StateDict = dict[str, Any]

@@ -229,7 +229,8 @@ class PolicyWorldModelEnv(WorldModelEnv, Protocol):
         """Return the state after real rows, given the policy's carry after them.
 
         Only this state, and states that `step` returns after it, can be passed to the
-        methods below. Through the carry, it may depend on rows before `context`.
+        methods below. The state may depend on rows before `context`, because the carry
+        depends on them.
         """
 
     def act(self, state: Any, greedy: bool = False) -> Action:
@@ -240,7 +241,7 @@ class PolicyWorldModelEnv(WorldModelEnv, Protocol):
 
 
 class StateInspection(NamedTuple):
-    """Predictions of an agent in one state; None if it does not predict a value."""
+    """Predictions of an agent in one state; those that it does not make are None."""
 
     value: float | None = None
     entropy: float | None = None  # of the policy, summed over all actions
@@ -249,7 +250,7 @@ class StateInspection(NamedTuple):
     latents: np.ndarray | None = None  # class indices `(S,)` of categorical latents
     classes: int = 0  # number of classes K of each latent
     boundary: float | None = None  # probability that the next step begins a segment
-    context: tuple[int, int] | None = None  # steps in a transformer's context, maximum
+    context: tuple[int, int] | None = None  # steps in transformer context, its limit
 
 
 @runtime_checkable
@@ -404,9 +405,9 @@ class AgentConfig:
     settings, a run uses the largest preset that fits on its CUDA GPU (see
     `training_memory`), or the smallest on other devices."""
     batch_settings: ClassVar[tuple[tuple[str, ...], ...]] = ()
-    """Settings whose product is the number of rows of a batch, including imagined rows,
-    for each kind of batch. Runs whose batches cannot fit into memory are refused, with
-    an error that names the settings."""
+    """One tuple of settings for each kind of batch: the product of their values is the
+    number of rows of the batch, including imagined rows. Runs whose batches cannot fit
+    into memory are refused, with an error that names the settings."""
 
     @property
     def trains_policy(self) -> bool:
@@ -414,7 +415,10 @@ class AgentConfig:
         return not self.policy_setting or bool(getattr(self, self.policy_setting))
 
     def is_policy_trained(self, state: StateDict, updates: int) -> bool:
-        """True if the policy is trained enough to be evaluated."""
+        """True if the policy is trained enough to be evaluated.
+
+        `state` is the `state_dict` of the agent after this number of updates.
+        """
         return updates > 0
 
     @property

@@ -154,10 +154,10 @@ def suggest(name: str, options: Collection[str]) -> str:
         close = difflib.get_close_matches(
             last_part, set(last_parts.values()), n=3, cutoff=MIN_SIMILARITY
         )
-        if len(last_part) > 3:  # three letters are similar to too many words
+        if len(last_part) > 3:
             similar = [o for o, part in last_parts.items() if part in close[:1]]
         else:
-            # so the whole names must be similar as well
+            # up to 3 letters are similar to many words: also compare the whole names
             whole = difflib.get_close_matches(name, options, n=3, cutoff=0.85)
             similar = [o for o in whole if last_parts[o] in close]
     best = difflib.get_close_matches(name, similar, n=1, cutoff=0)
@@ -193,7 +193,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
         read = read_pipe if is_shell_pipe(path) else read_bytes
         content = read(path.expanduser(), MAX_JSON_BYTES)
         text = content.decode("utf-8-sig")  # skips a byte order mark
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError) as error:  # `InvalidFile` needs a subject: "it is"
         text = f"{'' if isinstance(error, UnicodeDecodeError) else 'it '}{error}"
         reason = getattr(error, "strerror", None) or text
         fix = "give the path of a YAML or JSON file."

@@ -35,7 +35,7 @@ EVENT = "log/event"
 
 
 class Source(NamedTuple):
-    """Where and how the environment itself has a value, in a possibly nested space."""
+    """Place and form of a value in the environment's own, possibly nested, space."""
 
     path: tuple[str | int, ...]
     """Keys of Dict spaces and indices of Tuple spaces."""
@@ -54,7 +54,8 @@ class Space:
 
     For an action that is rescaled to [-1, 1], `native` holds the `(low, high)` bounds
     in the environment's own units. They are infinite for entries that are not rescaled,
-    or whose own bounds are unknown. Without `native`, values are in those units.
+    and in datasets of rescaled actions that do not contain these bounds. Without
+    `native`, values are in the environment's own units.
 
     `source` is set if the environment has this value in another form, such as in a
     nested space (`to_nested`). It does not affect whether two spaces are equal.

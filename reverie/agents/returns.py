@@ -17,9 +17,10 @@ def lambda_return(
 ) -> Float[Tensor, "B T-1"]:
     """TD(lambda) targets for every step but the last.
 
-    `reward[:, t]` and both flags belong to *arriving* at step t, so step t bootstraps
-    from t + 1. The return does not extend beyond a last step; it is bootstrapped there
-    unless the step is terminal. Both flags may be probabilities.
+    `reward[:, t]` is received on arriving at step t, and both flags describe step t, so
+    the return of step t starts with the reward of step t + 1. It does not extend beyond
+    a last step; it is bootstrapped there unless the step is terminal. Both flags may be
+    probabilities.
     """
     discounts = (1 - is_terminal)[:, 1:] * discount
     trace = (1 - is_last)[:, 1:] * lam

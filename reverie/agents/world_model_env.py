@@ -173,8 +173,8 @@ class IrisWorldModelEnv:
     A rollout starts from real frames; its end is sampled from the prediction. `net` is
     the network of the policy, whose LSTM state is returned as the latent state.
 
-    A step launches hundreds of small kernels, so steps of one rollout are captured as
-    CUDA graphs: one for each length of the KV cache.
+    A step launches hundreds of small kernels. With a batch size of 1, steps are
+    therefore captured as CUDA graphs, one for each `_StepKind`.
     """
 
     def __init__(
@@ -297,9 +297,11 @@ class IrisWorldModelEnv:
     def _next_size(self, kind: _StepKind) -> int:
         """Return the length of the KV cache after a step; see `IrisWorld.step`."""
         tokens = self.world.dynamics.tokens_per_step
-        size, new = kind.cache_size, tokens - 1  # the last Δ-token is added later
+        # I-token, action and Δ-tokens, except the last one: the next step adds it
+        size, new = kind.cache_size, tokens - 1
         if self.world.dynamics.transformer.length - size <= tokens:
-            return new
+            return new  # the step clears a full cache
+        # add the last Δ-token of the preceding step; do not count a cached I-token
         return size + new + ("last_token" in kind.inputs) - kind.i_token_is_cached
 
     def resume(self, carry: Carry, context: Batch) -> ImaginedIrisState:
@@ -321,6 +323,7 @@ class IrisWorldModelEnv:
 
     def inspect(self, state: ImaginedIrisState) -> StateInspection:
         cache, tokens = state.world.cache, self.world.dynamics.tokens_per_step
+        # time steps in the KV cache, and the maximum
         context = (cache.size // tokens, cache.keys.shape[-2] // tokens)
         if state.lstm is None:
             return StateInspection(context=context)

@@ -76,6 +76,7 @@ def load_campaign(file: Path | None, flags: list[str]) -> CampaignSpec:
     from reverie.run.trust import check_trusted
 
     if file is not None and (file.parent / QUEUE).is_dir():
+        # the folder of a campaign may come from another user: check its code
         check_trusted(file.parent, code_in_spec(configs.read_config_file(file)))
     return load_spec(file, flags, command_config)
 

@@ -42,6 +42,7 @@ def parse_sweep_arguments(argv: list[str]) -> Any:
             "  Fix: reverie sweep FILE [COMMAND], or reverie sweep --logdir FOLDER"
         )
     file = Path(positional[0]).expanduser()
+    # the folder of a sweep may come from another user: check its code
     if is_saved or (file.name == SPEC_FILE and file.with_name(JOURNAL).exists()):
         check_trusted(file.parent, code_in_spec(configs.read_config_file(file)))
     command = positional[1] if len(positional) == 2 else None

@@ -96,8 +96,11 @@ def parse_training_command(command: str, argv: list[str]) -> tuple[Any, TrainOpt
 def training_config(arguments: Arguments, command: str = "train") -> Any:
     """Return the config of a new run, or of the run to resume in `--logdir`.
 
-    A run is resumed with its saved settings. Other flags are allowed if they have the
-    saved values or only affect the training loop (logging, intervals, number of steps).
+    Without presets and config files, a run is resumed with its saved settings. Flags
+    are allowed if they have the saved values or only affect the training loop (logging,
+    intervals, number of steps). With presets or config files, the config is made from
+    the command line, and `open_run_folder` compares it with the saved one. A run
+    without a checkpoint starts from scratch and may have new settings.
     """
     from reverie.run import folder
     from reverie.run.used_settings import resolve_for_command, with_used_flags
@@ -161,6 +164,7 @@ def _run(command: str, loop: str, argv: list[str], **options: bool) -> int:
         if config.run.train_devices:
             check_train_devices(config.run.train_devices, config.processes)
         precompile.stop_early_compiler()
+        # not in `argv`: `cli/main.py` has removed it
         trust = [word for word in sys.argv if word == "--trust"]
         return run_processes(config.processes, [command, *argv, *trust])
     path = run_on_ranks(

@@ -2,7 +2,8 @@
 
 `translate` replaces all arguments that the table of an implementation lists: from
 `python dreamer.py --configs atari --task atari_pong` to `reverie train ...`. The tables
-are in `reverie/convert/command_lines`.
+(`Original`) are in `reverie/convert/command_lines`. "The original" is the
+implementation that a table describes.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class Translation:
     """Command of Reverie, with its positional arguments."""
     presets: list[str] = field(default_factory=list)
     program_presets: list[str] = field(default_factory=list)
-    """Those of `presets` that the table gives for the program of the original. If a
-    flag of the original is translated to presets, they replace these."""
+    """The part of `presets` that comes from the program at the start of the command
+    line. It is removed if a flag of the original is translated to presets."""
     has_program: bool = False
     """True if the command line begins with a program of the original."""
     arguments: list[list[str]] = field(default_factory=list)
@@ -120,8 +121,8 @@ def translate(
             return None
         else:
             _set_program(translation, program, words[0])
-            # an example means that the program has the same arguments in Reverie: copy
-            # them, or use the example if there are none
+            # tables have an example only for programs that have the same arguments in
+            # Reverie: copy the arguments, or show the example if there are none
             if program.example:
                 translation.command += rest or program.example.split()
             options = program.options or {}
@@ -138,6 +139,7 @@ def translate(
     is_hydra = any(argument.is_hydra for argument in arguments)
     if is_hydra and not original.hydra_preset:
         return None
+    # groups of Hydra that the table replaces with presets: `env=atari`
     selects_preset = any(argument.name in ("env", "params") for argument in arguments)
     is_original = is_hydra or bool(translation.changes)
     if original.hydra_preset and is_original and not selects_preset:
@@ -244,10 +246,11 @@ def _add_argument(
         new = _replace(translation, flag, match, {**values, "value": value})
         if new is not None:
             names = [word for word in new if word.startswith("--")]
+            # values are shown unless one flag replaces another, for all values
             shows_values = has_value or len(names) > 1
             old = " ".join(argument.words) if shows_values else argument.words[0]
             replacement = " ".join(new if shows_values else names)
-            # the entry has only `COMMAND:NAME`: what changed is the command
+            # the entry replaces only the command: `COMMAND:NAME` (`Replacement.new`)
             if flag.new and not replacement:
                 replacement = f"reverie {translation.command[0]}"
             translation.add_change(Change(old, replacement, flag.note))
@@ -270,6 +273,7 @@ def _describe_unused(
     match: re.Match[str],
 ) -> Change | None:
     """Return the setting that replaces a flag, and why this run does not use it."""
+    # `_settings` has the settings of the default agent, `dreamer`
     new = " ".join(fill_template(flag.new, match, {"agent": "dreamer", "env": "env"}))
     names = [name for name in re.findall(r"--(\S+)", new) if name in _settings()]
     command = translation.command[0]
@@ -296,9 +300,9 @@ def _replace(
 ) -> list[str] | None:
     """Add the words that replace a flag, and return them.
 
-    If they are settings that only another training command uses, that command replaces
-    the present one; if only runs with the preset of the flag use them, the preset is
-    added. None if no run uses them.
+    If the command does not use these settings, it is replaced by a training command
+    that uses them. If they have an effect only with the preset `flag.preset`, the
+    preset is added. Returns None, and adds nothing, if no run uses them.
     """
     new = _replace_with_presets(translation, flag, match, values)
     if new is None and flag.preset and _may_add_preset(translation, flag.preset):
@@ -311,7 +315,7 @@ def _replace(
 
 
 def _may_add_preset(translation: Translation, preset: str) -> bool:
-    """True if the preset keeps the agent, or the command line selects no task."""
+    """True if the preset selects no other agent, or no preset and no task is given."""
     has_task = any(words[0] == "--task" for words in translation.arguments)
     if not translation.presets and not has_task:
         return True
@@ -327,9 +331,8 @@ def _replace_with_presets(
 ) -> list[str] | None:
     """Add the words that replace a flag in a run with the presets found so far."""
     commands = _possible_commands(translation.command[0])
-    # The agent depends on the command: `reverie bc` selects the agent `bc`. If this
-    # agent does not have the setting, the command is not replaced by one whose agent
-    # has a setting of this name.
+    # `{agent}` is the agent of the run. Try only the given command: others may select
+    # another agent (`reverie bc` selects `bc`) that has a setting of the same name.
     if "{agent}" in flag.new:
         del commands[1:]
     for command in commands:

@@ -76,8 +76,9 @@ class Importer:
     """Return the task from a config file that was saved with a checkpoint, or "". It is
     for implementations whose other settings are not converted (no `find_config`)."""
     note: Callable[[Any, Settings], str] = lambda contents, settings: ""
-    """`note(contents, settings)`: return what is assumed about a file with these
-    settings of the agent (without its name), to print when it is loaded."""
+    """`note(contents, settings)`: return a message to print when a file is loaded: what
+    is assumed because the file does not contain it. `settings` are those of the agent;
+    their names are relative, such as `rssm.deter` for `dreamer.rssm.deter`."""
     encoder: EncoderImporter | None = None
     """Reader of the encoder, if other agents can train on its features."""
 

@@ -123,8 +123,8 @@ class ActionAlignment:
     MIN_ROWS, MAX_ROWS = 20, 50_000
     """Rows that a warning needs, and rows after which further episodes are ignored."""
     MIN_EXPLAINED, MIN_DIFFERENCE = 0.3, 0.1
-    """A warning needs at least this R^2 of another shift, and this much more than the
-    R^2 of the correct alignment."""
+    """Minimum R^2 of another shift for a warning, and minimum difference between it and
+    the R^2 of the correct alignment."""
 
     def __init__(self) -> None:
         # by shift; the columns are the action, a constant 1 and the change

@@ -92,8 +92,8 @@ def record_kernels(add: Callable[[RecordedKernel], None]) -> Iterator[None]:
     """Context in which kernels are passed to `add` instead of being launched.
 
     Results of kernels are zeros: new tensors are filled with them, so that values that
-    are used as indices are in range. It changes PyTorch and Triton in the whole
-    process.
+    are used as indices are in range. The context replaces functions of PyTorch and
+    Triton in the whole process.
     """
     launch, target = JITFunction.run, driver.active.get_current_target()
     recorded: set[tuple[Any, ...]] = set()

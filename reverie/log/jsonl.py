@@ -42,7 +42,8 @@ MAX_UNWRITTEN = 10_000
 class JsonlSink(Sink):
     """Writes `metrics.jsonl` and `scores.jsonl`.
 
-    Without `timing_metrics`, equal runs write equal files.
+    Without `timing_metrics`, values that depend on the machine are left out. Runs with
+    the same settings and seed then write the same files, if records have no `seconds`.
     """
 
     name = "jsonl"
@@ -101,9 +102,13 @@ class JsonlSink(Sink):
                 if final_step is not None:
                     lines = _final_lines(file.path, size, final_step)
                     pending = [line.encode() for line in unwritten]
-                    if lines[: len(pending)] == pending:  # they were written later
+                    # lines that could not be written before the save were written
+                    # after it, when the disk worked again: keep them in the file
+                    if lines[: len(pending)] == pending:
                         size += sum(map(len, pending))
                         unwritten, lines = [], lines[len(pending) :]
+                    # the final write is one line of metrics; others that follow were
+                    # written by a resumed run
                     lines = lines[:1] if name == METRICS else lines
                     self.has_final_line |= name == METRICS and bool(lines)
                     size += sum(map(len, lines))
@@ -157,7 +162,10 @@ def truncate(path: Path, size: int) -> None:
 
 
 def length_of(score: str) -> str:
-    """Return the name of the length of an episode: `episode/length` for its score."""
+    """Return the key of the length that belongs to the key of a score.
+
+    For example, `episode/length` belongs to `episode/score`.
+    """
     return score.removesuffix("score") + "length"
 
 

@@ -35,7 +35,7 @@ class AbortWindow:
     current: AbortWindow | None = None
     """The window of the update that is running in the main thread."""
     last_seconds: float = SLOW_SECONDS
-    """Duration of the last update; the first one may be slow."""
+    """Duration of the last update; the initial value adds hooks in the first update."""
 
     def __init__(self) -> None:
         self.is_open = self.is_requested = self.optimizer_started = False

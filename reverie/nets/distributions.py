@@ -256,7 +256,7 @@ class TwoHot(BinnedScalar):
 
     def pred(self) -> Float[Tensor, "*b"]:
         # Add symmetric bins in pairs, so that uniform probabilities give exactly 0.
-        # (`logprobs` would amplify rounding errors by the size of the bins.)
+        # (`logprobs.exp()` has larger rounding errors, which large bins amplify.)
         probs, half = torch.softmax(self.logits, -1), len(self.bins) // 2
         difference = probs[..., -half:] - probs[..., :half].flip(-1)
         return difference @ self.bins[-half:]

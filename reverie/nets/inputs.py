@@ -20,9 +20,9 @@ MAX_CLASSES = 2**16
 class Concat(nn.Module):
     """Concatenates the values of several keys, in the given order (default: sorted).
 
-    Classes are one-hot encoded, floats are transformed by `squash`. Floats in a
-    discrete space are already one-hot, such as straight-through samples of actions,
-    which have gradients.
+    Classes are one-hot encoded, floats are transformed by `squash`. If the values of a
+    key with a discrete space are floats, they are already one-hot vectors, such as
+    straight-through samples of actions, which have gradients.
 
     An entry of -inf (floats) or -1 (signed integers with a lower bound of zero) marks
     the key as missing in that row: all of its features are zero there.

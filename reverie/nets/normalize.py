@@ -41,7 +41,7 @@ class NormalizeConfig:
 class Normalize(nn.Module):
     """Tracks running statistics of values; callers compute `(x - offset) / scale`."""
 
-    corr: Tensor  # sum of the weights in the averages; they are divided by it
+    corr: Tensor  # total weight of the values in an average; `stats` divides by it
 
     def __init__(self, config: NormalizeConfig):
         super().__init__()

@@ -40,9 +40,10 @@ NOISE = SideStream("noise")
 
 @contextmanager
 def on_stream(like: Tensor, stream: SideStream) -> Iterator[None]:
-    """Run the following work on a side stream, after all earlier work of this one.
+    """Context whose work runs on a side stream.
 
-    `like` is any tensor on the device to use.
+    It starts after all earlier work of the current stream. `like` is any tensor on the
+    device to use.
     """
     if like.device.type != "cuda":
         yield

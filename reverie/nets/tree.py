@@ -1,4 +1,4 @@
-"""Functions on trees of tensors (nested tuples, NamedTuples and dicts) and rows."""
+"""Functions on trees of tensors (nested tuples, NamedTuples and dicts) and on rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 LARGE_ROW = 1024
-"""Bytes of a row from which `rows_from` makes a copy."""
+"""Minimum size of a row, in bytes, for which `rows_from` copies the rows."""
 
 
 def tree_map(fn: Any, tree: Any, *others: Any) -> Any:
@@ -45,7 +45,7 @@ def tree_leaves(tree: Any) -> list[Tensor]:
 
 
 def rows_from(x: Tensor, start: int) -> Tensor:
-    """Return `x[:, start:]`, of large rows such as images as a contiguous copy.
+    """Return `x[:, start:]`; large rows, such as images, are copied contiguously.
 
     Several networks read images, and each would copy them. Bytes are copied as 8-byte
     integers, which is several times faster on a GPU.

@@ -120,7 +120,8 @@ def draw_panels(panels: Sequence[Panel], caption: str = "") -> Any:
             margin = 0.03 * (high - low)
             axis.set_ylim(low - margin, high + margin)
         else:
-            axis.autoscale_view(scalex=False)  # with a margin around reference lines
+            # `axhline` adds no margin around values that are within the range
+            axis.autoscale_view(scalex=False)
         axis.yaxis.set_major_formatter(_format_tick)
         axis.yaxis.set_major_locator(_ticks(5))
     _draw_legend(figure, {name: handles[name] for name in [*names, *references]})

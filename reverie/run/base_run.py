@@ -278,7 +278,7 @@ class BaseRun(Resources):
         return self._with_epochs(steps)
 
     def _with_epochs(self, steps: str) -> str:
-        """Return a text about steps; before it, the epochs, if they are counted."""
+        """Return `steps`, a text; put the epochs before it if the run counts epochs."""
         if self.clock.epoch_schedule is None:
             return steps
         return f"{self._epoch_progress().describe()}, {steps}"
@@ -337,9 +337,8 @@ class BaseRun(Resources):
         """State of the training loop: clock and logger.
 
         A complete run is saved before `finish` writes its last metrics. `final_log`
-        describes this last write: its `step`, and whether it was `due`, that is,
-        `write_log` was called at the last step. If it was not due, a longer run would
-        not have written metrics at this step.
+        describes this last write: `step` is its step. `due` is True if `write_log` was
+        called at this step, so that a longer run would also have written metrics here.
         """
         final = {"step": self.clock.frames, "due": bool(self._final_metrics)}
         return {

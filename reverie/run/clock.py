@@ -83,8 +83,9 @@ class RunConfig:
     """Batches per report."""
     from_checkpoint: str = ""
     """Initial weights: a run folder or a checkpoint folder, also of another
-    implementation, or its file (`agent.pkl` of DreamerV3, `latest.pt` of
-    dreamerv3-torch, `last.pt` of Δ-IRIS, `model_best.pt` of VTA)."""
+    implementation, or a checkpoint file of another implementation (`agent.pkl` of
+    DreamerV3, `latest.pt` of dreamerv3-torch, `last.pt` of Δ-IRIS, `model_best.pt` of
+    VTA)."""
     from_components: str = ".*"
     """Regular expression of the components to load from `from_checkpoint`."""
     episodes: str = ""
@@ -105,8 +106,8 @@ class RunConfig:
     first `devices` GPUs."""
     policy_devices: tuple[str, ...] = ()
     """Device on which the policy acts while data is collected: the index of a GPU, or
-    `cpu`. It acts while the agent trains on a GPU, with the weights before the running
-    update (see `overlap`). Empty for the device that trains."""
+    `cpu`. Empty for the device that trains. If the agent trains on a GPU and `overlap`
+    is on, the policy acts during updates, with the weights from before the update."""
     rank_timeout: float = RANK_TIMEOUT
     """With several processes: seconds after which a process that hangs ends the run.
     Updates and environment steps that are always slow may take longer (see

@@ -39,7 +39,10 @@ class CanAct(Protocol):
 
 
 class InProcessCollector:
-    """Chooses actions; steps the environments in `wait`, while the caller waits.
+    """Chooses actions and steps the environments.
+
+    `collect` chooses the actions. The step with these actions runs in `wait`, which the
+    next `collect` calls, and the caller is blocked until the step ends.
 
     For the first `prefill` steps, and while the exploration policy is `random`, the
     actions come from `random_agent`. Other exploration policies are those of the agent.
@@ -71,6 +74,7 @@ class InProcessCollector:
         self._obs, self._carry = self.envs.reset(), self.agent.initial(len(self.envs))
 
     def collect(self) -> Rows:
+        """Choose actions for the newest observations; return both as rows."""
         self.wait()
         obs = self._obs
         action, extras = self._act(agent_obs(obs))

@@ -71,8 +71,8 @@ class Config:
     agent: str = "dreamer"
     """Agent: `dreamer`, `iris`, `vta`, `bc`, `random`, or `package.module:Class`."""
     size: str = ""
-    """Preset with the network size that was chosen for the run, because no preset,
-    file or flag gives a size. Set automatically."""
+    """Preset of the network size that was chosen for the run. Set automatically if no
+    preset, file or flag gives a size."""
     seed: int = 0
     """Random seed."""
     logdir: str = "~/logdir/{timestamp}"
@@ -138,8 +138,8 @@ class Config:
         settings = getattr(self, settings_name(base), None)
         if base and (base == self.agent or not isinstance(settings, AgentConfig)):
             raise UserError(
-                f"The base agent of {self.agent!r} cannot be {base!r}: it is the agent "
-                "of the base run, and set automatically.\n"
+                f"The base agent of {self.agent!r} cannot be {base!r}: it is set "
+                "automatically to the agent of the base run.\n"
                 f"  Fix: remove the setting of the agent {self.agent!r} that has the "
                 f"value {base!r}."
             )
@@ -160,8 +160,9 @@ class Config:
         """Settings of the chosen agent."""
         config: AgentConfig | None = getattr(self, settings_name(self.agent), None)
         if config is None:
-            # a plug-in adds its settings only if a source has the exact name `agent`
-            raise UserError(f"A pattern cannot set agent.\n  Fix: --agent {self.agent}")
+            # `find_schema` adds settings of a plug-in only for the exact name `agent`
+            flag = f"--agent {self.agent}"
+            raise UserError(f"A pattern of names cannot set `agent`.\n  Fix: {flag}")
         return config
 
 
@@ -182,7 +183,7 @@ def resolve(
     file_settings = [settings for _, settings in file_layers]
     given = [layer for _, layer in (*expand_presets(presets), *file_settings)]
     agent = last_value([*given, dict(pairs)], "agent", "")
-    preset_layers = expand_presets(presets, str(agent))  # with settings of this agent
+    preset_layers = expand_presets(presets, str(agent))  # adds the `with_agent` layers
     stack = _combine(preset_layers, file_layers, pairs)
     _refuse_size(stack.flags)
     stack = _with_checkpoint(stack, preset_layers, file_layers, pairs)
@@ -191,9 +192,9 @@ def resolve(
     if unit := _changed_clock(flag_layer, without_flags):
         layers.append((f"run.clock {unit}", _intervals(unit)))
     layers.append(("the flags", flag_layer))
-    user_settings = [*preset_layers, *file_settings, layers[-1]]
+    user_layers = [*preset_layers, *file_settings, layers[-1]]
     layers = [*_size_layers(schema, layers, saved), *layers]
-    if "replay.capacity" not in configs.names_in(schema, user_settings):
+    if "replay.capacity" not in configs.names_in(schema, user_layers):
         # `fit`: the default capacity is reduced if it does not fit into memory
         replay = {"fit": True, **({"capacity": saved.replay.capacity} if saved else {})}
         layers.append(("the defaults", {"replay": replay}))
@@ -265,19 +266,19 @@ def _with_checkpoint(
         return stack
     if not initial:
         encoder_importer(imported)  # raises if its encoder cannot be imported alone
-    given = [*(settings for _, settings in file_layers), flags]
-    user_settings = configs.values_in(schema, [*preset_layers, *given])
+    known_layers = [*(settings for _, settings in file_layers), flags]
+    user_settings = configs.values_in(schema, [*preset_layers, *known_layers])
     importer, origin = imported.importer, f"the checkpoint {imported.path}"
     if initial and "agent" in user_settings:
         check_importing_agent(imported, settings_name(config.agent))
-        given = [*preset_layers, *given]
+        known_layers = [*preset_layers, *known_layers]
     elif initial:
-        saved = None if file_layers else importer.find_config(imported.path)
-        if saved is not None:
-            defaults, (_, settings) = _file_layers(str(saved))
+        config_file = None if file_layers else importer.find_config(imported.path)
+        if config_file is not None:
+            defaults, (_, settings) = _file_layers(str(config_file))
             settings = {k: v for k, v in settings.items() if k != "logdir"}
-            given = [(f"the file {saved}", settings), *given]
-            preset_layers = [*defaults, given[0], *preset_layers]
+            known_layers = [(f"the file {config_file}", settings), *known_layers]
+            preset_layers = [*defaults, known_layers[0], *preset_layers]
             user_settings |= settings
         if "task" not in user_settings and (task := importer.find_task(imported.path)):
             preset_layers = [(origin, {"task": task}), *preset_layers]
@@ -285,13 +286,13 @@ def _with_checkpoint(
             config = dataclasses.replace(config, task=task)
         if "task" not in user_settings:
             raise missing_task(imported)
-        if saved is None:
+        if config_file is None:
             with imported.explain_import_errors():
                 presets = importer.presets(config.task, imported.contents)
                 defaults = [(origin, importer.defaults(imported.contents))]
             preset_layers = [*expand_presets(presets), *defaults, *preset_layers]
         stack = _combine(preset_layers, file_layers, pairs)
-    values = configs.values_in(stack.schema, given)
+    values = configs.values_in(stack.schema, known_layers)
     # settings that the tensors of the checkpoint do not determine
     known = {name: values[name] for name in importer.undetermined if name in values}
     inferred: dict[str, Any] = {}
@@ -485,9 +486,9 @@ def _warn_of_unknown(file: str, unknown: Sequence[str]) -> None:
 
 
 def _reconstruction_loss(schema: type[Config], agent: str, task: str) -> Layer:
-    """Return the reconstruction loss that fits the task, for agents with this setting.
+    """Return the reconstruction loss for the task, if the agent has a setting for it.
 
-    If the task is not a sequence dataset, these agents train on recorded episodes.
+    If the task is not a sequence dataset, such an agent trains on recorded episodes.
     """
     check_name(agent)
     group = settings_name(agent)

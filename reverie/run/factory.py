@@ -92,7 +92,7 @@ def load_initial_weights(agent: Agent, config: Config) -> str:
         state = checkpoint.read_part(path, "agent")
     loaded = agent.load_weights(state, components)
     checkpoint.check_finite(state, loaded, path)
-    if state.get("continues_training"):
+    if state.get("continues_training"):  # the file has the optimizers, too (`Importer`)
         agent.load_state_dict(state)
         text = f"Loaded weights and optimizers of {', '.join(loaded)} from {path}."
     else:

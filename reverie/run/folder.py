@@ -85,9 +85,10 @@ INVALID_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
 
 def open_run_folder(path: Path, config: Config) -> IO[str]:
-    """Create and lock a run folder, or check that its run has the same settings.
+    """Create or open a run folder, lock it, and write its config and `about.json`.
 
-    Returns the lock; closing it releases the folder.
+    Raises if the folder has a checkpoint of a run with other settings. Returns the
+    lock; closing it releases the folder.
     """
     lock = lock_folder(path)
     try:

@@ -77,6 +77,7 @@ def check_memory(config: Config) -> None:
             )
     needed = config.agent_config.training_memory
     if needed > memory * ESTIMATE_MARGIN:
+        # raises for the first kind of batch; an agent without batches is not refused
         for group in _batch_settings(config):
             _raise_too_large(
                 config, group, f"about {format_bytes(needed)}", memory, where

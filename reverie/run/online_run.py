@@ -122,7 +122,7 @@ class OnlineRun(BaseRun):
         """Replay buffers by name, which is both their folder and their part of the
         checkpoint."""
         self.replay_states: dict[Path, dict[str, StateDict]] = {}
-        """States of the replay buffers in each kept checkpoint, with names of files."""
+        """By kept checkpoint: its replay states, which name the files that it needs."""
         self.feed = self._open_feed(self.replay)
         self.clock = Clock(
             config.run,
@@ -290,9 +290,10 @@ class OnlineRun(BaseRun):
 
     @contextmanager
     def _collecting_on_all_ranks(self) -> Iterator[None]:
-        """Context in which the other ranks collect, too, if the replay is sharded.
+        """Context that starts the collection of the other ranks, if there are shards.
 
-        Their results are returned by `end_collect`, or ignored after an error inside.
+        Call `end_collect` after the context to get their results. If an error is raised
+        in the context, the context calls it and ignores the results.
         """
         if self.other_shards is None:
             yield
@@ -377,10 +378,8 @@ class OnlineRun(BaseRun):
     ) -> None:
         """Delete the replay files that none of the kept checkpoints needs.
 
-        `saved` is the checkpoint that was just written.
-
-        If an older checkpoint is damaged, the files that it needs are not known, and
-        nothing is deleted.
+        `saved` is the checkpoint that was just written. If an older checkpoint is
+        damaged, the files that it needs are not known, and nothing is deleted.
         """
         known = self.replay_states
         if self.other_shards:

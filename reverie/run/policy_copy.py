@@ -25,11 +25,11 @@ from reverie.spaces import Spaces
 class PolicyCopy:
     """Acts like `agent`, with a copy of its policy on another device.
 
-    The weights are those after the last update. With `overlap`, the policy does not
-    wait for updates: if there were updates since the previous action, it uses the
-    weights from before the first of them; otherwise, those of the previous action. The
-    first action uses the current weights. `updates` returns the number of updates so
-    far.
+    Without `overlap`, each action waits for a running update and uses the weights after
+    it. With `overlap`, an action does not wait: it uses the weights from before the
+    first update since the previous action, or, without such an update, the weights of
+    the previous action. The first action always uses the current weights. `updates`
+    returns the number of updates so far.
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class PolicyCopy:
     ):
         assert isinstance(agent, CanActRemotely)
         self.agent, self.copy, self.overlap = agent, copy, overlap
-        # `_copied` is the number of updates when weights were last copied directly from
-        # the agent; -1 if they have to be copied before the next action.
-        self._updates, self._copied = updates, -1
+        # `_copied_at` is the number of updates when weights were last copied directly
+        # from the agent; -1 if they have to be copied before the next action.
+        self._updates, self._copied_at = updates, -1
         self._stored: StateDict | None = None  # weights in host memory
         self._has_new_weights = False  # stored, but not loaded by the copy yet
         self._stored_event: Any = None  # CUDA event: the stored weights are complete
@@ -64,10 +64,11 @@ class PolicyCopy:
 
     def before_update(self) -> None:
         """Store the weights for the actions chosen while the update runs."""
-        # Nothing to store without `overlap` (weights are copied before an action), if
-        # the copy has not acted since the last call (it will use the weights stored
-        # then), and before its first action (which copies the weights directly).
-        if not self.overlap or self._has_new_weights or self._copied < 0:
+        # Nothing is stored in three cases:
+        # - without `overlap`, because an action copies the weights of the agent,
+        # - if the copy has not acted since the weights were stored, which it will use,
+        # - before its first action, which copies the weights of the agent.
+        if not self.overlap or self._has_new_weights or self._copied_at < 0:
             return
         assert isinstance(self.agent, CanActRemotely)
         weights = self.agent.policy_weights()
@@ -80,16 +81,16 @@ class PolicyCopy:
 
     def _load_weights(self) -> None:
         """Load the weights for the next action (see the class) into the copy."""
-        if self.overlap and self._copied >= 0:
+        if self.overlap and self._copied_at >= 0:
             if self._has_new_weights:
                 if self._stored_event is not None:
                     self._stored_event.synchronize()
                 self.copy.load_policy_weights(self._stored)
                 self._has_new_weights = False
-        elif self._copied != (updates := self._updates()):
+        elif self._copied_at != (updates := self._updates()):
             assert isinstance(self.agent, CanActRemotely)
             self.copy.load_policy_weights(self.agent.policy_weights())
-            self._copied = updates
+            self._copied_at = updates
 
     def state_dict(self) -> StateDict:
         """Return the state of the random generator; weights are those of the agent."""
@@ -98,7 +99,7 @@ class PolicyCopy:
 
     def load_state_dict(self, state: StateDict) -> None:
         self.copy.policy_rng().load_state_dict(state)
-        self._copied, self._has_new_weights = -1, False
+        self._copied_at, self._has_new_weights = -1, False
 
 
 def _host_memory(x: torch.Tensor) -> torch.Tensor:

@@ -82,7 +82,10 @@ class KernelCompiler:
         )
 
     def send(self, request: Request) -> None:
-        """Start to compile. Keep stdin open: the process exits when it is closed."""
+        """Send a request to the process, which then compiles its kernels.
+
+        The pipe stays open, because the process exits when its stdin is closed.
+        """
         assert self.process.stdin
         with contextlib.suppress(OSError):  # `wait` reports that the process has ended
             pickle.dump(request, self.process.stdin)

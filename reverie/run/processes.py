@@ -110,7 +110,8 @@ class ProcessSlots:
         self.program = list(program)
         self.count, self.assign_gpus = count, assign_gpus
         self.free = list(range(count))
-        """Slots without a process; the caller removes and returns them."""
+        """Slots without a process. The caller of `start` removes the slot from this
+        list, and adds it again when the process has ended."""
 
     def grow(self, count: int) -> None:
         """Increase the number of slots; running processes keep their CPU threads."""

@@ -97,7 +97,7 @@ class OtherShards:
 
     def __init__(self, call: Callable[[], AbstractContextManager[Send]], group: Any):
         self._call, self._group = call, group
-        self._collecting = ExitStack()  # context of `begin_collect` to `end_collect`
+        self._collecting = ExitStack()  # holds the context of a `COLLECT` command
         self.is_ready = False
         """True if the replay buffers of all other ranks are ready to be sampled."""
 
@@ -198,9 +198,8 @@ class FollowerShard:
             Rates(),
         )
         self._env_timeout = EnvStepTimeout(config.run.rank_timeout, self.envs)
-        self._policy_rng = (
-            agent.policy_rng().state_dict()
-        )  # before rank 0 sends its own
+        # the generator of this rank; rank 0 overwrites it when it sends the agent
+        self._policy_rng = agent.policy_rng().state_dict()
         self._saved_state: StateDict = {}  # replay state of the last `save`
         self._replay_states: dict[str, StateDict] = {}  # replay states by checkpoint
 

@@ -97,6 +97,7 @@ def code_in_spec(value: Any, name: str = "") -> list[tuple[str, str]]:
     """
     if isinstance(value, Mapping):
         items = [(f"{name}.{key}".lstrip("."), inner) for key, inner in value.items()]
+        # a key `NAME=VALUE` would become the flag `--NAME=VALUE`
         found = [(name or "a key", str(key)) for key in value if "=" in str(key)]
         for key, inner in items:
             found += code_in_spec(inner, key)

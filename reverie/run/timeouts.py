@@ -25,8 +25,9 @@ class UpdateTimeout:
     """Limits the time of updates.
 
     The limit is `timeout`, or `MAX_SLOWDOWN` times the fastest update so far if that is
-    longer. Only updates on the same windows (batches) are compared, and the slowest
-    window counts. The first update on a window may take minutes to compile kernels.
+    longer. The fastest update is measured for each window (kind of batch); an update on
+    several windows has the largest of their limits. The first update on a window may
+    take `UPDATE_TIMEOUT`, because it compiles kernels.
     """
 
     def __init__(self, timeout: float):

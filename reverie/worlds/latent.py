@@ -176,13 +176,13 @@ class LatentWorldBase(nn.Module):
         return (deter if name == "deter" else stoch).detach()
 
     def initialize_slow(self) -> None:
-        """Set the moving averages of weights that a representation loss uses, if any,
-        to the current weights."""
+        """Copy the current weights to the moving averages of weights that the
+        representation loss uses, if it uses any."""
         if self.representation is not None:
             self.representation.initialize_slow(self.enc)
 
     def update_slow(self, stepped: Tensor) -> None:
-        """Update these moving averages, if the optimizer has `stepped`."""
+        """Update the averages of `initialize_slow`, if the optimizer has `stepped`."""
         if self.representation is not None:
             self.representation.update_slow(self.enc, stepped)
 

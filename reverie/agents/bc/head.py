@@ -19,7 +19,7 @@ from reverie.nets.gru import GRU
 from reverie.spaces import Space, Spaces
 
 MIN_SCALE = 1e-6
-"""Entries of an action with a smaller scale are constant, and are not rescaled."""
+"""Entries of an action with a smaller scale are treated as constant: not rescaled."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class ActionNormalizer(nn.Module):
             self.register_buffer(f"scale{i}", torch.ones(size))
 
     def set(self, key: str, offset: Tensor, scale: Tensor) -> None:
-        """Set offset and scale of a key; constant entries (`MIN_SCALE`) get scale 1."""
+        """Set offset and scale of a key; scales up to `MIN_SCALE` are replaced by 1."""
         i = list(self.spaces).index(key)
         scale = torch.where(scale > MIN_SCALE, scale, torch.ones_like(scale))
         self.get_buffer(f"offset{i}").copy_(offset.reshape(-1))

@@ -53,9 +53,9 @@ class ImagLoss(NamedTuple):
     metrics: Metrics
 
     def per_start(self, num_starts: int) -> dict[str, Float[Tensor, "B T"]]:
-        """Return the mean loss of each trajectory, at the step that it starts from.
+        """Return the mean loss of each trajectory, arranged by start state.
 
-        `num_starts` is the number T of start states of each sequence.
+        The shape is `(B, T)`, with `T = num_starts` start states of each sequence.
         """
         return {k: x.mean(1).reshape(-1, num_starts) for k, x in self.losses.items()}
 

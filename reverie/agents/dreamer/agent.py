@@ -133,8 +133,8 @@ class Dreamer(TrainedAgent):
             )
         self.harmony: Harmony | None = None
         if config.harmony:
-            losses = REPRESENTATION_LOSSES.get(config.representation, self.obs_space)
-            self.harmony = Harmony(losses).to(device)
+            names = REPRESENTATION_LOSSES.get(config.representation, self.obs_space)
+            self.harmony = Harmony(names).to(device)
         self._initialize(seed)
         accelerator = Accelerator(options.compile, device, options.overlap)
         self.accelerator = accelerator
@@ -294,12 +294,12 @@ class Dreamer(TrainedAgent):
         loss, stepped, metrics = self.update_step(self, state, batch, rng)
         metrics = {**loss.metrics, **metrics}
         if self.explorer_update:
-            wait_for(stepped, SLOW_WEIGHTS)
+            wait_for(stepped, SLOW_WEIGHTS)  # `stepped` only selects the device
             args = (loss.states, batch, rng, stepped, embed)
             metrics = join_metrics(metrics, self.explorer_update(self, *args))
 
-        # A skipped update (`stepped` is False) keeps the running statistics, the carry
-        # and the stored latents. Priorities are set: losses do not depend on the step.
+        # A skipped update (`stepped` is False) keeps the statistics, carry and stored
+        # latents, but sets priorities, because losses are computed before the step.
         extras = {}
         if self.extras:
             extras = latents_to_store(self.world, loss.states, data, stepped)

@@ -185,8 +185,9 @@ class DreamerConfig(AgentConfig):
     consec_report: int = 1
     """Same as `consec_train`, for reports."""
     replay_context: int = 1
-    """Steps before each sequence whose stored latent states initialize it; 0 starts
-    from the state that is carried over from the preceding batch."""
+    """Number of steps before each sequence that are sampled with it: the latent state
+    stored at the last of them is the initial state of the sequence. 0 starts from the
+    state that is carried over from the preceding batch."""
     behaviour: bool = True
     """Train actor and critic; False trains the world model only."""
     world: str = "rssm"
@@ -393,8 +394,8 @@ class DreamerConfig(AgentConfig):
 
         Fitted to measurements of the size presets in bfloat16 with CUDA graphs
         (`benchmarks/speed/growth.json`), which it matches within 6 %. A size preset
-        with n units has about 160 n ** 2 parameters. Built-in world models of other
-        sizes have the weights of a preset with `equivalent_units`.
+        with n units has about 160 n ** 2 parameters. A built-in world model of another
+        size is counted as the preset with `equivalent_units` units.
         """
         units, steps = self.value.units, self.batch_size * self.batch_length
         if self.world in WORLDS:

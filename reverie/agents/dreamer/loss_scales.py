@@ -36,8 +36,8 @@ def step_priorities(
     """Return the replay priority of each step: the absolute value of `priosignal`.
 
     For `model`, it is the sum of all scaled world model losses, except those that are
-    one number per batch, and the losses `detached` of a detached decoder. Priorities
-    are 0 where this value is not finite.
+    one number per batch and those of a detached decoder, whose names are in `detached`.
+    Priorities are 0 where this value is not finite.
     """
     if not (signal := config.priosignal):
         return None

@@ -123,6 +123,7 @@ class PixelPolicy:
         elif (outdated := (last_id != current_id) & ~last).any():
             actor_critic = self.actor_critics[mode]
             state = self._burn_in(actor_critic, state, first, outdated)
+            # `_burn_in` has reset the carry; the step must not reset it again
             inputs["is_first"] = torch.zeros_like(first)
             state, action, _ = self._step(mode, actor_critic.online, state, inputs)
             last_id = torch.where(outdated, current_id, last_id)

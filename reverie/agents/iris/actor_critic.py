@@ -266,7 +266,7 @@ class PixelActorCritic(nn.Module):
     def burn_in(
         self, image: UInt8[Tensor, "N T h w c"], net: PixelNet | None = None
     ) -> LSTMState:
-        """Return the LSTM state after some frames, of `online` or another network."""
+        """Return the LSTM state of `net` (default: `online`) after some frames."""
         net = net or self.online
         start = net.initial(image.shape[0])
         if not image.shape[1]:
@@ -286,8 +286,8 @@ class PixelActorCritic(nn.Module):
 
         `context` are the real frames before the rollout, and `lstm` the state of the
         network after them, if it is already computed. A rollout of H actions has H + 1
-        frames; `reward` and `end` belong to *arriving* at a frame. `update_stats`
-        includes the returns in the running statistics of `retnorm`.
+        frames; `reward` and `end` of a frame are those of the step that led to it.
+        `update_stats` includes the returns in the running statistics of `retnorm`.
         """
         config, (image, reward, end) = self.config, frames
         with torch.no_grad(), on_stream(image, TARGET):

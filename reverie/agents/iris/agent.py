@@ -140,6 +140,7 @@ class Iris(TrainedAgent):
         self.extras: Spaces = {}
         self.windows = {name: self._make_window(name) for name in COMPONENTS}
         trained_frames = config.training.world_model.length
+        # videos need the burn-in, the first frame of the rollout and a predicted one
         longest = max(trained_frames, config.actor_critic.burn_in + 2)
         self.windows["report"] = Window(
             REPORT_SEQUENCES, longest + 1, select="episodes", online=False
@@ -204,7 +205,8 @@ class Iris(TrainedAgent):
         return ExportStep(StepModule(step, policy_step), inputs, initial)
 
     def world_steps(self) -> dict[str, ExportStep]:
-        max_frames = self.config.world_model.transformer.blocks - 1  # one is imagined
+        # the context has `blocks` frames, one of them imagined; two must be given
+        max_frames = self.config.world_model.transformer.blocks - 1
         frames = max(2, min(self.config.actor_critic.burn_in + 1, max_frames))
         image = self.obs_space[self.image_key]
         return iris_world_steps(self.world, frames, image, self.act_space)
@@ -285,7 +287,7 @@ class Iris(TrainedAgent):
             stepped, metrics = self.opt[component].apply(total, grads[component])
             skips.append(metrics.pop(CONSECUTIVE_SKIPS))
             means |= {f"{component}/{key}": x for key, x in metrics.items()}
-        # `stats` belong to the exploration component, which is the last one
+        # `stepped` is that of the last component, to which `stats` belong
         for buffer, old in zip(stats, old_stats, strict=True):
             buffer.copy_(torch.where(stepped, buffer, old))
         most_skips = torch.stack(skips).amax() if len(names) > 1 else skips[0]
@@ -298,9 +300,8 @@ class Iris(TrainedAgent):
         return [name]
 
     def state_changed_by_loss(self) -> tuple[list[Tensor], list[Stateful]]:
-        """Return what the loss of the current component changes: the codebook, or
-        target networks and statistics of the actor-critics, and the random generator.
-        """
+        """Return what the loss of the current component changes: the codebook, or the
+        target networks and statistics of actor-critics, and the random generator."""
         name = self.schedule.component or COMPONENTS[0]
         tensors: list[Tensor] = []
         if name == "tokenizer":
@@ -338,8 +339,7 @@ class Iris(TrainedAgent):
                 )
                 behaviour.metrics["intrinsic_reward"] = torch.stack(rewards).mean()
                 losses[EXPLORE_COMPONENTS[name]] = behaviour
-            # low-precision copies of the target networks
-            self.accelerator.refresh_slow_copies()
+            self.accelerator.refresh_slow_copies()  # low-precision target networks
         return losses
 
     def _behaviour_loss(

@@ -22,9 +22,10 @@ def to_segment(
 ) -> EpisodeSegment:
     """Convert a batch of T rows to a segment of T - 1 rows.
 
-    Row t of the segment has the observation and action of row t of the batch, and
-    reward and end (`end_key`) of its row t + 1. It is `real` if both rows belong to the
-    episode; rows that are not real are zero. The `lowest_action` has the index 0.
+    Row t of the segment has observation and action of row t of the batch, and reward
+    and end (`end_key`) of row t + 1 of the batch. It is `real` if both of these rows
+    belong to the episode; rows that are not real are zero. The `lowest_action` has the
+    index 0.
     """
     mask = batch["mask"]
     real = mask[:, :-1] & mask[:, 1:]

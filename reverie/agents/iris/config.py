@@ -194,20 +194,20 @@ class IrisConfig(AgentConfig):
     pass instead of storing them."""
 
     def __post_init__(self) -> None:
-        blocks, frames = self.world_model.transformer.blocks, self.rollout_frames
-        if frames > blocks:
+        max_frames, frames = self.world_model.transformer.blocks, self.rollout_frames
+        if frames > max_frames:
             raise UserError(
                 f"An imagined rollout of {self.actor_critic.burn_in} + 1 + "
                 f"{self.actor_critic.horizon} frames is longer than the context of the "
-                f"transformer, {blocks} frames.\n"
+                f"transformer, {max_frames} frames.\n"
                 f"  Fix: --iris.world_model.transformer.blocks {frames} "
                 f"--iris.training.world_model.length {frames}"
             )
-        if self.training.world_model.length > blocks:
+        if self.training.world_model.length > max_frames:
             raise UserError(
                 f"Sequences of {self.training.world_model.length} frames are longer "
-                f"than the context of the transformer, {blocks} frames.\n"
-                f"  Fix: --iris.training.world_model.length {blocks}"
+                f"than the context of the transformer, {max_frames} frames.\n"
+                f"  Fix: --iris.training.world_model.length {max_frames}"
             )
 
     def is_policy_trained(self, state: StateDict, updates: int) -> bool:
@@ -228,7 +228,8 @@ class IrisConfig(AgentConfig):
         fix = "--iris.training.world_model.first_steps sets the updates of epoch 1."
         unused.append(UnusedSetting("run.pretrain", reason, fix))
         if not self.behaviour:
-            reason, fix = "it trains only the world model", "add --iris.behaviour True."
+            reason = "only the world model is trained"
+            fix = "add --iris.behaviour True."
             groups = ("acting.", "training.actor_critic.")
             unused += [UnusedSetting(f"iris.{name}", reason, fix) for name in groups]
         return tuple(unused)

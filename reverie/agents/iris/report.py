@@ -47,9 +47,9 @@ def report_metrics(
     `tokenizer_length` is the number of frames for the tokenizer losses; the dynamics
     losses use as many frames as fit into the context of the transformer.
     """
-    blocks = world.dynamics.config.transformer.blocks
+    max_frames = world.dynamics.config.transformer.blocks
     for_tokenizer = EpisodeSegment(*(x[:, :tokenizer_length] for x in segment))
-    for_dynamics = EpisodeSegment(*(x[:, :blocks] for x in segment))
+    for_dynamics = EpisodeSegment(*(x[:, :max_frames] for x in segment))
     tokenizer_loss = world.tokenizer.loss(for_tokenizer, rng, update_codebook=False)
     dynamics_loss = world.dynamics_loss(for_dynamics)
     metrics: Metrics = {}
@@ -70,7 +70,7 @@ def report_metrics(
     metrics |= _codebook_metrics(world, tokens)
 
     shown = EpisodeSegment(
-        *(x[:VIDEO_SEQUENCES, :blocks] for x in align_to_first_frame(segment))
+        *(x[:VIDEO_SEQUENCES, :max_frames] for x in align_to_first_frame(segment))
     )
     truth = shown.image.cpu().numpy()
     decoded = world.reconstruct(shown.image, shown.action).cpu().numpy()
@@ -145,7 +145,8 @@ def episode_losses(
             real = chunk.real & (chunk.real.sum(1, keepdim=True) > 1)
             chunk, has_next = chunk._replace(real=real), real[:, :-1] & real[:, 1:]
             # `counted` are the rows over which `scale_by_mask` averages each loss. It
-            # multiplies the loss by all rows / these rows, which is undone below.
+            # multiplies the loss by (number of rows) / (number of counted rows); the
+            # line with `numel` removes this factor.
             if component == "tokenizer":
                 terms = world.tokenizer.loss(chunk, rng, update_codebook=False).losses
                 counted = dict.fromkeys(terms, has_next)
@@ -159,6 +160,7 @@ def episode_losses(
                 loss = loss * rows.sum().clamp(min=1) / rows.numel()
                 key, steps = f"{component}/{name}", slice(start, start + loss.shape[1])
                 losses.setdefault(key, empty.clone())[:, steps] = loss
+                # a loss of transitions has one row less than the chunk
                 valid = has_loss.setdefault(key, torch.zeros_like(segment.real))
                 valid[:, steps] = has_next if loss.shape[1] < real.shape[1] else real
     return {k: _fill_with_means(x, has_loss[k]) for k, x in losses.items()}, mask

@@ -42,8 +42,8 @@ class Replacement(NamedTuple):
     """If `takes_arguments` is False: the options of the program that are kept, and
     their names in Reverie."""
     example: str = ""
-    """For a program whose arguments are the same in Reverie, so that they are copied:
-    arguments to show if the command line has none."""
+    """If not empty, the program has the same arguments in Reverie, and they are copied.
+    If the command line has none, the translation has these example arguments."""
     preset: str = ""
     """Preset to add if the settings in `new` have an effect only with it. A preset that
     selects another agent is added only if the command line has neither presets nor a
@@ -91,7 +91,7 @@ def originals() -> tuple[Original, ...]:
 
 
 def _read(name: str, names: Mapping[str, str] | None = None) -> Original:
-    """Read a table; `names` has more flags and the settings that replace them.
+    """Read a table. `names` maps additional flags to the settings that replace them.
 
     In the table, `names_preset` is the `preset` of the flags in `names`, all names in
     `flags` may begin with `optional_prefix`, and `other_flags` are tried last.
@@ -106,7 +106,7 @@ def _read(name: str, names: Mapping[str, str] | None = None) -> Original:
             preset=preset,
         )
         for key, setting in (names or {}).items()
-        if key != setting
+        if key != setting  # equal names are valid in Reverie
     )
     flags = _replacements(table["flags"])
     if prefix := table.get("optional_prefix"):

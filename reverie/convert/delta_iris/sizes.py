@@ -70,14 +70,15 @@ def _tokenizer_settings(shapes: Shapes) -> Settings:
     names = ("encoder_act_emb.weight", "quantizer.pre_quant_proj.weight")
     if any(name not in shapes for name in names):
         return {}  # loading the weights raises an error
-    # the embedding of an action has one entry per pixel; `patch` is latents per token
-    pixels, (_, patch) = shapes[names[0]][1], shapes[names[1]]
+    # the embedding of an action has one entry per pixel; the quantizer projects
+    # `token_inputs` entries of the encoder's output to one token
+    pixels, (_, token_inputs) = shapes[names[0]][1], shapes[names[1]]
     encoder = _frame_settings(shapes, "encoder.encoder.")
     frame = _frame_settings(shapes, "frame_cnn.encoder.")
     area = pixels // 4 ** sum(encoder["halve"])  # of the smallest feature map
     inputs = shapes["decoder.decoder.0.weight"][1]
     return {
-        "tokens": encoder["latent"] * area // patch,
+        "tokens": encoder["latent"] * area // token_inputs,
         "action_planes": inputs - encoder["latent"] - frame["latent"],
         **_with_group("encoder", encoder),
         **_with_group("frame", frame),

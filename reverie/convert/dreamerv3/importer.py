@@ -44,6 +44,7 @@ def find_checkpoints(folder: Path) -> list[Path]:
 def find_config(path: Path) -> Path | None:
     """Return the `config.yaml` of the run of a checkpoint, if it exists."""
     folders = [path.parent]
+    # RUN/ckpt/TIME/agent.pkl, or RUN/ckpt/agent/TIME/agent.pkl
     if "ckpt" in path.parts[-4:-1]:
         folders += path.parents[2:4]
     for folder in folders:

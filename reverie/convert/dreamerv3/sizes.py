@@ -110,7 +110,7 @@ def _decoder_settings(shapes: Shapes) -> Settings:
         del settings["cnn_keys"]
         settings |= _conv_settings([image[-2], *inner], image[0])
         settings["bspace"] = shapes["sp0/kernel"][0] if "sp0/kernel" in shapes else 0
-        if "sp1/bias" in shapes:
+        if "sp1/bias" in shapes:  # `sp1` has 2 * units outputs
             settings["units"] = shapes["sp1/bias"][0] // 2
     return settings if has_vectors or image else {}
 

@@ -1,8 +1,10 @@
-"""Import weights of the authors' VTA and of its port (`model_best.pt`).
+"""Import weights of VTA (`model_best.pt`).
 
-The two use different names. In Reverie, mean and standard deviation of a Gaussian head
-are one layer, and the weights of the three recurrent encoders are stacked. The files do
-not contain the Gumbel-softmax temperature, which keeps its initial value.
+The implementation of the authors (taesupkim/vta) and its port
+(Mainlst/stable-deep-world-model) use different names for the same tensors. In Reverie,
+mean and standard deviation of a Gaussian head are one layer, and the weights of the
+three recurrent encoders are stacked. The files do not contain the Gumbel-softmax
+temperature, which keeps its initial value.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from reverie.api import StateDict, UserError
 from reverie.storage.torch_file import read_tensors
 
 # Names in the original: `abs` is the upper level (segments) and `obs` the lower one.
-# Dicts also have the names in Reverie.
+# The values of dicts are the names in Reverie.
 _HEADS = ("prior_abs", "prior_obs", "post_abs", "post_obs")  # Gaussian heads
 _NETS = {"enc_obs": "enc", "dec_obs": "dec", "post_boundary": "detector"}
 _ENCODERS = ("abs_post_fwd", "obs_post_fwd", "abs_post_bwd")  # recurrent encoders
@@ -39,7 +41,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
         weights, problem = {}, f"{path} has no {missing.args[0]!r}."
     if "abs_feat.weight" not in weights:
         raise UserError(
-            f"{problem}\n  Fix: use model_best.pt or ckpt_STEP.pt of the port."
+            f"{problem}\n  Fix: use model_best.pt or ckpt_STEP.pt of taesupkim/vta or "
+            "Mainlst/stable-deep-world-model."
         )
     return weights
 
@@ -135,10 +138,10 @@ def rename_tensors(originals: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if f"prior_boundary.network.{leaf}" in remaining:
             prior = remaining.pop(f"prior_boundary.network.{leaf}")
             renamed[f"flag_prior.{leaf}"] = prior
-    layers = _detector_layers(remaining)
+    output_index = _detector_output_index(remaining)
     for key in list(remaining):
         part, kind, index, leaf = _parse_layer(key)
-        last = part == "post_boundary" and index == layers
+        last = part == "post_boundary" and index == output_index
         layer = "out" if last else f"{kind}{index}"
         renamed[f"{_NETS[part]}.{layer}.{leaf}"] = remaining.pop(key)
     return renamed
@@ -169,7 +172,10 @@ def _parse_layer(key: str) -> tuple[str, str, int, str]:
     )
 
 
-def _detector_layers(keys: Mapping[str, Tensor]) -> int:
-    """Return the number of hidden layers of the boundary detector."""
+def _detector_output_index(keys: Mapping[str, Tensor]) -> int:
+    """Return the index of the boundary detector's last convolution, the output layer.
+
+    It is -1 if there is no convolution.
+    """
     convs = [_parse_layer(key) for key in keys if key.startswith("post_boundary")]
     return max((i for _, kind, i, _ in convs if kind == "conv"), default=-1)

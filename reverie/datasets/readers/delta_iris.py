@@ -4,8 +4,8 @@ Each file has `observations` (T c h w), `actions`, `rewards` and `ends`. Reward 
 of step t result from action t, which was taken in frame t. The observation after the
 last action is not stored, so the last frame is repeated, which keeps the last reward
 and end. The Δ-IRIS agent does not use the observation of that row, so it trains on the
-same data as the original. Use the setting `ends: terminal`: `last` would also count
-truncated episodes as ended.
+same data as the original. Train with `--iris.ends terminal`; with `last`, the default,
+the world model would also predict an end for truncated episodes.
 
 A path is one dataset (with `info.pt`), or the folder that contains `train` and `test`,
 such as `checkpoints/dataset`; these are then the masks for training and evaluation.

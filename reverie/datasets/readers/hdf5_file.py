@@ -38,19 +38,21 @@ MAX_METADATA_BYTES = 1 << 16
 MAX_HEAP_BYTES = 64 << 20
 """Number of bytes of a global heap that are checked."""
 EXTRA_TEXT_BYTES = 1 << 20
-"""All strings together may have the size of the file plus this many bytes."""
+"""All strings together are limited to the size of the file plus this many bytes."""
 EXTRA_NAME_BYTES = 1 << 18
-"""All names of members may have the size of the file plus this many bytes."""
+"""The names of all members together, at `MIN_LINK_BYTES` each, are limited to the size
+of the file plus this many bytes."""
 MIN_LINK_BYTES = 16
-"""Minimum size of the name of a group's member in a file."""
+"""Minimum size in a file of the entry for a group's member: its name and a link."""
 MIN_CHUNK_BYTES = 8
 """Minimum size of a chunk's entry in the index of an array."""
 EXTRA_CHUNK_BYTES = 1 << 20
-"""All index entries may have the size of the file plus this many bytes. Chunks without
-data have no entry, but take time to read."""
+"""The index entries of all chunks together, at `MIN_CHUNK_BYTES` each, are limited to
+the size of the file plus this many bytes. Chunks without data have no entry, but are
+counted, because they take time to read."""
 MAX_COPIES = 4
-"""Compressed arrays may share chunks; all of them together may have this many times
-the bytes of the file."""
+"""Several compressed arrays may share chunks, so the sum of their compressed sizes may
+exceed the size of the file. This is the maximum of the sum, in sizes of the file."""
 
 _HEAP = b"GCOL\x01"
 """Signature and version of a global heap, which stores variable-length strings."""
@@ -80,10 +82,10 @@ class Hdf5File:
             self._chunks = Budget(self.size + EXTRA_CHUNK_BYTES, "chunks")
             self._names = Budget(self.size + EXTRA_NAME_BYTES, "names of members")
             self._texts = Budget(self.size + EXTRA_TEXT_BYTES, "strings")
-            # paths that were subtracted from the budgets above
+            # paths whose sizes have been subtracted from the budgets above
             self._counted_arrays: set[str] = set()
             self._counted_groups: set[str] = set()
-            self._counted_texts: set[tuple[str, str]] = set()  # and attribute names
+            self._counted_texts: set[tuple[str, str]] = set()  # path, attribute
             self._raw = _CheckedFile(path)
             try:
                 self._file = self.h5py.File(self._raw, "r")

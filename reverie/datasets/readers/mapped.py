@@ -68,7 +68,7 @@ def build_episode(arrays: MappedArrays, map: KeyMap) -> Episode:
     if after:
         obs = {k: np.concatenate([v[:1], after[k]]) for k, v in before.items()}
     elif map.alignment == "before_obs":
-        # The first action led to the first observation; its start is unknown.
+        # The first action is dropped: the observation before it is not stored.
         action, reward, is_terminal = action[1:], reward[1:], is_terminal[1:]
     elif shortest_length(before) == len(action):  # none after the last action
         if map.last_obs == "repeat":

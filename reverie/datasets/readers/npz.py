@@ -9,7 +9,8 @@ the next row in the file:
 
 Discrete actions are one-hot in the file and indices here. The bounds of continuous
 actions are those of `dataset.json`, if it exists, or of the spaces that the caller
-gives. Otherwise they are inferred from the actions in a few files. If all are within
+gives, unless actions in a few files exceed them: such actions have no bounds. Without
+either, bounds are inferred from the actions in a few files. If all are within
 [-1, 1], they are assumed to be scaled to these bounds, as in dreamerv3-torch. If not,
 they are in the environment's own units and have no bounds.
 `discount` is 0 in the last row and 1 before; `is_last` is not stored and follows from

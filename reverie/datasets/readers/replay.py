@@ -144,6 +144,7 @@ def _list_segments(folder: Path) -> list[ArrayFile]:
             source.open(folder)
             sources.append(source)
         except (OSError, ValueError) as error:
+            # for example too many open files: the segment itself is not damaged
             if isinstance(error, OSError) and error.errno in FILE_INTACT:
                 raise
             warnings.warn(f"{path} {error}, so it is skipped.", stacklevel=2)

@@ -1,8 +1,8 @@
 """Sequence datasets: sequences without an environment, generated or read from files.
 
-A sequence dataset is a class with an entry in `SEQUENCE_DATASETS` and is then the task
-`sequences_<name>`; a user's own class is the task `sequences_package.module:Class`. It
-implements `SequenceDataset`:
+A sequence dataset is a class that implements `SequenceDataset`. The task
+`sequences_<name>` selects a class of `SEQUENCE_DATASETS` by its name there; the task
+`sequences_package.module:Class` selects a user's own class. The members are:
 
 - `batch(step)`: the sequences of a training step, arrays `(B, T, ...)` by key. The same
   step always gives the same sequences, so that a run can be resumed;

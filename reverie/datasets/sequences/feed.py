@@ -1,8 +1,9 @@
 """Feed of a sequence dataset: checks its arrays and copies them to the device.
 
 With `prefetch` a thread prepares the next training batch during the current update.
-Ground-truth events are not part of training batches. They are part of `report` (the
-evaluation set) and of `labelled` (training sequences, to which baselines are fitted).
+Ground-truth events are not part of training batches. They are part of two other
+batches: `report` (the evaluation set) and `labelled` (training sequences, to which
+baselines are fitted).
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ column. The policy moves 0.4 cells forward or turns by 0.3 rad per step, and cho
 uniformly among the permitted actions: forward in a corridor, a turn in front of a wall,
 and any action at an opening. Episodes are NPZ files in `train/` and `test/` with
 `video` (T h w 3, uint8) and `actions` (T; the action of a row leads to the next row).
-Files written here also have `pose` and `junction`, which define the events: a frame is
-an event if the agent has just entered a cell with three or more exits from one with
-fewer.
+Files written here also have `pose` and `junction` (true in cells with three or more
+exits), which defines the events: a frame is an event if `junction` is true and was
+false in the frame before.
 """
 
 from __future__ import annotations

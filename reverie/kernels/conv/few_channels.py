@@ -2,8 +2,8 @@
 
 cuDNN reaches only a fifth of the memory bandwidth with them. Here such a convolution is
 a matrix product on the tensor cores. `FEW` and `MANY` are the numbers of channels on
-both sides. A tap is here one of the 9 kernel positions of one of the few channels; in
-matrices, the taps are padded to a power of two (TAPS):
+the two sides. A tap is here one of the 9 kernel positions of one of the few channels;
+in matrices, the taps are padded to a power of two (TAPS):
 
 - from few to many channels, the kernel gathers the neighborhood of each pixel as a
   matrix row with one column per tap (im2col), and multiplies it with the weights;
@@ -11,6 +11,11 @@ matrices, the taps are padded to a power of two (TAPS):
   gives its contribution to each neighbor; a second kernel sums the contributions
   (col2im). The group norm and SiLU before the layer are part of the same kernels, so
   the activated feature map is never written to memory.
+
+In the kernels, `k` is the index of a tap, and `tap` only its kernel position (0 to 8).
+The arguments from `pixels` to R of `_to_few` and `_to_few_backward` are `Tiling.sizes`
+(`group_norm.py`). A tile has all channels, so CHANNELS and C are both the number of
+input channels.
 """
 
 from __future__ import annotations

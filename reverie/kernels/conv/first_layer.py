@@ -42,7 +42,7 @@ ROWS = 128
 
 
 def is_supported(colors: int, units: int, like: Tensor) -> bool:
-    """True if these kernels support the layer, whose dtype and device are of `like`.
+    """True if these kernels support the layer for the dtype and device of `like`.
 
     They need half precision and large tiles.
     """
@@ -217,7 +217,10 @@ def _forward(
 
 @jit
 def _add_grad(eight, ninth, dv, index, sub, sum_eight, sum_ninth):
-    """Add the gradient of one sub-pixel's kernel, where this was the maximum."""
+    """Add the gradient of one sub-pixel's kernel.
+
+    Only half-resolution pixels whose maximum is this sub-pixel contribute.
+    """
     g = tl.where(index == sub, dv, 0.0)
     return tl.dot(eight, g, sum_eight), tl.dot(ninth, g, sum_ninth)
 

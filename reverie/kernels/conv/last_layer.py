@@ -39,7 +39,7 @@ ROWS = 128
 
 
 def is_supported(channels: int, colors: int, like: Tensor) -> bool:
-    """True if these kernels support the layer, whose dtype and device are of `like`.
+    """True if these kernels support the layer for the dtype and device of `like`.
 
     They need half precision and large tiles.
     """

@@ -4,7 +4,8 @@ A 5x5 convolution of an upsampled feature map reads each input pixel several tim
 the weights (taps) that read the same pixel are added first, each of the four sub-pixels
 of a 2 x 2 output block is a 3x3 convolution at the input's resolution. Together they
 are one convolution with four times the output channels and a quarter of the pixels,
-which takes 2.8 times less arithmetic. Gradients reach the 5x5 weight.
+which takes 2.8 times less arithmetic. The layer still has a 5x5 weight: autograd
+differentiates the additions of its taps.
 
 Space-to-depth in the encoder (`space_to_depth.py`) is slower on a CPU, because it takes
 more arithmetic in exchange for wider matrix products.

@@ -26,9 +26,9 @@ from reverie.nets.tree import tree_leaves, tree_map
 WARM_UP = 2
 """Eager calls before the capture, in which cuDNN, cuBLAS and Triton select kernels."""
 CAPTURE_SECONDS = 600.0
-"""Seconds that a data-parallel update with a capture may take.
+"""Time limit, in seconds, of a data-parallel update in which a graph is captured.
 
-The run fails if an update takes longer than its time limit.
+Other updates have their own time limit. A run fails if an update exceeds its limit.
 """
 
 

@@ -157,7 +157,7 @@ class LazyCategorical(FastCategorical):
 
 
 class _LogpEntropy(torch.autograd.Function):
-    """Return log-probabilities of events and entropies, one of each per row."""
+    """Return the log-probability of the event, and the entropy, of each row."""
 
     @staticmethod
     def forward(
@@ -257,7 +257,8 @@ def _logp_entropy(
         tl.store(logp + row, tl.sum(tl.where(chosen, log_p, 0.0), 1), row < rows)
         tl.store(entropy + row, -tl.sum(tl.where(p > 0, p * log_p, 0.0), 1), row < rows)
     else:
-        # softmax * d(log_p) / d(softmax); this is 1 without mixing, where p can be zero
+        # softmax * d(log_p) / d(softmax). Without mixing this is 1; the quotient would
+        # be 0 / 0 where p is zero.
         if MIXED:
             ratio = (1 - unimix) * softmax / tl.where(col < classes, p, 1.0)
         else:

@@ -286,7 +286,8 @@ def _scan_backward(
         update = tl.load(pointers + D, mask, 0.0)
         candidate = tl.load(pointers + 2 * D, mask, 0.0)
         hidden = tl.load(pointers + 3 * D, mask, 0.0)
-        # mask (R, 1): false in the last iteration, the first step of the forward pass
+        # shape (R, 1); false in the last iteration, whose step the forward pass
+        # computes first
         has_prev = (tl.full((R, 1), steps - 1, tl.int32) - i) > 0
         prev = tl.load(out + offsets + (prev_t - t) * D, mask & has_prev, 0.0)
         prev += tl.load(start + start_offsets, mask & ~has_prev, 0.0).to(tl.float32)
@@ -360,7 +361,8 @@ def _hold_backward(
     for i in range(steps):
         step = row * steps + (steps - 1 - i)
         offsets = step[:, None] * width + col[None, :]
-        # mask (R, 1): false in the last iteration, the first step of the forward pass
+        # shape (R, 1); false in the last iteration, whose step the forward pass
+        # computes first
         has_prev = (tl.full((R, 1), steps - 1, tl.int32) - i) > 0
         prev = tl.load(held + offsets - width, mask & has_prev, 0.0)
         new = tl.load(x + offsets, mask, 0.0)

@@ -1,6 +1,6 @@
 """Kernels of a step of imagination in the RSSM, without gradients.
 
-`embed_deter_stoch` computes the inputs of the recurrent layer shared by its blocks.
+`embed_deter_stoch` computes the inputs that all blocks of the recurrent layer share.
 `norm_silu_actions` adds the contribution of a discrete action to the output of this
 layer, and normalizes it. The contributions of all actions are precomputed in a table,
 so the rest of the layer can be computed before the action is known.

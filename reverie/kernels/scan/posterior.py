@@ -101,13 +101,14 @@ class _PosteriorScan(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, deter: Tensor, stoch: Tensor, logits: Tensor
+        ctx: Any, grad_deter: Tensor, grad_stoch: Tensor, grad_logits: Tensor
     ) -> tuple[Any, ...]:
         is_first, *flat = ctx.saved_tensors
         saved = SavedActivations(*flat[: len(SavedActivations._fields)])
         weights, batch = ScanWeights(*flat[len(saved) :]), len(is_first)
         scan = BackwardPass(
-            weights, saved, is_first, deter, stoch, logits, ctx.settings
+            *(weights, saved, is_first, grad_deter, grad_stoch, grad_logits),
+            ctx.settings,
         )
         result: ScanGrads
         try:
@@ -121,10 +122,12 @@ class _PosteriorScan(torch.autograd.Function):
         pairs = zip(weight_gradients(weights, saved, result), weights, strict=True)
         weight_grads = [grad.to(weight.dtype) for grad, weight in pairs]
         dtype = saved.deter.dtype
-        state = [x if x is None else x.to(dtype) for x in (result.deter, result.stoch)]
-        actions = _batch_first(result.hid_pre @ action_rows(weights).T, batch)
-        tokens = _batch_first(result.obs_pre, batch)
-        return (None, None, *state, actions, tokens, None, None, *weight_grads)
+        initial = result.deter, result.stoch
+        state_grads = [x if x is None else x.to(dtype) for x in initial]
+        action_grads = _batch_first(result.hid_pre @ action_rows(weights).T, batch)
+        token_grads = _batch_first(result.obs_pre, batch)
+        input_grads = (*state_grads, action_grads, token_grads, None, None)
+        return (None, None, *input_grads, *weight_grads)
 
 
 def _batch_first(x: Float[Tensor, "*n T R F"], batch: int) -> Float[Tensor, "B T F"]:

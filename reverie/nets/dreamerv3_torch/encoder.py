@@ -2,8 +2,8 @@
 
 Images are downsampled by strided convolutions; vectors are encoded by symlog and an
 MLP. Image features come first, flattened in the order (channels, height, width). Keys
-are sorted, or in a given order, because checkpoints of dreamerv3-torch do not contain
-their order.
+are sorted by default. Checkpoints of dreamerv3-torch do not contain the order of their
+keys, so `order` can set it.
 """
 
 from __future__ import annotations

@@ -42,7 +42,8 @@ class ActorSpec:
     """How many times the actor died or did not answer in the whole run, including the
     time before the run was resumed; its seeds depend on it."""
     settings: dict[str, Any]
-    """The config as nested dicts, because its class may be defined at run time."""
+    """The config as nested dicts, because a config class that is created at run time
+    (for plug-ins) cannot be pickled."""
     make_env: bytes | None
     """Pickled function that builds an environment; None to build those of `task`."""
     folder: str
@@ -145,7 +146,7 @@ class Chunk:
 
 
 class ChunkSequence:
-    """Sorts the chunks of one process of an actor and checks that none is missing."""
+    """Sorts the chunks that an actor sent since a restart; raises if one is missing."""
 
     def __init__(self, incarnation: int, envs: int):
         self.incarnation = incarnation
@@ -153,7 +154,8 @@ class ChunkSequence:
         self._row_counts = np.zeros(
             envs, np.int64
         )  # delivered rows of each environment
-        self._early: dict[int, Chunk] = {}  # received before a previous chunk
+        # chunks by number that arrived while a chunk with a lower number is missing
+        self._early: dict[int, Chunk] = {}
         self.duplicates = 0  # number of chunks that were ignored
 
     def add(self, chunk: Chunk) -> list[Chunk]:

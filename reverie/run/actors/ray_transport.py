@@ -43,7 +43,8 @@ class RayTransport:
         ).remote
         self._actors: dict[int, Any] = {}
         self._incarnations: dict[int, int] = {}
-        self._calls: dict[Any, tuple[int, int, str]] = {}  # pending, by future
+        # (actor, incarnation, method) of each pending call, by future
+        self._calls: dict[Any, tuple[int, int, str]] = {}
 
     def start(self, spec: ActorSpec) -> None:
         self._actors[spec.actor] = self._make_actor(spec)

@@ -179,7 +179,8 @@ class ActorWorker:
         keys = steps[0].values if steps else {}
         # the empty array at the end is for chunks without steps
         joined = np.concatenate([*streams, all_envs[:0]])
-        messages, self._messages[:] = tuple(self._messages), []  # same list object
+        # clear the list in place, because `MessageHandler` appends to this list
+        messages, self._messages[:] = tuple(self._messages), []
         chunk = Chunk(
             actor=self.spec.actor,
             incarnation=self.spec.incarnation,
@@ -262,7 +263,7 @@ def agent_config(config: Config, spec: ActorSpec) -> Config:
     """Return the config of an actor's agent, with its own seed for random numbers."""
     seed = config.seed
     if spec.actor or spec.times_lost:
-        # with 1, so that it differs from the seed of the environments
+        # the last argument makes it differ from the seed of the environments
         seed = derive_seed(config.seed, spec.actor, spec.times_lost, 1)
     # CUDA graphs are for the learner; actors run on the CPU
     uses_graph = config.compile == "graph"

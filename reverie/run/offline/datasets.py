@@ -208,9 +208,10 @@ class OfflineEpisodes:
                 f"  Fix: write them with `reverie data stats`, or remove "
                 "--offline.stats."
             )
-        # one dict by key for each of mean, std, low and high
-        moments = zip(*(statistics[key][:4] for key in keys), strict=True)
-        cropped = [crop(dict(zip(keys, values, strict=True))) for values in moments]
+        # `crop` takes one array for each key, so it is called with the means of all
+        # keys, then with the standard deviations, the minima and the maxima
+        fields = zip(*(statistics[key][:4] for key in keys), strict=True)
+        cropped = [crop(dict(zip(keys, values, strict=True))) for values in fields]
         return {key: KeyStatistics(*(x[key] for x in cropped)) for key in keys}
 
     def _base_weights(self, run: str | ImportedFile, base: Agent | None) -> StateDict:

@@ -58,10 +58,10 @@ def with_base_run(config: Config) -> Config:
     if not base_run or not isinstance(agent_config, ConfiguresBase):
         return config
     if imported := find_imported(base_run, type(config)):
-        reader = encoder_importer(imported)
+        importer = encoder_importer(imported)
         with imported.explain_import_errors():
-            sizes = reader.infer_config(imported.contents)
-        encoder = ImportedEncoder(reader.architecture, sizes, imported.agent)
+            sizes = importer.infer_config(imported.contents)
+        encoder = ImportedEncoder(importer.architecture, sizes, imported.agent)
         return replace(config, **{config.agent: agent_config.with_encoder(encoder)})
     path = find_checkpoint(Path(base_run))
     base = read_config(run_folder_of(path))

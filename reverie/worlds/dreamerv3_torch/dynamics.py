@@ -25,7 +25,10 @@ from reverie.worlds.rssm.dynamics import RSSMDynamics, RSSMState, update_deter
 
 
 class DreamerV3TorchDynamics(RSSMDynamics):
-    """`RSSMDynamics` with other networks; "logits" are statistics (see above)."""
+    """`RSSMDynamics` with other networks.
+
+    `prior_logits` and `posterior_logits` return statistics (see above).
+    """
 
     config: DreamerV3TorchConfig  # type: ignore[assignment]
 

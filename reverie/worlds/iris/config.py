@@ -127,7 +127,10 @@ def check_image_size(
 
 
 def _fitting_side(divisor: int, dynamics: DynamicsConfig) -> int | None:
-    """Return the side of square images that both configs accept, if there is one."""
+    """Return the side of square images that fit tokenizer and transformer, if any.
+
+    The tokenizer needs sides that are multiples of `divisor`.
+    """
     area, remainder = divmod(dynamics.transformer.width, dynamics.frame.latent)
     side = math.isqrt(area) * dynamics.frame.downsampling
     is_exact = not remainder and math.isqrt(area) ** 2 == area

@@ -13,10 +13,11 @@ from reverie.worlds.rssm.config import units_for_weights
 class VTAConfig:
     """Config of the VTA world for sequences.
 
-    The defaults are those for bouncing balls of a port that adds actions
-    (github.com/Mainlst/stable-deep-world-model). The authors' code for the 3D maze
-    (github.com/taesupkim/vta) corresponds to `bias=False`, `loss="gaussian"`,
-    `levels="spread"` and `bits=5`; the port has `levels="floor"` for its maze.
+    The defaults are the values that a port with actions
+    (github.com/Mainlst/stable-deep-world-model) uses for bouncing balls. The authors'
+    code for the 3D maze (github.com/taesupkim/vta) corresponds to `bias=False`,
+    `loss="gaussian"`, `levels="spread"` and `bits=5`; the port uses `levels="floor"`
+    for its maze.
     """
 
     context: int = 5
@@ -65,8 +66,9 @@ class VTAConfig:
     """Backpropagate the upper level's KL into the boundary detector, as the gradient of
     the ELBO does. The original detaches the flags in this term."""
     obs_scale: float = 1.0
-    """Weight of the lower level's KL. Above 1, changes that the prior does not predict
-    cost more within a segment than at its start, so boundaries move to them."""
+    """Weight of the lower level's KL. Above 1, a change that the prior does not
+    predict costs more within a segment than at its start, so the model learns to begin
+    segments at such changes."""
     abs_scale: float = 1.0
     """Weight of the upper level's KL."""
     mask_scale: float = 1.0
@@ -76,7 +78,8 @@ class VTAConfig:
         sizes = (self.context, self.belief, self.state)
         if min(sizes) < 1 or self.layers < 0 or self.length < 2:
             raise ValueError(
-                "context, belief and state must be at least 1, layers 0, length 2"
+                "context, belief and state must be at least 1, layers at least 0, and "
+                "length at least 2"
             )
         if not 1 <= self.bits <= 8:
             raise ValueError("bits must be between 1 and 8")
@@ -151,7 +154,7 @@ class RecurrentVTAConfig:
         sizes = (self.abs_belief, self.abs_stoch, self.obs_belief, self.obs_stoch)
         limits = (self.hidden, self.max_segment, self.max_segments)
         if min(*sizes, *limits) < 1 or self.layers < 0:
-            raise ValueError("sizes and limits must be at least 1, and layers 0")
+            raise ValueError("sizes and limits must be at least 1, layers at least 0")
         if self.forced_logit < 0:
             raise ValueError("forced_logit must be at least 0 (0 disables the limits)")
         is_positive = self.temperature > 0 and self.min_std > 0

@@ -82,7 +82,8 @@ class RecurrentVTA(LatentWorldBase):
     def prior_kl(
         self, state: RecurrentVTAState, batch: Batch, rng: Rng
     ) -> Float[Tensor, "B T"]:
-        """Return KL(posterior || prior), of the upper level only at boundaries."""
+        """Return KL(posterior || prior): the sum of both levels at boundaries, and that
+        of the lower level at other steps."""
         with eval_mode(self):
             states, dists = self._observe(state, batch, rng)
         upper = dists.post_abs.kl(dists.prior_abs)

@@ -51,8 +51,8 @@ class ELBOTerms(NamedTuple):
     posterior: WindowPosterior
     image: Float[Tensor, "B S c h w"]  # mean of the pixel likelihood
     losses: dict[str, Tensor]  # negative ELBO terms, each (B, S), not scaled
-    prior_prob: Float[Tensor, "B S"]  # probability of a boundary at the *next* step
-    post_prob: Float[Tensor, "B S"]  # the same, of the detector
+    prior_prob: Float[Tensor, "B S"]  # boundary probability at the *next* step, prior
+    post_prob: Float[Tensor, "B S"]  # boundary probability at the *next* step, detector
 
 
 class WindowEvaluation(NamedTuple):
@@ -61,5 +61,5 @@ class WindowEvaluation(NamedTuple):
     losses: dict[str, Tensor]  # each (B, S), scaled as in training
     image: Float[Tensor, "B S h w c"]  # reconstruction, in [0, 1]
     boundary: Bool[Tensor, "B S"]  # True if a segment begins with this frame
-    detector_prob: Float[Tensor, "B S"]  # boundary probability of the detector
-    prior_prob: Float[Tensor, "B S"]  # the same, of the prior at the previous frame
+    detector_prob: Float[Tensor, "B S"]  # boundary probability, detector
+    prior_prob: Float[Tensor, "B S"]  # boundary probability, prior (at frame t - 1)

@@ -5,7 +5,8 @@ struct Arguments {
   const bf16 *x, *bias;  // feature map, and the bias added before its norm
   const float *scale, *shift;                   // of the norm
   const bf16 *weight, *shortcut, *output_bias;  // the last two are added to the output
-  const float* sums;        // mean and squared deviations of the parts of `x`
+  // per part of `x` and channel: mean, and sum of squared deviations
+  const float* sums;
   float *stats, *out_sums;  // outputs: mean and 1 / std of `x`; `sums` of the output
   bf16* out;
   float eps;

@@ -58,6 +58,7 @@ class TilePlan(NamedTuple):
 
     def tile_bytes(self, size: MapSize) -> int:
         """Return the bytes of weights and activations in shared memory."""
+        # with a border row on both sides; `PITCH` in `convolution.cu` is width + 8
         pixels = (self.rows + 2) * (size.width + 8)
         return 2 * size.channels * (pixels + 9 * size.channels)
 

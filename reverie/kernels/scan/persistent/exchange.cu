@@ -22,11 +22,14 @@ constexpr int TWO_UNITS = 2 * UNITS;
 static_assert(THREADS == UNITS && WIDTH == UNITS, "");
 static_assert(COLUMNS == 16 && OWN_LOGITS == 64, "");
 
-// Indices of a thread in both kernels. `input_column` is the first of its 8 inputs of a
-// layer, `block_input` the same in deter. `row` and `column` are its output: column
-// `block_column` of the GRU block, `out_column` of deter. `upper` and `lower` are the
-// rows of its fragments, and `quad` the index of its lane among the four lanes with the
-// same rows. `hid_row` is the first row of its GRU block in hid_weight.
+// Indices of a thread in both kernels. A thread reads 8 inputs of a layer: the first one
+// is column `input_column` of the GRU block, or of a layer with UNITS inputs, and column
+// `block_input` of deter. A thread computes one output of the GRU block: `row` is its
+// row, `column` its column among those of the slice, `block_column` its column in the GRU
+// block, and `out_column` its column in deter. `own_logit` is the logit that a thread
+// computes, if its `tid` is less than OWN_LOGITS. `upper` and `lower` are the rows of the
+// thread's fragments, and `quad` is the index of its lane among the four lanes with the
+// same rows. `hid_row` is the first row of the GRU block in hid_weight.
 #define THREAD_INDICES                                                                 \
   const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, block = blockIdx.x;   \
   const int gru_block = block / SLICES, slice = block % SLICES;                        \

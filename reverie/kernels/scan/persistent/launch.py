@@ -123,7 +123,7 @@ def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
         "noise": inputs.noise,
         "is_first": inputs.is_first,
     }
-    partial_sums = {
+    exchanged_words = {
         "input_partials": (groups, length, GRU_BLOCKS, ROWS, 2 * UNITS),
         "square_sums": (groups, length, ROWS, ROW_SUM_STRIDE),
         "samples": (groups, length, ROWS, STOCH),
@@ -131,7 +131,7 @@ def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
     buffers = {
         **saved._asdict(),
         **{name: _group_rows(x) for name, x in sequences.items()},
-        **_allocate_unset(like.device, torch.float32, partial_sums),
+        **_allocate_unset(like.device, torch.float32, exchanged_words),
     }
     numbers = {"eps": settings.eps, "unimix": settings.unimix}
     _launch("scan_forward", weights, buffers, numbers)

@@ -1,7 +1,9 @@
-// The five forward kernels of one step. `base` is the first row of this step in
-// activations, `own` a row of the batch, `at` a column or offset of this thread's output,
-// and `input_index` an index of inputs (row, time). `inside` is the first column of the
-// tile in its GRU block. `next_first` is is_first of the next step.
+// The five forward kernels of one step; `tile.cu` defines their types, and `first`, the
+// first of 16 rows. `base` is the first row of this step in activations, `own` the row of
+// the batch that a thread computes (at most the last row of the batch), `at` a column or
+// offset of this thread's output, and `input_index` an index of inputs (row, time).
+// `inside` is the first column of the tile in its GRU block. `next_first` is is_first of
+// the next step.
 
 struct ForwardArguments : ScanWeights, SavedActivations {
   // copies of weights in which the weights of one output are contiguous; in0_obs_rows are
@@ -248,7 +250,8 @@ KERNEL forward_logits(ForwardArguments p) {
 }
 
 // Computes in1_pre of the next step: the sum of the weight rows of the sampled classes. A
-// thread block has IN1_COLUMNS units of one row.
+// thread block has IN1_COLUMNS units of one row. Here, `inside` is false for lanes
+// without a unit.
 KERNEL forward_in1(ForwardArguments p) {
   __shared__ float2 sums[WARPS][32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -60,7 +60,7 @@ class LayerSizes(NamedTuple):
     classes: int
 
     @property
-    def in1_columns(self) -> int:
+    def in1_tile_columns(self) -> int:
         """Units of in1 that one thread block computes."""
         return 64 if self.units % 64 == 0 else 32
 
@@ -125,7 +125,8 @@ def load_kernels(
 def read_source(sizes: LayerSizes) -> str:
     """Return the CUDA source of all kernels for these sizes."""
     constants = {name.upper(): size for name, size in sizes._asdict().items()}
-    constants |= {"IN1_COLUMNS": sizes.in1_columns, "UNIT_COLUMNS": UNIT_COLUMNS}
+    constants |= {"IN1_COLUMNS": sizes.in1_tile_columns}
+    constants |= {"UNIT_COLUMNS": UNIT_COLUMNS}
     constants |= {"BLOCK_COLUMNS": BLOCK_COLUMNS, "WEIGHT_LOADS": WEIGHT_LOADS}
     constants["BLOCKS_PER_SM"] = BLOCKS_PER_SM
     names = ("streamed/tile", "streamed/forward", "streamed/backward")
@@ -153,7 +154,9 @@ def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
         "noise": inputs.noise.contiguous(),
         "is_first": inputs.is_first.contiguous(),
         "in0_partials": stepwise.tile_square_sums(saved.in0_pre[0], UNIT_COLUMNS),
-        "in1_partials": stepwise.tile_square_sums(saved.in1_pre[0], sizes.in1_columns),
+        "in1_partials": stepwise.tile_square_sums(
+            saved.in1_pre[0], sizes.in1_tile_columns
+        ),
         **_allocate_partials(sizes, inputs.is_first, "hid_partials", "obs_partials"),
         "samples": torch.empty(batch, sizes.stoch, dtype=torch.int32, device=device),
     }
@@ -171,7 +174,7 @@ def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
             # because it loads weights before it waits for the previous kernel.
             kernels[name](arguments, overlap=t > 0 or name != FORWARD[0])
         if t + 1 < length:
-            blocks = batch * sizes.units // sizes.in1_columns
+            blocks = batch * sizes.units // sizes.in1_tile_columns
             kernels["forward_in1"](arguments, blocks, overlap=True)
     return saved
 

@@ -182,7 +182,10 @@ def inputs_backward(
     PADDED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Compute gradients of the inputs of `hid`: norm outputs of in0, in1, and deter."""
+    """Compute gradients of the inputs of `hid`: of deter, and of in0 and in1.
+
+    Those of in0 and in1 are gradients of the norms' outputs, in `din_norm`.
+    """
     tile = tl.program_id(0)
     rows, mask, at, _ = row_tile(t, length, batch, BM)
     inv_rms2 = tl.load(inv_rms + at * 4 + 2, mask=rows < batch, other=0.0)

@@ -92,7 +92,7 @@ def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
     saved = tensors.allocate_saved(w, inputs)
     projected = tensors.project_actions(w, inputs)
     batch, length = inputs.is_first.shape
-    in0_obs, in1_columns = stepwise.stack_in0_obs(w), w.in1_weight.T.contiguous()
+    in0_obs, in1_transposed = stepwise.stack_in0_obs(w), w.in1_weight.T.contiguous()
     tokens, noise = inputs.tokens.contiguous(), inputs.noise.contiguous()
     is_first = inputs.is_first.contiguous().view(torch.uint8)
     partials = _partial_sums(sizes, is_first)
@@ -143,7 +143,7 @@ def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
         )
         if t + 1 < length:
             forward.in1_forward[(batch, units // sizes.in1_columns)](
-                *(samples, in1_columns, w.in1_bias, is_first, saved.in1_pre),
+                *(samples, in1_transposed, w.in1_bias, is_first, saved.in1_pre),
                 *(partials.in1, *step, units, sizes.stoch, sizes.classes),
                 *(triton.next_power_of_2(sizes.stoch), sizes.in1_columns),
                 **OPTIONS,
@@ -158,6 +158,7 @@ def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
     batch, length = is_first.shape
     in0_obs, flags = stepwise.stack_in0_obs(w), is_first.contiguous().view(torch.uint8)
     partials = _partial_sums(sizes, is_first)
+    # in the backward pass, tiles of in1 have `unit_columns` columns, as those of in0
     partials = partials._replace(in1=torch.empty_like(partials.in0))
     grad_deter, grad_stoch, grad_logits = (x.contiguous() for x in grads)
     d = stepwise.allocate_step_grads(saved)  # `d.logits` is the gradient of the logits

@@ -11,7 +11,8 @@ suffix 0 or 1 of these names means in0 or in1. `PRECISION` is that of matrix pro
 Saved activations and gradients are (time, row, width), indexed by `at` = time * batch +
 row. Inputs and incoming gradients are (row, time, width), indexed by `input_at` = row *
 length + time. `D U W L S K` are sizes: deter, units, width of a block, logits,
-categorical variables and classes. `inv_rms` has four columns: in0, in1, hid and obs.
+categorical variables and classes. `inv_rms` has four columns: in0, in1, hid and obs. A
+suffix 0 to 3 of `inv_rms` or `mean` is the number of the column.
 """
 
 from __future__ import annotations
@@ -68,7 +69,10 @@ def row_tile(t, length, batch, BM: tl.constexpr):
 
 @jit
 def class_tile(S: tl.constexpr, K: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr):
-    """Return columns of `BS` variables of `BK` padded classes, and a mask."""
+    """Return columns of `BS` variables, and a mask.
+
+    `BK` is here the number of classes, padded to a power of two.
+    """
     column = tl.arange(0, BS * BK)
     variable, label = tl.program_id(0) * BS + column // BK, column % BK
     return variable * K + label, (variable < S) & (label < K)
