@@ -27,7 +27,7 @@ Severity = Literal["error", "warning"]
 SLOW_STEP = 0.2
 """Seconds per step above which a warning suggests worker processes."""
 MAX_CLASSES = 65536
-"""Number of values of an integer above which its one-hot encoding is a warning."""
+"""A warning is reported for integers with more values, as they are encoded one-hot."""
 
 
 @dataclass(frozen=True)
@@ -378,7 +378,7 @@ class _Checker:
             are_arrays = isinstance(old, np.ndarray) and isinstance(new, np.ndarray)
             if are_arrays and old.size and np.shares_memory(old, new):
                 self.warn(
-                    f"{key!r} is the same array in every step, which is overwritten",
+                    f"every step returns the same array as {key!r} and overwrites it",
                     f"return a copy: {key}.copy()",
                 )
 

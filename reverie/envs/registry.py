@@ -303,7 +303,11 @@ def _wrap(env: Env, task: str, config: EnvConfig, seed: int) -> Env:
 
 
 def _is_gym_id(task: str) -> bool:
-    """True for `gym_package:Name-v0`, unless there is a local module `gym_package`."""
+    """True if a task with a colon is a Gymnasium id, not an import path.
+
+    `gym_package:Name-v0` is the Gymnasium id `package:Name-v0` with the prefix `gym_`.
+    It is an import path if the current directory has a module `gym_package`.
+    """
     if not task.startswith("gym_"):
         return False
     module = task.partition(":")[0].partition(".")[0]

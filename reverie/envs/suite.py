@@ -63,7 +63,8 @@ class Suite:
     accepts: Callable[[str], bool] | None = None
     """Returns True for a task that is not in `tasks`. May import the simulator."""
     name_format: str = ""
-    """How tasks are named, if not `NAME_TASK`: `gym_ID, such as gym_CartPole-v1`."""
+    """Format of the task names and one example, if it is not `NAME_TASK`. It is written
+    as `FORMAT, such as EXAMPLE`: `gym_ID, such as gym_CartPole-v1`."""
     make_native: Callable[..., VecEnv] | None = None
     """Build several environments with the simulator's own vectorized implementation;
     see `reverie/envs/suites/atari/native.py`."""

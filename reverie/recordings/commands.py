@@ -160,8 +160,9 @@ class ViewOptions(MapOptions):
     episode: str = ""
     """Name of the episode; default the first."""
     out: str = ""
-    """Video file, .mp4 or .gif, or the .png of the curves of an episode without images;
-    default named after the episode, in the working directory."""
+    """Output file: a video (.mp4 or .gif), or a plot of the curves (.png) of an episode
+    without images. By default it has the name of the episode and is written to the
+    working directory."""
     fps: int = 15
     """Frames per second."""
 
@@ -277,7 +278,7 @@ def stats_command(path: str, options: StatsOptions) -> int:
     if dataset.name in ("", ".."):
         dataset = dataset.resolve()
     default = dataset.with_name(dataset.name + statistics.SUFFIX)
-    if ":" in path:
+    if ":" in path:  # FORMAT:NAME, which is not a file
         default = Path(_base_name(path) + statistics.SUFFIX)
     out = Path(options.out).expanduser() if options.out else default
     statistics.save_statistics(out, stats)

@@ -305,8 +305,11 @@ class RenderedReader(WrappedReader):
 
 
 def _make_env(task: str, config: envs.EnvConfig, seed: int) -> Env:
-    """Build the task. If it has no image observations, frames are rendered, unless the
-    task cannot be rendered and `config` does not require it."""
+    """Build the task; render frames if it has no image observations.
+
+    A task that cannot be rendered is built without frames, unless `config.render` is
+    set; then the error is raised.
+    """
     try:
         return envs.make(task, replace(config, render=True), seed)
     except UserError:
@@ -329,11 +332,13 @@ def _recorded_settings(config: SimulatorConfig, reader: Reader) -> dict[str, Any
         return {}
     current = suite.own_config(config.env)
     default = type(current)()
-    # A setting that has its default value was not set by the user.
+    # A setting with its default value counts as not set by the user. Recorded values
+    # that are equal to the default are left out.
     return {
         name: value
         for name, value in found.items()
-        if getattr(current, name) == getattr(default, name) != value
+        if getattr(current, name) == getattr(default, name)
+        and value != getattr(default, name)
     }
 
 

@@ -1,7 +1,8 @@
 """Adapter for `dm_env.Environment`.
 
-An observation that is not a dict is named `image` or `vector`, the action `action`. The
-last observation has `is_terminal` if its discount is 0; at a time limit it is 1.
+An observation that is not a dict is named `image` or `vector`. The action is named
+`action`. The last observation of an episode sets `is_terminal` if its discount is 0. At
+a time limit the discount is 1, so `is_terminal` is not set.
 """
 
 from __future__ import annotations

@@ -222,11 +222,12 @@ def _flat_keys(leaves: dict[LeafPath, Any], default_key: str) -> dict[LeafPath, 
 
 def _to_space(path: LeafPath, space: Any) -> Space:
     """Convert a leaf of a Gymnasium space; `source` keeps its path, dtype and shape."""
-    flat, shape = _leaf_space(space), tuple(space.shape or ())
-    leaf = Space(space.dtype, shape)
-    if flat.shape == shape:  # false for grayscale images, which get an axis
-        leaf = replace(flat, dtype=space.dtype)
-    return replace(flat, source=Source(path, leaf, type(space).__name__ == "Discrete"))
+    converted, shape = _leaf_space(space), tuple(space.shape or ())
+    original = Space(space.dtype, shape)
+    if converted.shape == shape:  # false for grayscale images, which get an axis
+        original = replace(converted, dtype=space.dtype)
+    source = Source(path, original, type(space).__name__ == "Discrete")
+    return replace(converted, source=source)
 
 
 def _leaf_space(space: Any) -> Space:

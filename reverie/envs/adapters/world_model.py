@@ -1,9 +1,10 @@
 """A learned world model as an environment.
 
-An episode starts from consecutive steps of a real episode, called rows
-(`StartSampler`); the last of them is its first observation. From there the world model
-predicts observations, rewards and terminations from the actions. The state cannot be
-saved, so a resumed run starts a new episode.
+An imagined episode starts from consecutive steps of a real episode, called rows
+(`StartSampler`). The observation in the last of these rows is the first observation of
+the imagined episode. From there the world model predicts observations, rewards and
+terminations from the actions. The state cannot be saved, so a resumed run starts a new
+episode.
 
 Actions are in the units of the task, as in every other environment before `envs.make`
 scales them, and may be nested like the task's own action space.

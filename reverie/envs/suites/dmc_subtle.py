@@ -19,7 +19,8 @@ they apply to the images and to the simulation:
 - The targets of `finger_turn`, `point_mass` and `reacher` are the regions that give
   rewards, so these regions are smaller as well.
 - The mass of the ball follows from its volume: 0.038 g instead of 65 g. The ball is in
-  the cup if it is completely inside of it, so a smaller ball may move farther.
+  the cup if it is completely inside of it, so a smaller ball may be farther from the
+  center of the cup.
 - The pole and the point mass have fixed masses. The point mass moves as before, and the
   moment of inertia of the pole decreases, because it is thinner.
 - The gray markers at both ends of the string keep their radius of 5 mm. The marker of

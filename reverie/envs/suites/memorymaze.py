@@ -3,7 +3,7 @@
 Four sizes with episodes of fixed length (1000, 2000, 3000 and 4000 steps). The border
 of the image has the color of the ball to find next; reaching it gives reward 1. These
 are the image-only tasks `MemoryMaze-SIZE-v0` of the original, through its dm_env
-interface. The seed determines the maze when the simulator is built, so a seeded reset
+interface. The simulator takes a seed only when it is built, so a reset with a seed
 builds a new simulator.
 """
 

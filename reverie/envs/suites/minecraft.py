@@ -3,8 +3,8 @@
 The simulator needs Java 8; `tools/install_minecraft.sh` installs both. An action is an
 index into `BASIC_ACTIONS`, followed by `TOOL_ACTIONS` in the task `diamond`. The camera
 turns by 15 degrees per action, and its pitch is limited to `pitch_limit`. A jump is
-repeated for `sticky_jump` steps while moving forward. An attack is repeated for
-`sticky_attack` steps, but only if blocks break at the original speed.
+repeated for `sticky_jump` steps, and the player moves forward in all of them. An attack
+is repeated for `sticky_attack` steps, but only if blocks break at the original speed.
 
 Rewards: `diamond` gives 1 for the first of each of twelve items per episode, `wood` 1
 per log, `climb` 1 per block of height; all tasks add 0.01 times the change in health.
@@ -261,7 +261,7 @@ def _inventory(values: Any) -> dict[str, int]:
 
 
 def make_simulator(config: MinecraftConfig) -> Any:
-    """Build a MineRL environment without reward, with the actions in `NOOP`."""
+    """Build a MineRL environment without reward; actions have the keys of `NOOP`."""
     for name, kind in (("float", float), ("int", int), ("bool", bool)):
         if name not in vars(np):  # MineRL uses names that NumPy has removed
             setattr(np, name, kind)

@@ -115,7 +115,10 @@ class MiniGrid:
 
 
 def is_task(name: str) -> bool:
-    """True for registered ids, and for all BabyAI names (checked when built)."""
+    """True for registered tasks, and for every name that starts with `BabyAI-`.
+
+    `MiniGrid` raises an error if there is no such BabyAI task.
+    """
     return name.startswith("BabyAI-") or bool(_versions(name))
 
 

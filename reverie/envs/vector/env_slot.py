@@ -143,6 +143,8 @@ class EnvSlot:
             try:
                 env.close()
             except BaseException as error:
+                # Only Ctrl-C is raised. All other errors, including `UserError`, are
+                # logged, because the environment is not used any more.
                 if isinstance(error, KeyboardInterrupt) and not is_failure(error):
                     raise
                 log.debug("closing env %d: %s", self.index, summarize_error(error))

@@ -93,7 +93,10 @@ def make_vec_env(
 def _make_native(
     make_env: MakeEnv, count: int, config: VecEnvConfig, seed: int | None
 ) -> VecEnv:
-    """Build the simulator's own vectorized environment, with the offset of indices."""
+    """Build the simulator's own vectorized environment.
+
+    Its first index is the sum of the offsets of all `IndexOffset` around `make_env`.
+    """
     factory: Any = make_env
     first = 0
     while isinstance(factory, IndexOffset):
@@ -155,7 +158,7 @@ class SyncVecEnv(base.BaseVecEnv):
                 row = next_row or base.truncated_row(previous, index)
             base.write_row(obs, index, row)
             self._report_errors(slot)
-        # some environments set it to None, and then no thread can be started
+        # some environments set `sys.excepthook` to None; no thread can start then
         if sys.excepthook is None:
             sys.excepthook = sys.__excepthook__
         self._has_failed = False

@@ -34,7 +34,7 @@ def make_native(
     if config.atari.lives == "discount":
         raise UserError(
             "A native vectorized environment does not report lost lives.\n"
-            "  Fix: --env.atari.lives unused, or remove --env.vector.native."
+            "  Fix: set --env.atari.lives to `unused`, or remove --env.vector.native."
         )
     if config.atari.min_noops or config.atari.resize_first:
         raise UserError(
@@ -58,7 +58,9 @@ class NativeVecEnv(BaseVecEnv):
         super().__init__(count)
         self._config = config
         self._seed = seed
-        self._attempt = 0  # number of resumes; part of the seeds, so that games differ
+        # Number of resumes. It is part of the seeds, so that a resumed run does not
+        # repeat the games of the run before.
+        self._attempt = 0
         self._last = np.zeros(count, bool)  # `is_last` of the latest step
         self._obs: Obs | None = None
         image = Space(np.uint8, (*config.size, 1 if config.gray else 3))
@@ -108,6 +110,7 @@ class NativeVecEnv(BaseVecEnv):
 
     def state_dict(self) -> StateDict:
         assert self._obs is not None, "call reset first"
+        # one entry per game, with the keys of `EnvSlot.state_dict`
         slot = {"attempt": self._attempt, "failures": 0, "env": None}
         return self._make_state([dict(slot) for _ in range(len(self))], self._obs)
 

@@ -158,7 +158,9 @@ def make_game(config: CrafterConfig, reward: bool, seed: int) -> Any:
         length=config.length,
         seed=seed,
     )
-    game._world.__class__ = World  # in place: the views reference this object
+    # Change the class of the existing world, because the renderers of the simulator
+    # (`LocalView`, `SemanticView`) reference this object.
+    game._world.__class__ = World
     return game
 
 

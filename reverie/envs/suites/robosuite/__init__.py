@@ -285,9 +285,10 @@ def _warm_up(task: str, robots: list[str], config: RobosuiteConfig) -> None:
     """Take one step without images, to compile robosuite's code.
 
     In the first step on a machine, robosuite compiles code with Numba for up to a
-    minute. This must not count as a step that exceeds its time limit, and must happen
-    before an OpenGL context exists: compiling while Mesa renders on the CPU, which uses
-    LLVM too, resulted in corrupt images.
+    minute. A worker process whose step takes that long would be restarted
+    (`env.vector.timeout`). The compilation also has to happen before an OpenGL context
+    exists: compiling while Mesa renders on the CPU, which uses LLVM too, resulted in
+    corrupt images.
     """
     sim = _make(task, robots, config, cameras=(), seed=0)
     sim.reset()
@@ -303,7 +304,9 @@ def recorded_settings(env_args: Mapping[str, Any], steps: int) -> dict[str, Any]
     """
     kwargs = env_args.get("env_kwargs", {})
     robots, controllers = kwargs.get("robots"), kwargs.get("controller_configs")
+    # one controller, or a list with one per robot
     first = controllers[0] if isinstance(controllers, list) else controllers or {}
+    # since robosuite 1.5 an entry for each part of the body, before that a single one
     arm = first.get("body_parts", {}).get("right", first)
     found = {
         "robot": robots[0] if isinstance(robots, list) else robots,

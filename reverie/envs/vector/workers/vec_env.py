@@ -111,6 +111,7 @@ class WorkerVecEnv(base.BaseVecEnv):
         if is_last.any() or not self._has_episode.all():
             command[is_last] = RESET
             command[self.waiting] = IDLE
+            # the worker of these environments was restarted after the last step
             command[~(self._has_episode | is_last)] = TRUNCATE
         self._send_commands(command)
         self._is_sent = True
