@@ -29,9 +29,10 @@ CONTEXT_GIB = 1.0
 MEMORY_FRACTION = 0.9
 """Fraction of the GPU memory that all runs together may use."""
 TOTAL_UTILIZATION = 2.0
-"""Maximum of the sum of the utilizations of all runs on a GPU, each measured alone.
-Utilization counts the time in which any kernel runs, so its sum may exceed 1. Not used
-with MPS, where runs that each have a utilization of 1 are faster together."""
+"""Maximum sum of the utilizations of the runs on a GPU; the utilization of a run is
+measured while no other run uses the GPU. The sum may exceed 1, because a kernel that
+runs may use only a part of the GPU. There is no such limit with MPS, where runs that
+each have a utilization of 1 are faster together."""
 MIN_CORES = 2
 """Minimum number of CPU cores per run."""
 MAX_RUNS = 4
@@ -47,13 +48,16 @@ class GpuUsage(NamedTuple):
 
 
 class GpuSharing:
-    """Chooses `num_slots`, the number of runs at the same time on this machine."""
+    """Chooses `num_slots`, the number of runs at the same time on this machine.
+
+    `device` is the setting `device` as a list of one word; None if it is not given.
+    """
 
     def __init__(self, config: CampaignConfig, device: Sequence[str] | None):
-        name = device[0] if device else "auto"
-        self.gpus = visible_gpus() if name == "auto" else []
+        device_name = device[0] if device else "auto"
+        self.gpus = visible_gpus() if device_name == "auto" else []
         self.assigns_gpus = bool(self.gpus)  # False if --device selects one GPU
-        is_cpu = not self.gpus and not name.startswith("cuda")
+        is_cpu = not self.gpus and not device_name.startswith("cuda")
         if is_cpu and config.per_gpu != "auto":
             raise UserError(
                 f"--per-gpu {config.per_gpu} has no effect: the runs use no GPU here.\n"

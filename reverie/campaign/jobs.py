@@ -70,7 +70,10 @@ def run_jobs(
 
 
 def parse_options(flag: str, text: str, example: str) -> dict[str, str]:
-    """Return the options in `partition=gpu,time=240`."""
+    """Return the options in the value of a flag, such as `partition=gpu,time=240`.
+
+    If the value is not valid, the error shows `example`, a valid one.
+    """
     pairs = [part.partition("=") for part in text.split(",") if part]
     wrong = next((name for name, _, value in pairs if not name or not value), None)
     options = {name.strip(): value.strip() for name, _, value in pairs}
@@ -93,7 +96,7 @@ def _count_failed(ended: list[Job], failed: int) -> int:
         error = job.exception()
         failed = 0 if error is None else failed + 1
         if failed >= MAX_FAILED_JOBS:
-            last = str(error).strip().splitlines()[-1]
+            last = (str(error).strip() or repr(error)).splitlines()[-1]
             raise UserError(
                 f"{failed} consecutive jobs failed: {last}\n"
                 f"  Fix: read the output of the job, {job.output}"

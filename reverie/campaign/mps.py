@@ -34,7 +34,10 @@ class MpsUnavailable(Exception):
 
 
 class MpsDaemon:
-    """The MPS daemon of this user; environment `variables` connect processes to it."""
+    """The MPS daemon of this user.
+
+    Processes with the environment variables in `variables` connect to it.
+    """
 
     def __init__(self) -> None:
         user = os.getuid() if hasattr(os, "getuid") else ""

@@ -286,6 +286,7 @@ class Queue:
 
 def write_shared(path: Path, text: str) -> None:
     """Write a file that several workers may write at the same time."""
+    # part of the name of the temporary file, so that each writer has its own
     writer = f"-{platform.node()}-{os.getpid()}-{threading.get_ident()}"
     write_file(path, text.encode(), writer=writer)
 

@@ -40,7 +40,8 @@ SPEC_FILE = "campaign.yaml"
 """File in the folder of a campaign."""
 MAX_SEEDS = 10_000
 PER_RUN_SETTINGS = {"task": "tasks", "seed": "seeds", "logdir": "logdir"}
-"""Settings that differ between runs, and the option of the campaign for each."""
+"""Settings of `train` that differ between runs, and the options of the campaign that
+are used instead of them."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ def load_spec(
             pop_mapping(Path(origin), data, "settings")
         ).items()
     }
+    in_file = set(settings)
     methods = _parse_methods(origin, data.pop("configs", None))
     size = str(data.pop("size", "") or "")
     _convert_values(data)
@@ -146,7 +148,7 @@ def load_spec(
             flags.append((name, ",".join(value) + ","))
         elif name == "tasks" and value is not None:
             flags.append((name, _split_words(value)))
-        else:
+        else:  # an option of the campaign is returned, a setting is added to `settings`
             flags += add_settings(settings, [(name, value)], options)
     if "config" in settings:  # workers may run in other folders
         paths = [Path(path).expanduser().absolute() for path in settings["config"]]
@@ -156,8 +158,9 @@ def load_spec(
     config = configs.resolve(CampaignConfig, [(origin, data), ("the flags", layer)])
     for name in settings:
         if name in PER_RUN_SETTINGS:
+            source = origin if name in in_file else "the command line"
             raise UserError(
-                f"{origin} sets {name}, which differs between the runs of a campaign.\n"
+                f"{source} sets {name}, which differs between the runs of a campaign.\n"
                 f"  Fix: --{PER_RUN_SETTINGS[name]}"
             )
     spec = CampaignSpec(config, methods, settings, size)
@@ -176,8 +179,10 @@ def plan_runs(spec: CampaignSpec, resolve: ResolveCommand) -> CampaignSpec:
             arguments = _train_arguments(task, presets, spec.settings)
             try:
                 config = resolve(COMMAND, arguments)
-                if config.size:  # set if no size was given and one was chosen
-                    # the first choice is saved, so that all machines use the same
+                # If no setting gives a network size, `config.size` is the size preset
+                # that `resolve` has chosen. The first choice is saved, so that all
+                # machines use the same size.
+                if config.size:
                     size = size or config.size
                     with_size = (size, *presets)
                     arguments = _train_arguments(task, with_size, spec.settings)

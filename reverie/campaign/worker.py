@@ -84,8 +84,8 @@ def run_worker(
     """Claim and execute runs until all have ended; return the state of all runs.
 
     With `wait`, also wait for the runs of other workers, and take them over if their
-    worker is lost. Without it, return while other workers still execute runs; but wait
-    for a run until it is known whether its worker is lost.
+    worker is lost. Without it, return as soon as all runs that have not ended are
+    executed by other workers whose process is known to be alive.
     """
     with Worker(spec, program) as worker:
         while not worker.stopper.is_set():
@@ -184,7 +184,8 @@ class Worker(Monitor):
         """True if this worker has nothing left to do.
 
         With `wait`, it continues until all runs have ended, to take over runs whose
-        worker is lost. Without it, runs of workers that are alive do not matter.
+        worker is lost. Without it, it does not wait for runs of other workers whose
+        process is known to be alive.
         """
         if self.runs or self.claimable():
             return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from campaign_helpers import starts
@@ -72,6 +73,18 @@ def test_slurm_jobs_are_workers(tmp_path, monkeypatch, capsys):
     assert "submitted job" in capsys.readouterr().err
     (status,) = Queue(folder).statuses()
     assert (status.state, len(status.attempts)) == ("finished", 1)
+
+
+@pytest.mark.parametrize("message", ["Traceback\nMemoryError", ""])
+def test_jobs_that_fail_in_a_row_end_the_campaign(message):
+    error = RuntimeError(message)
+    ended = [SimpleNamespace(exception=lambda: error, output="job.log")] * 3
+    last = "MemoryError" if message else r"RuntimeError\(''\)"
+    with pytest.raises(
+        slurm.UserError, match=f"failed: {last}\n  Fix: .* job.log"
+    ):
+        jobs._count_failed(ended, failed=0)
+    assert jobs._count_failed(ended[:2], failed=0) == 2
 
 
 @pytest.mark.parametrize("text", ["gpu", "jobs=x", "partition="])
