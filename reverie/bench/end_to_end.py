@@ -91,7 +91,8 @@ class MeasuredRun(OnlineRun):
 
     def _open(self) -> None:
         super()._open()
-        # the timer was started before the collector and the evaluator were made
+        # seconds before the timer was created; its sections and `other` add up to the
+        # time since then
         self._built_s = self._elapsed() - sum(self.timer.breakdown().values())
         self.gpu_time = self._cleanup.enter_context(GpuTime(self.device, self.timer))
 
@@ -159,7 +160,8 @@ def bench_end_to_end(
         try:
             train_online(run)
         except Interrupted:
-            raise KeyboardInterrupt from None  # the run in this folder is not kept
+            # `Interrupted` means that the run was saved, but this folder is deleted
+            raise KeyboardInterrupt from None
         results = summarize(run)
     print(format_end_to_end(results))
     return write_results(config, options, {"about": system_info(), "results": results})

@@ -189,6 +189,7 @@ def _make_variants(
     variants: dict[str, EnvVariant] = {}
 
     def add(name: str, measure: Measure, close: Any, count: int) -> None:
+        # a count of 1 adds the variant `simulator` again: keep the first one
         variants.setdefault(name, EnvVariant(name, measure, close, count))
 
     def add_vec_env(name: str, count: int, **options: Any) -> None:

@@ -109,6 +109,7 @@ def algorithm_configs(resolve: Resolve) -> dict[str, Config]:
 def _measure_all(
     configs: Sequence[Config], options: BenchConfig, make_env: MakeEnv | None
 ) -> Iterator[dict[str, Any]]:
+    """Yield the measurements of all configs; several jobs ignore `make_env`."""
     if options.jobs == 1:
         yield from (measure_update(config, options, make_env) for config in configs)
         return

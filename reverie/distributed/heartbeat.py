@@ -102,10 +102,13 @@ class Heartbeat:
         self.keys = [f"{ALIVE}/{rank}" for rank in range(launch.world_size)]
         self._beats = [Beat(-1, 0, 0)] * launch.world_size
         self._silent = [0.0] * launch.world_size  # seconds since the last heartbeat
-        self._activity = (0, 0.0)  # `progress.changes`, and seconds since it changed
+        self._changes = 0  # `progress.changes` at the last check
+        self._unchanged_seconds = 0.0  # time since it changed
         self._reports_failure = False  # this rank prints why the run ends
         self._stop = threading.Event()
-        progress.collectives = 0  # earlier groups of this process had other ranks
+        # The counts of all ranks are compared, so do not include collectives of an
+        # earlier group of this process: it may have had other ranks.
+        progress.collectives = 0
         self._send(0)
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -123,6 +126,8 @@ class Heartbeat:
         Returns True if this rank is the first and has to print the reason.
         """
         own = f"{self.launch.rank}: {reason}"
+        # Set before the store answers: otherwise, the heartbeat thread could read the
+        # reason that this call writes, and end the process before it is printed.
         self._reports_failure = True
         try:
             first = self.store.compare_set(FAILURE, "", own)
@@ -170,13 +175,14 @@ class Heartbeat:
             self._silent[rank] = 0.0 if is_new else self._silent[rank] + elapsed
         self._beats = beats
         changes, activity, limit = progress.changes, progress.activity, progress.limit
-        seconds = self._activity[1] + elapsed if changes == self._activity[0] else 0.0
-        self._activity = (changes, seconds)
+        is_same = changes == self._changes
+        self._changes = changes
+        self._unchanged_seconds = self._unchanged_seconds + elapsed if is_same else 0.0
         longest = max(self._silent)
         if longest > self.timeout:
             rank = self._silent.index(longest)
             return f"Rank {rank} has not responded for {self.timeout:.0f} s."
-        if activity and seconds > limit:
+        if activity and self._unchanged_seconds > limit:
             return (
                 f"Rank {self._slowest()} did not complete {activity} in {limit:.0f} s."
             )

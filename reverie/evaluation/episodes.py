@@ -139,6 +139,7 @@ def play_episodes(
     """
     quota = np.full(len(envs), episodes // len(envs))  # episodes per environment
     quota[: episodes % len(envs)] += 1
+    # success is -1 if the environment does not report it
     scores, success = np.zeros(len(envs)), np.full(len(envs), -1.0)
     lengths = np.full(len(envs), -1)  # the first row of an episode is not a step
     played: list[list[PlayedEpisode]] = [[] for _ in quota]

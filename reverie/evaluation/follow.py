@@ -66,6 +66,7 @@ def follow(
                 except UntrainedPolicy:
                     continue
                 evaluated.add(progress)
+                # the training time at the checkpoint; None if the run logs no times
                 if loop["logger"]["seconds"] is not None:
                     logger.seconds = loop["logger"]["seconds"]
                 logger.add({UPDATES: clock["updates"], **_metrics(result)})

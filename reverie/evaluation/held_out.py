@@ -101,7 +101,7 @@ def evaluate_held_out(
     losses = list(episode_losses(agent, feed, crop, config))
     if not isinstance(agent, HasWorldModelEnv):
         return HeldOutResults(losses, {}, {}, {})
-    errors, media = open_loop_errors(agent.world_model_env(0), feed, crop, config)
+    errors, media = open_loop_errors(agent.world_model_env(seed=0), feed, crop, config)
     if not config.ensemble.samples:
         return HeldOutResults(losses, errors, {}, media)
     single = replace(config, batch=1, episodes=config.ensemble.episodes)
@@ -110,7 +110,7 @@ def evaluate_held_out(
         for _, batch in _batches(feed, crop, single)
     )
     ensembles, figures = sample_ensembles(
-        agent.world_model_env(1), episodes, config.ensemble, config.context
+        agent.world_model_env(seed=1), episodes, config.ensemble, config.context
     )
     return HeldOutResults(losses, errors, ensembles, {**media, **figures})
 

@@ -1,8 +1,9 @@
 """Evaluate a run on held-out recorded episodes (`reverie eval`).
 
 The result has the losses of each episode and, for world models, the open-loop error of
-every key by horizon and the statistics of rollout ensembles. The folder `eval` gets a
-plot per key, a figure of ensembles per vector and a video per image.
+every key by horizon and the statistics of rollout ensembles. The errors of each key are
+plotted in the folder `eval`, which also contains a figure of the ensembles of each
+vector and a video of each image key.
 """
 
 from __future__ import annotations

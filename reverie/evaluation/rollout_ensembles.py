@@ -93,6 +93,7 @@ def sample_ensembles(
     for episode in islice(episodes, config.episodes if keys else 0):
         rows = len(episode["is_first"])
         observed = min(context, rows - 1)
+        # last observed row of each ensemble
         starts = list(range(observed - 1, rows - 1, config.every))
         for key, ensembles in _sample(
             env, episode, starts, config, observed, keys
@@ -176,7 +177,11 @@ def _sample(
     context: int,
     keys: list[str],
 ) -> dict[str, RolloutEnsembles]:
-    """Return the ensembles of one episode that start after these rows."""
+    """Return the ensembles of one episode.
+
+    The model observes `context` rows before each ensemble. `starts` are the indices of
+    the last of these rows.
+    """
     rows = len(episode["is_first"])
     pieces: dict[str, list[RolloutEnsembles]] = {key: [] for key in keys}
     size = max(1, BATCH // config.samples)

@@ -124,7 +124,7 @@ def resize(
             image = image.index_select(axis, torch.as_tensor(index))
         return image
     x = image.double()
-    for axis in (2, 1):  # columns first, rounded to integers, as in Pillow
+    for axis in (2, 1):  # width, then height, each rounded to integers, as in Pillow
         old, new = x.shape[axis], size[axis - 1]
         if old == new:
             continue

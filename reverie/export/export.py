@@ -199,7 +199,8 @@ ABOUT = {
     "observations": "as the environment returns them, in its own units; the step "
     "resizes, crops and normalizes them",
     "actions": "as the environment's `step` takes them, in its own units; `action` has "
-    "their form: objects are dicts, lists are tuples",
+    "their names, nested as in the action space (JSON objects for dicts, lists for "
+    "tuples)",
     "is_first": "bool; True for the first observation of an episode, resets the state",
     "state": "zeros before the first step, then the outputs named `next.*`",
     "noise": "new random numbers for every step: `uniform` in [0, 1), standard "
@@ -214,7 +215,7 @@ def _describe_value(key: str, space: Space, count: int) -> dict[str, Any]:
     path: list[str | int] = [key]
     if space.source is not None:
         path = list(space.source.path)
-    elif count == 1 and key == "action":
+    elif count == 1 and key == "action":  # not nested, as in `to_nested`
         path = []
     data = env_space(space).to_json()
     return {"path": path, "low": data["low"], "high": data["high"]}
@@ -226,8 +227,8 @@ def format_report(exported: Exported) -> str:
     for name, comparison in exported.comparisons.items():
         lines.append(
             f"{name}: {comparison.steps} recurrent steps, largest difference "
-            f"{comparison.error:.1e} (allowed: {TOLERANCE:g}), {comparison.ties} other "
-            "choices at ties"
+            f"{comparison.error:.1e} (allowed: {TOLERANCE:g}), {comparison.ties} ties "
+            "with another choice"
         )
     exported_ms, agent_ms = (exported.latency[key] for key in ("exported", "agent"))
     lines.append(

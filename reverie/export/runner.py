@@ -10,7 +10,7 @@ HERE = Path(__file__).parent
 
 
 class Policy:
-    """`reset()` starts an episode. With `batch`, arrays have a batch axis."""
+    """With `batch`, arrays have a batch axis. `load` is a function like `load_onnx`."""
 
     def __init__(self, path: Any = HERE, batch: int = 0, seed: int = 0, load: Any = 0):
         self.info = json.loads((Path(path) / "policy.json").read_text())
@@ -18,7 +18,7 @@ class Policy:
         self.rng, self.is_first = np.random.default_rng(seed), np.ones(batch or 1, bool)
         self.batch, self.state = batch, self.arrays("state", lambda x: np.zeros)
 
-    def reset(self, mask: Any = True) -> None:
+    def reset(self, mask: Any = True) -> None:  # start an episode
         self.is_first = self.is_first | mask  # the step resets the state where True
 
     def act(self, obs: Any, noise: Any = None) -> Any:
@@ -35,7 +35,7 @@ class Policy:
         array = np.asarray(obs, spec["dtype"], order="C")
         return array if self.batch else array[None]
 
-    def arrays(self, name: str, make: Any) -> Any:  # create "state" or "noise" inputs
+    def arrays(self, name: str, make: Any) -> Any:  # make(x) is a function for input x
         count, infos = len(self.is_first), self.info[name]
         return {x["name"]: make(x)([count, *x["shape"]], x["dtype"]) for x in infos}
 

@@ -32,7 +32,7 @@ TOLERANCE = 1e-4
 TIE = 1e-5
 """Largest margin of a decision that counts as a tie; see `DecisionMargins`."""
 REPEATS = 50
-"""Timed steps of each policy, after a fifth as many untimed ones."""
+"""Number of timed steps of each policy; `REPEATS // 5` steps before are not timed."""
 RESET_RATE = 0.05
 """Probability that an episode starts in a step."""
 
@@ -184,11 +184,12 @@ def compare(
         error = np.maximum(np.abs(value - expected) - is_image, 0)
         error /= np.maximum(1, np.abs(expected))
         errors = np.maximum(errors, error.max(1, initial=0))
-    tied = errors > TOLERANCE
-    if tied.any():
+    differs = errors > TOLERANCE
+    tied = np.zeros_like(differs)
+    if differs.any():
         with DecisionMargins(BATCH) as decisions:
             run_step(step, inputs, GivenNoise(noise.noise))
-        tied &= decisions.margins < TIE
+        tied = differs & (decisions.margins < TIE)
     return float(errors[~tied].max(initial=0)), tied
 
 

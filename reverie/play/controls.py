@@ -3,8 +3,9 @@
 An environment with one discrete action may have an attribute `action_names`, from which
 keys are chosen. A name that consists of `left`, `right`, `up`, `down` and `fire` is
 selected by several keys at once: `upright` or `up_right` by the arrow up and the arrow
-right. An action without effect (`noop`, `stay`) has no key. Other names, and actions
-without names, get the free keys of `KEY_ROWS` in order.
+right. An action without effect (`noop`, `stay`) has no key. Other names get the free
+keys of `KEY_ROWS` in order. If actions have no names, the values of each discrete entry
+get the keys of one row of `KEY_ROWS`.
 
 Keys are codes of the browser (`KeyboardEvent.code`), which do not depend on the
 keyboard layout.
@@ -50,7 +51,7 @@ KEY_ROWS = (
     tuple(f"Key{letter}" for letter in "ASDGJKL"),
     tuple(f"Key{letter}" for letter in "ZXCVBNM"),
 )
-"""Keys of discrete actions without names; each entry of the action uses one row."""
+"""Keys of actions for which `WORD_KEYS` has no key; see the top of this file."""
 
 PAGE_KEYS = ("KeyP", "Period", "KeyR", "KeyF", "KeyT", "KeyH", "Comma", "Slash")
 """Shortcuts of the page, which are not used for actions."""

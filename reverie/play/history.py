@@ -24,7 +24,8 @@ class History:
         self._entries: list[Any] = []
         self._sizes: list[int] = []
         self.num_bytes = 0
-        """Approximate size in bytes, at the time when the entries were appended."""
+        """Approximate size in bytes. The size of an entry is measured when it is
+        appended, so data that is added to it later does not count."""
 
     @property
     def stop(self) -> int:

@@ -304,7 +304,8 @@ def _steps_of(run: ListedRun) -> int:
 
 def _status(run: ListedRun) -> str:
     """Return `running`, `finished`, `failed` or `stopped`, or the state in a queue."""
-    if run.queued is not None:  # also of runs on other machines
+    if run.queued is not None:
+        # includes runs on other machines, whose locks may not be visible here
         return run.queued.state
     if is_locked(run.path / LOCK):
         return "running"

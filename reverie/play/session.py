@@ -249,7 +249,7 @@ class Session:
         self._start(str(command["mode"]))
 
     def _on_restart(self, command: dict[str, Any]) -> None:
-        """Start another episode; a live session that is paused stays paused."""
+        """Start another episode; stay paused, except for recorded episodes."""
         paused = self.paused and self.simulation.mode != RECORDED
         self._start(self.simulation.mode, self._seed_of(command), paused)
 
@@ -329,6 +329,7 @@ class Session:
         """Reset what belongs to the previous episode, and publish the first step."""
         self.awaits_save_answer = False
         self.paused = paused
+        # the message about a saved episode stays while the next episode starts
         if not self.message.startswith("Saved"):
             self.message = ""
         self._return = self._imagined_return = 0.0
@@ -352,6 +353,7 @@ class Session:
         resets = imagination.context_resets if imagination else 0
         simulation.step(self._human_action)
         scalars = simulation.snapshot().scalars
+        # stored steps that are shown again do not count; those of a recording do
         if was_live or simulation.mode == RECORDED:
             self._return += scalars.get("reward", 0.0)
             self._imagined_return += scalars.get("predicted reward", 0.0)

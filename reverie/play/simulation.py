@@ -98,7 +98,7 @@ class Simulation:
         self.imagined = History()  # rows (N, ...) of the rollouts
         self.step_data = History()  # (action, scalars, inspection) of each step
         self.cursor = 0
-        # context before `rows[0]`, if that is not the first row of a recording
+        # rows of a recording before `rows[0]`, as context; empty in an environment
         self._earlier_rows: list[Obs] = []
         self._env_ended = True
         self.policy_state = PolicyState(self.loaded)
@@ -173,9 +173,10 @@ class Simulation:
         return {key: s for key, s in spaces.items() if not key.startswith("log/")}
 
     def _episode_seed(self) -> int:
-        """Return a different seed for each episode; it depends only on `seed`.
+        """Return the seed of this episode, computed from `seed` and its number.
 
-        The prime factor keeps the seeds of similar `seed`s apart.
+        Because of the large factor, the episodes of `seed` and `seed + 1` have
+        different seeds.
         """
         return (self.seed * 100_003 + max(self.episode, 0)) % 2**31
 
@@ -224,7 +225,7 @@ class Simulation:
         first = 0 if self.keep_all else self.cursor + 1 - MAX_HISTORY
         for history in histories:
             history.drop_before(first)
-        # `keep_all` is about the rows, which are saved; `step_data` is only shown
+        # limited also with `keep_all`: `step_data` is shown, but not saved
         self.step_data.drop_before(self.cursor + 1 - MAX_HISTORY)
         while sum(history.num_bytes for history in histories) > limit:
             first = min(h.start for h in histories if h.num_bytes) + 1
@@ -312,8 +313,8 @@ class Simulation:
         if self.mode in IN_MODEL:
             self.imagined.truncate(self.cursor)
             self.step_data.truncate(self.cursor)
-            # The environment cannot return to an earlier step. It is not stepped after
-            # a fork at the newest step either; only forks at step 0 have real context.
+            # After a fork above step 0, the environment is not stepped: it cannot
+            # return to an earlier step, and the rollouts start at an imagined row.
             if self.cursor:
                 self.rows.truncate(self.cursor)
                 self._env_ended = True

@@ -34,9 +34,9 @@ class Curve(NamedTuple):
 def bin_edges(points: Sequence[np.ndarray], bins: int = BINS) -> np.ndarray:
     """Return the edges of at most `bins` bins from zero to the largest x of all runs.
 
-    The width is a round number. If the mean distance between the episodes of a run is
-    larger, it is this distance, so that long episodes do not leave bins empty. The last
-    bin can be shorter or longer than the others by up to a half.
+    The width of a bin is a round number. If the mean distance between the episodes of a
+    run is larger than this width, the width is this distance, so that long episodes do
+    not leave bins empty. The last bin can be up to half a width shorter or longer.
     """
     last = max(float(run[:, 0].max()) for run in points) or 1.0
     distance = max(float(run[:, 0].max()) / len(np.unique(run[:, 0])) for run in points)

@@ -65,8 +65,8 @@ def write_repository(
         )
     folder.mkdir(parents=True, exist_ok=True)
     results = write_package(run, folder)
-    name = _write_video(run, folder) if video else ""
-    (folder / CARD).write_text(model_card(repository, results, name))
+    video_name = _write_video(run, folder) if video else ""
+    (folder / CARD).write_text(model_card(repository, results, video_name))
     return sorted(path.name for path in folder.iterdir())
 
 

@@ -112,7 +112,9 @@ def make_report(
             for method, by_task in scores.items()
             if (values := normalize_scores(by_task, normalization))
         }
-    methods = [*groups, *(x.name for x in baselines if {*x.runs} & {*tasks})]
+    # runs are compared in pairs, which is not possible if only means are published
+    with_runs = [b.name for b in baselines if {*b.runs} & {*tasks}]
+    methods = [*groups, *with_runs]
     improvements = {
         f"{a} over {b}": probability_of_improvement(scores[a], scores[b])
         for i, a in enumerate(methods)
@@ -273,7 +275,8 @@ def describe_windows(report: Report) -> str:
     text = f"{label}: {kind} of {value}s {text}."
     if count := report.runs_without_final_episodes:
         runs = "1 run has" if count == 1 else f"{count} runs have"
-        text += f" {runs} no {value} there; such a run's window ends at its last one."
+        text += f" {runs} no {value} in this window; the window of such a run is moved "
+        text += f"to its last {value}."
     estimates = [row.estimate for row in report.rows]
     if any(math.isfinite(estimate.low) for estimate in estimates):
         text += " Intervals: 95 % bootstrap over seeds."

@@ -34,21 +34,26 @@ class CategoricalRange:
 
     log = False  # as in `NumericRange`
 
+    @property
+    def values(self) -> list[str]:
+        """The choices as strings, which are the values of the hyperparameter."""
+        return [" ".join(words) for words in self.options]
+
     def suggest(self, trial: Any, name: str) -> str:
         """Return the value that an Optuna trial proposes."""
-        return trial.suggest_categorical(name, self.validation_values())
+        return trial.suggest_categorical(name, self.values)
 
     def to_arguments(self, value: Any) -> list[str]:
         """Return a value as words of a command line."""
-        return list(self.options[self.validation_values().index(value)])
+        return list(self.options[self.values.index(value)])
 
     def validation_values(self) -> list[Any]:
-        """Return the values to check before the first run: all choices or both ends."""
-        return [" ".join(words) for words in self.options]
+        """Return the values to check before the first run, here all choices."""
+        return self.values
 
     def grid(self, name: str) -> list[Any]:
         """Return the values of a grid search."""
-        return self.validation_values()
+        return self.values
 
     def to_yaml(self) -> Any:
         return [words[0] if len(words) == 1 else list(words) for words in self.options]
@@ -80,6 +85,7 @@ class NumericRange:
         return [repr(value)]
 
     def validation_values(self) -> list[Any]:
+        """Return the values to check before the first run, here both ends."""
         ends = [self.low, self.high]
         return [int(end) for end in ends] if self.integer else ends
 
@@ -88,6 +94,7 @@ class NumericRange:
         # 1e-9: a rounding error must not remove the last value
         steps = math.floor((self.high - self.low) / step + 1e-9)
         count = self.count or (steps + 1 if self.step or self.integer else 0)
+        # with `log`, `count` is required: the error below says so
         if count > MAX_POINTS and (self.count or not self.log):
             raise UserError(
                 f"The grid of {name} has {count:,} values, and at most {MAX_POINTS:,} "
@@ -172,7 +179,7 @@ def _parse_numeric(
     if log and step is not None:
         raise _range_error(name, "has both `log` and `step`", "use `count`.")
     if (step is not None and step <= 0) or (count is not None and count < 1):
-        problem = "needs a `step` and a `count` above zero"
+        problem = "has a `step` or `count` that is not above zero"
         raise _range_error(name, problem, "count: 5")
     return NumericRange(low, high, log, step, count, integer)
 

@@ -177,7 +177,8 @@ class Study:
         """Return the sampler; its seed depends on the number of trials started before.
 
         Otherwise, a resumed sweep would propose the same hyperparameters again. The
-        prime factor keeps the seeds of different sweeps apart.
+        factor 7919 makes sweeps with other seeds differ, too: with a factor of 1, seed
+        0 after one trial would be the same as seed 1 before any trial.
         """
         samplers, seed = self.optuna.samplers, self.spec.seed + 7919 * started
         if self.spec.config.sampler == "bayes":

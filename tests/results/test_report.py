@@ -205,7 +205,7 @@ def test_task_without_an_episode_is_left_out(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "| catch | dreamer | 9 | 1 |" in text
     assert "reach" not in text
-    assert "no episode there" not in text
+    assert "no episode in this window" not in text
 
 
 def test_windows_of_tasks_and_runs_of_other_lengths(tmp_path, capsys):
@@ -220,7 +220,7 @@ def test_windows_of_tasks_and_runs_of_other_lengths(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "episodes in the last 5 % of the training of each task" in text
     assert "ends at 360 to 400 frames." in text
-    assert "1 run has no episode there; such a run's window ends at" in text
+    assert "1 run has no episode in this window; the window of such a run" in text
     assert "| catch | dreamer | 6.5 [4, 9] | 2 |" in text
     # windows of 100 frames: the scores 7, 8, 9, and 2, 3, 4 of the short run
     assert main(["report", str(tmp_path), "--window", "0.25"]) == 0

@@ -2,7 +2,8 @@
 
 export function byId(id) { return document.getElementById(id); }
 
-// Creates an element; `properties` that the element does not have become attributes.
+// Creates an element; `properties` that the element does not have become attributes. So does
+// `list`, which is a read-only property of inputs.
 export function element(tag, properties = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {

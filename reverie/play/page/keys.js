@@ -14,6 +14,7 @@ export class KeyInput {
     this.storageKey = storageKey;
     this.onChange = onChange;
     this.isActive = isActive;
+    this.onAxes = null; // if set, called with the axes of the gamepad in every animation frame
     this.held = new Map(); // held default keys, by input source
     this.actionKeys = new Set(); // default keys of all actions
     this.remapped = {}; // physical keys by default key, where they differ

@@ -77,6 +77,8 @@ export class Panes {
     const real = this.panes.get("real-0");
     if (real) {
       const isEmpty = real.figure.classList.contains("empty");
+      // an empty pane still shows its last image, dimmed; without an environment, that is the
+      // recorded frame from which the rollouts start
       const reason = this.startsFromRecordings ? "recorded first frame" : "episode ended before this step";
       setText(real.info, isEmpty ? reason : data.mode.endsWith("model") ? "" : data.end_reason);
     }

@@ -78,6 +78,7 @@ export class PlayPage {
     byId("rollouts").replaceChildren(...counts.map((count) => element("option", { value: String(count), textContent: String(count) })));
     byId("fork").hidden = !hello.max_rollouts;
     for (const id of ["rollouts", "forkevery"]) byId(id).closest("label").hidden = !hello.max_rollouts;
+    // without an environment, imagined rollouts start from recorded episodes
     this.panes.startsFromRecordings = Boolean(hello.modes.find((mode) => mode.name === "human-env").reason);
     this.buildControls(hello.controls);
     this.updateDisabled();
@@ -85,7 +86,7 @@ export class PlayPage {
     this.episode = null;
   }
 
-  // Disables the inputs of a page without the controls.
+  // Disables the inputs while another page controls the session.
   updateDisabled() {
     for (const node of byId("play").querySelectorAll("button, select, input")) {
       if (node.id === "header" || node.id === "keysbutton") continue;

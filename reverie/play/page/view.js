@@ -120,7 +120,7 @@ export class ViewPage {
     body.replaceChildren(...nodes);
   }
 
-  // Lists all metrics in the selection, if there are new ones.
+  // Fills the drop-down list with the metrics of all runs, if their number has changed.
   fillMetrics() {
     const names = [...new Set(this.runs.flatMap((run) => run.metrics))];
     const select = byId("metric");
