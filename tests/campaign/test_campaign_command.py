@@ -80,9 +80,7 @@ def test_jobs_that_fail_in_a_row_end_the_campaign(message):
     error = RuntimeError(message)
     ended = [SimpleNamespace(exception=lambda: error, output="job.log")] * 3
     last = "MemoryError" if message else r"RuntimeError\(''\)"
-    with pytest.raises(
-        slurm.UserError, match=f"failed: {last}\n  Fix: .* job.log"
-    ):
+    with pytest.raises(slurm.UserError, match=f"failed: {last}\n  Fix: .* job.log"):
         jobs._count_failed(ended, failed=0)
     assert jobs._count_failed(ended[:2], failed=0) == 2
 

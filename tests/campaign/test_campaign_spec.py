@@ -109,9 +109,7 @@ def test_unknown_keys_of_a_file_are_refused(tmp_path):
 def test_a_setting_that_differs_between_runs_is_refused_with_its_source(tmp_path):
     file = tmp_path / "campaign.yaml"
     file.write_text("tasks: [catch]\nsettings: {seed: 3}\n")
-    with pytest.raises(
-        UserError, match=r"campaign\.yaml sets seed,"
-    ):
+    with pytest.raises(UserError, match=r"campaign\.yaml sets seed,"):
         load(file=file)
     file.write_text("tasks: [catch]\n")
     with pytest.raises(UserError, match=r"^the command line sets seed,"):
