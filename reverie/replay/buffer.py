@@ -88,7 +88,7 @@ class Replay:
             extras,
             capacity=capacity,
             storage=config.storage,
-            tail=tail + MAX_PENDING * segment,  # plus copies for the writer threads
+            tail=tail,
             save=config.save,
             directory=directory,
             selector_bytes=selector_bytes,

@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import operator
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,7 @@ import numpy as np
 import torch
 
 from reverie.spaces import Arrays, Spaces
-from reverie.storage.array_file import ArrayFile, write_arrays
+from reverie.storage.array_file import ArrayFile, GatheredRows, write_arrays
 from reverie.storage.limits import InvalidFile
 from reverie.storage.os_errors import EXHAUSTED, FILE_INTACT
 from reverie.storage.segments import segment_stem
@@ -80,6 +81,7 @@ class RamStore:
     def __init__(self, spaces: Spaces, capacity: int) -> None:
         self.capacity = capacity
         self.rings = {key: space.zeros(capacity) for key, space in spaces.items()}
+        self._locks = {key: threading.Lock() for key in spaces}
         self._threads = CopyThreads()
 
     @property
@@ -118,7 +120,19 @@ class RamStore:
         """Overwrite the given keys (extras) of the steps `ids`."""
         rows = ids % self.capacity
         for key, value in values.items():
-            self.rings[key][rows] = value
+            with self._locks[key]:
+                self.rings[key][rows] = value
+
+    def rows_to_write(self, ids: np.ndarray) -> dict[str, GatheredRows]:
+        """Return the steps `ids` of each key, gathered while they are written.
+
+        They must stay in memory until then; their extras may change.
+        """
+        rows = ids % self.capacity
+        return {
+            key: GatheredRows(ring, rows, self._locks[key])
+            for key, ring in self.rings.items()
+        }
 
     def load_segment(
         self, segment: ReplaySegment, ids: np.ndarray, live: np.ndarray, arrays: Arrays
@@ -238,6 +252,10 @@ class DiskStore:
                 column[row : row + stop - start] = value[start:stop]
                 self._accessed_bytes += (stop - start) * column[0].nbytes
         self._release_pages()
+
+    def rows_to_write(self, ids: np.ndarray) -> dict[str, GatheredRows]:
+        """As in `RamStore`; all steps must be in the tail."""
+        return self.narrow.rows_to_write(ids) | self.tail.rows_to_write(ids)
 
     def add_segment(self, segment: ReplaySegment, order: np.ndarray) -> None:
         ids = segment.first + order

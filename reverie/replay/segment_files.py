@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,7 +32,7 @@ from reverie.replay.column_store import (
 from reverie.replay.step_index import StepIndex
 from reverie.spaces import Arrays, Space, Spaces
 from reverie.storage import array_file
-from reverie.storage.array_file import ArrayFile, FileRecord
+from reverie.storage.array_file import ArrayFile, FileRecord, GatheredRows
 from reverie.storage.atomic import TEMPORARY, fsync, make_folder
 from reverie.storage.limits import InvalidFile, quote
 from reverie.storage.os_errors import FILE_INTACT, explain_write_errors
@@ -51,6 +51,8 @@ WRITERS = 2
 MAX_PENDING = WRITERS + 1
 """Maximum number of segments that are being written or queued."""
 
+FileArrays = Mapping[str, np.ndarray | GatheredRows]
+
 Manifest = list[list[Any]]
 """For each segment: id of the first step, number of steps, record of the file, and
 record of a file with newer extras or None."""
@@ -58,14 +60,13 @@ record of a file with newer extras or None."""
 
 @dataclass
 class PendingSegment:
-    """Copy of consecutive steps that a thread is writing to a file."""
+    """Consecutive steps in memory that a thread is writing to a file."""
 
     first: int  # id of the first step
     order: np.ndarray  # row i of the file is the step `first + order[i]`
-    arrays: Arrays
     file: Future[ArrayFile]
     changed_ids: list[np.ndarray] = field(default_factory=list)
-    """Steps whose extras have changed since they were copied."""
+    """Steps whose extras have changed, perhaps after they were written."""
 
     @property
     def stop(self) -> int:
@@ -99,7 +100,6 @@ class SegmentFiles:
         self._pending: deque[PendingSegment] = deque()
         self._executor: ThreadPoolExecutor | None = None
         self._unsynced: list[str] = []  # names of files that need `fsync`
-        self._buffers: list[Arrays] = []  # reused: first access to new memory is slow
 
     @property
     def disk_bytes(self) -> int:
@@ -314,14 +314,14 @@ class SegmentFiles:
         while self.index.total - (first := self._next_to_write()) >= self.segment:
             make_folder(self.directory)
             self.wait(MAX_PENDING - 1)
-            arrays, order = self._copy_steps(first, self.segment)
+            arrays, order = self._file_arrays(first, self.segment)
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(WRITERS, "replay-files")
             stem = segment_stem(first, self.segment)
             file = self._executor.submit(
                 array_file.write_arrays, self.directory, stem, arrays
             )
-            self._pending.append(PendingSegment(first, order, arrays, file))
+            self._pending.append(PendingSegment(first, order, file))
 
     def _write_partial(self) -> None:
         """Write the steps after the last full segment, if they have changed."""
@@ -333,7 +333,7 @@ class SegmentFiles:
         old = self.partial
         if old and (old.first, old.count) == (first, count) and not self.extras:
             return
-        arrays, _ = self._copy_steps(first, count)
+        arrays, _ = self._file_arrays(first, count)
         file = self._write(segment_stem(first, count), arrays)
         self.partial = ReplaySegment(first, count, file)
 
@@ -360,7 +360,7 @@ class SegmentFiles:
             self._warn_deleted(segment.rows)
             first = max(segment.first, self.index.first)
             segment.first, segment.count = first, segment.stop - first
-            arrays, _ = self._copy_steps(first, segment.count)
+            arrays, _ = self._file_arrays(first, segment.count)
             segment.rows = self._write(segment_stem(first, segment.count), arrays)
             segment.extras = None
             self._changed.discard(segment)
@@ -389,13 +389,13 @@ class SegmentFiles:
             segment.extras = self._write(stem, extras)
         self._changed.clear()
 
-    def _write(self, stem: str, arrays: Arrays) -> ArrayFile:
+    def _write(self, stem: str, arrays: FileArrays) -> ArrayFile:
         file = array_file.write_arrays(self.directory, stem, arrays)
         self._unsynced.append(file.record.name)
         return file
 
-    def _copy_steps(self, first: int, count: int) -> tuple[Arrays, np.ndarray]:
-        """Return a copy of consecutive steps as in a file, and the order of its rows.
+    def _file_arrays(self, first: int, count: int) -> tuple[FileArrays, np.ndarray]:
+        """Return consecutive steps as in a file, and the order of its rows.
 
         Row i is the step `first + order[i]`.
         """
@@ -404,17 +404,12 @@ class SegmentFiles:
         # Steps of one stream are contiguous, so that a window is one or two reads.
         order = np.argsort(stream, kind="stable")
         ids = ids[order]
-        if count == self.segment and self._buffers:
-            arrays = self._buffers.pop()
-        else:
-            arrays = {key: space.zeros(count) for key, space in self.spaces.items()}
-        self.store.gather(ids, arrays)
         positions: Arrays = {
             STREAM: stream[order].astype(np.int64),
             POSITION: self.index.position[ids % self.index.capacity],
             ORDER: order.astype(np.int32),
         }
-        return {**arrays, **positions}, order
+        return {**self.store.rows_to_write(ids), **positions}, order
 
     def _use_file(self, pending: PendingSegment, file: ArrayFile) -> None:
         """Read the steps of a completed file from disk from now on, not from memory."""
@@ -432,7 +427,6 @@ class SegmentFiles:
             self.store.scatter(changed, extras)
             if self.exact_extras:
                 self._changed.add(segment)
-        self._buffers.append({key: pending.arrays[key] for key in self.spaces})
 
     def _discard_pending(self) -> None:
         """Wait for the files being written and ignore them; the steps are in memory."""

@@ -17,7 +17,8 @@ import os
 import struct
 import warnings
 import zlib
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +45,8 @@ _DTYPES = {"BOOL": np.dtype(bool)} | {
 }
 """Types that are supported, by their names in safetensors headers (`F32`, `U8`)."""
 _SAFETENSORS_NAMES = {dtype.name: name for name, dtype in _DTYPES.items()}
-_WRITE_BYTES, _READ_BYTES = 1 << 24, 1 << 18  # written or read at once
+_WRITE_BYTES, _READ_BYTES = 1 << 20, 1 << 18
+"""Bytes that are written or read at once; they fit in the CPU cache."""
 MAX_HEADER_BYTES = 100 << 20
 """Larger headers are refused; the safetensors library has a similar limit."""
 
@@ -99,8 +101,47 @@ class ArrayFile:
         }
 
 
+@dataclass(frozen=True)
+class GatheredRows:
+    """The array `source[rows]`, which is gathered in small blocks while it is written.
+
+    If other threads write to `source` at the same time, they must hold the lock, so
+    that no row is written partly with old and partly with new values.
+    """
+
+    source: np.ndarray
+    rows: np.ndarray
+    lock: contextlib.AbstractContextManager[Any] = field(
+        default_factory=contextlib.nullcontext
+    )
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.source.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.rows), *self.source.shape[1:])
+
+    def blocks(self) -> Iterator[memoryview]:
+        """Yield the bytes of the array; each block overwrites the previous one."""
+        row_bytes = self.source[0].nbytes
+        count = max(1, min(len(self.rows), _WRITE_BYTES // max(1, row_bytes)))
+        buffer = np.empty((count, *self.source.shape[1:]), self.dtype)
+        for start in range(0, len(self.rows), count):
+            rows = self.rows[start : start + count]
+            block = buffer[: len(rows)]
+            with self.lock:
+                # the default mode "raise" is slower: it copies to a buffer first
+                self.source.take(rows, 0, block, "clip")
+            yield block.reshape(-1).view(np.uint8).data
+
+
 def write_arrays(
-    directory: Path, stem: str, arrays: Arrays, suffix: str = SUFFIX
+    directory: Path,
+    stem: str,
+    arrays: Mapping[str, np.ndarray | GatheredRows],
+    suffix: str = SUFFIX,
 ) -> ArrayFile:
     """Write the file `<stem>-<checksum><suffix>` atomically; return its description.
 
@@ -116,9 +157,7 @@ def write_arrays(
                 crc = zlib.crc32(header)
                 size = _write_all(file, memoryview(header))
                 for key in layouts:
-                    flat = np.ascontiguousarray(arrays[key]).reshape(-1).view(np.uint8)
-                    for start in range(0, len(flat), _WRITE_BYTES):
-                        block = flat[start : start + _WRITE_BYTES].data
+                    for block in _blocks(arrays[key]):
                         crc = zlib.crc32(block, crc)
                         size += _write_all(file, block)
             name = f"{stem}-{crc:08x}{suffix}"
@@ -182,7 +221,7 @@ def find_corruption(
             size = os.fstat(file.fileno()).st_size
             if size != record.size:
                 return f"has {size} bytes instead of {record.size}"
-            crc, block = 0, memoryview(bytearray(_READ_BYTES))  # fits in the CPU cache
+            crc, block = 0, memoryview(bytearray(_READ_BYTES))
             while count := file.raw.readinto(block):
                 crc = zlib.crc32(block[:count], crc)
     except InvalidFile as error:
@@ -211,18 +250,31 @@ def quarantine(directory: Path, name: str, problem: str, consequence: str) -> No
     warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
-def _make_header(arrays: Arrays) -> tuple[bytes, dict[str, ArrayLayout]]:
+def _blocks(array: np.ndarray | GatheredRows) -> Iterator[memoryview]:
+    """Yield the bytes of an array."""
+    if isinstance(array, GatheredRows):
+        yield from array.blocks()
+        return
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    for start in range(0, len(flat), _WRITE_BYTES):
+        yield flat[start : start + _WRITE_BYTES].data
+
+
+def _make_header(
+    arrays: Mapping[str, np.ndarray | GatheredRows],
+) -> tuple[bytes, dict[str, ArrayLayout]]:
     """Return the safetensors header with its length, and the layouts it describes."""
     table, offset = {}, 0
     # Largest item size first, so that every array is aligned to its item size.
-    for key in sorted(arrays, key=lambda key: (-arrays[key].itemsize, key)):
+    for key in sorted(arrays, key=lambda key: (-arrays[key].dtype.itemsize, key)):
         array = arrays[key]
+        nbytes = math.prod(array.shape) * array.dtype.itemsize
         table[key] = {
             "dtype": _SAFETENSORS_NAMES[array.dtype.name],
             "shape": list(array.shape),
-            "data_offsets": [offset, offset + array.nbytes],
+            "data_offsets": [offset, offset + nbytes],
         }
-        offset += array.nbytes
+        offset += nbytes
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % 64)  # the arrays start at a multiple of 64
     return struct.pack("<Q", len(text)) + text, _layouts(table, len(text) + 8)

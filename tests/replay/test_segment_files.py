@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from test_replay import EXTRAS, make_replay, make_rows
 
+from reverie.replay.buffer import Replay
 from reverie.replay.config import ReplayConfig
 from reverie.replay.segment_files import listed_files
 from reverie.rows import Window
+from reverie.spaces import Space
 from reverie.storage import array_file
 from reverie.storage.limits import InvalidFile
 from reverie.storage.os_errors import DiskFull
@@ -78,6 +80,38 @@ def test_steps_of_pending_files_can_be_read_and_changed(gate, tmp_path):
     for key, value in read(again, ids).items():
         np.testing.assert_array_equal(value, rows[key], err_msg=key)
     again.close()
+
+
+def test_files_are_intact_if_extras_change_while_they_are_written(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(array_file, "_WRITE_BYTES", 1 << 12)
+    space = Space(np.float32, (2048,))
+    config = ReplayConfig(storage="disk", segment=64)
+    replay = Replay(
+        {"is_first": Space(bool)},
+        {"wide": space},
+        config,
+        capacity=512,
+        num_envs=1,
+        windows=WINDOWS,
+        directory=tmp_path,
+        seed=0,
+    )
+    row = {"is_first": np.zeros(1, bool), "wide": space.zeros(1)}
+    for step in range(512):
+        ids = replay.add(row)
+        written = max(0, replay.files.first_unwritten - 64)
+        recent = np.arange(written, ids[-1] + 1)
+        values = np.broadcast_to(np.float32(step + 1), (len(recent), 2048))
+        replay.write_back(recent, {"wide": values})
+    state = replay.save()
+    replay.close()
+    for record in listed_files(state["files"]):
+        assert array_file.find_corruption(tmp_path, record) is None
+        file = array_file.read_layout(tmp_path, record)
+        wide = file.open(tmp_path)[1]["wide"]
+        assert (wide == wide[:, :1]).all()  # old or new, but not parts of both
 
 
 def test_adding_waits_if_the_tail_is_full(gate, tmp_path):

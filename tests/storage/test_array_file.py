@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 
 from reverie.storage import array_file
-from reverie.storage.array_file import find_corruption, quarantine, write_arrays
+from reverie.storage.array_file import (
+    GatheredRows,
+    find_corruption,
+    quarantine,
+    write_arrays,
+)
 from reverie.storage.limits import InvalidFile
 
 
@@ -92,3 +97,24 @@ def test_arrays_that_overlap_are_refused(tmp_path):
     path.write_bytes(data.replace(b"[24,48]", b"[0,24] "))
     with pytest.raises(InvalidFile, match="overlap"):
         array_file.read_layout(tmp_path, file.record._replace(size=len(data) - 24))
+
+
+@pytest.mark.parametrize("block_bytes", [1, 100, 1 << 20])
+def test_gathered_rows_are_written_as_the_array_they_describe(
+    tmp_path, monkeypatch, block_bytes
+):
+    monkeypatch.setattr(array_file, "_WRITE_BYTES", block_bytes)
+    rng = np.random.default_rng(0)
+    sources = {
+        "image": rng.integers(0, 256, (50, 3, 5), np.uint8),
+        "reward": rng.standard_normal(50).astype(np.float32),
+        "is_first": rng.random(50) < 0.5,
+    }
+    rows = rng.permutation(50)[:37]
+    gathered = {k: GatheredRows(source, rows) for k, source in sources.items()}
+    file = write_arrays(tmp_path, "a-37", {**gathered, "row": rows})
+    copied = {key: source[rows] for key, source in sources.items()}
+    assert file == write_arrays(tmp_path, "a-37", {**copied, "row": rows})
+    assert find_corruption(tmp_path, file.record) is None
+    for key, value in file.open(tmp_path)[1].items():
+        np.testing.assert_array_equal(value, {**copied, "row": rows}[key])
