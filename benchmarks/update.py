@@ -77,6 +77,7 @@ def measure(size: str, args: argparse.Namespace) -> None:
     """Print the time of updates of one size, and the peak GPU memory."""
     device = devices.pick_device("auto")
     devices.enable_autotuning(device)
+    devices.keep_freed_memory(device)
     agent = Dreamer(
         OBS,
         ACT,

@@ -174,6 +174,7 @@ class UpdateBenchmark(Resources):
         devices.seed_everything(config.seed)
         if not config.deterministic:
             devices.enable_autotuning(self.device)
+        devices.keep_freed_memory(self.device)
         self.precision = devices.pick_precision(config.precision, self.device)
         self._open_data()
 

@@ -127,6 +127,7 @@ class BaseRun(Resources):
             device.make_deterministic()
         else:
             device.enable_autotuning(self.device)
+        device.keep_freed_memory(self.device)
         self.precision = device.pick_precision(config.precision, self.device)
 
     def _open_log(self, frames: int, render_fps: float = 0) -> None:

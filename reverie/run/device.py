@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import threading
@@ -14,6 +15,12 @@ import torch
 
 from reverie.api import UserError
 from reverie.distributed.launch import find_launch
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Parameters of `mallopt`, from malloc.h of glibc."""
+MMAP_THRESHOLDS = (2**30, 2**25)
+"""Values of `M_MMAP_THRESHOLD` to try; old versions of glibc reject values above 32
+MiB."""
 
 
 def pick_device(name: str, train_devices: Sequence[int] = ()) -> torch.device:
@@ -146,6 +153,25 @@ def disable_onednn_if_needed(device: torch.device, precision: str) -> None:
     """
     if device.type == "cpu" and precision != "float32":
         torch.backends.mkldnn.set_flags(False)  # type: ignore[no-untyped-call]
+
+
+def keep_freed_memory(device: torch.device) -> None:
+    """Let this process reuse the memory of freed CPU tensors.
+
+    By default, glibc returns the memory of large tensors to the operating system. Every
+    update on a CPU allocates them again, and the system must then fill each page with
+    zeros. Does nothing on other devices, or with another C library.
+    """
+    if device.type != "cpu":
+        return
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, TypeError, AttributeError):  # Windows or macOS
+        return
+    for threshold in MMAP_THRESHOLDS:
+        if mallopt(M_MMAP_THRESHOLD, threshold):  # 0 if the value is rejected
+            mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+            break
 
 
 def initialize_in_background(device: torch.device) -> None:

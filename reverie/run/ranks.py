@@ -391,6 +391,7 @@ class Follower:
             devices.make_deterministic()
         else:
             devices.enable_autotuning(own_device)
+        devices.keep_freed_memory(own_device)
         # the seed for acting; the random generators of training are sent by `LOAD`
         seeded = dataclasses.replace(config, seed=shard.seed(config.seed))
         self.agent = make_agent(seeded, spaces, own_device, precision)
