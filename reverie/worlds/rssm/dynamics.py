@@ -48,6 +48,7 @@ class RSSMDynamics(nn.Module):
     """
 
     fast_version = "reverie.worlds.rssm.fast:FastRSSMDynamics"
+    fast_cpu_version = "reverie.worlds.rssm.fast_cpu:CpuRSSMDynamics"
 
     def __init__(self, token_width: int, act_space: Spaces, config: RSSMConfig):
         super().__init__()
@@ -217,6 +218,21 @@ class RSSMDynamics(nn.Module):
             x = self._layer(f"{name}{i}", x)
         logits: Tensor = getattr(self, f"{name}logit")(x)
         return logits
+
+
+def joined_features(states: RSSMState) -> Float[Tensor, "*b F"] | None:
+    """Return features without a copy; None if the parts are not adjacent in memory."""
+    deter, stoch = states.deter, states.stoch.flatten(-2)
+    is_adjacent = (
+        deter.untyped_storage().data_ptr() == stoch.untyped_storage().data_ptr()
+        and stoch.storage_offset() == deter.storage_offset() + deter.shape[-1]
+        and deter.stride() == stoch.stride()
+        and not deter.requires_grad
+    )
+    if not is_adjacent:
+        return None
+    width = deter.shape[-1] + stoch.shape[-1]
+    return deter.as_strided((*deter.shape[:-1], width), deter.stride())
 
 
 def update_deter(

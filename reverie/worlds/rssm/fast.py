@@ -47,7 +47,12 @@ from reverie.nets.blocks import BlockLinear, Linear, Norm
 from reverie.nets.rng import Rng
 from reverie.nets.streams import NOISE, SideStream, on_stream, wait_for
 from reverie.worlds.rollout import stack_actions
-from reverie.worlds.rssm.dynamics import KLTerms, RSSMDynamics, RSSMState
+from reverie.worlds.rssm.dynamics import (
+    KLTerms,
+    RSSMDynamics,
+    RSSMState,
+    joined_features,
+)
 
 HIDDEN_INPUTS = SideStream("hidden inputs")
 """Stream for the products of the hidden layer `dynhid0` with inputs that do not
@@ -124,17 +129,8 @@ class FastRSSMDynamics(RSSMDynamics):
 
     def features(self, states: RSSMState) -> Float[Tensor, "*b F"]:
         """Concatenate `deter` and `stoch`, without a copy if adjacent in memory."""
-        deter, stoch = states.deter, states.stoch.flatten(-2)
-        is_adjacent = (
-            deter.untyped_storage().data_ptr() == stoch.untyped_storage().data_ptr()
-            and stoch.storage_offset() == deter.storage_offset() + deter.shape[-1]
-            and deter.stride() == stoch.stride()
-            and not deter.requires_grad
-        )
-        if not is_adjacent:
-            return super().features(states)
-        width = deter.shape[-1] + stoch.shape[-1]
-        return deter.as_strided((*deter.shape[:-1], width), deter.stride())
+        joined = joined_features(states)
+        return super().features(states) if joined is None else joined
 
     def kl_terms(
         self, post: Float[Tensor, "*b S K"], prior: Float[Tensor, "*b S K"]
