@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from reverie.api import Carry, PolicyOutput
 from reverie.kernels.graphs.policy import GraphedPolicy, WeightCopies
 from reverie.kernels.graphs.runner import CudaGraphRunner
+from reverie.kernels.optim.flat_cpu import FlatOptimizer
 from reverie.kernels.optim.low_precision_weights import LowPrecisionWeights
 from reverie.nets.optim.optimizer import Optimizer, OptimizerConfig
 from reverie.nets.rng import Rng
@@ -106,7 +107,10 @@ class Accelerator:
         the gradients of several backward passes.
         """
         if not self.has_kernels:
-            return Optimizer(parameters, config, decayed, scaling)
+            opt = Optimizer(parameters, config, decayed, scaling)
+            if self._uses_cpu_versions and FlatOptimizer.supports(opt):
+                return FlatOptimizer(parameters, config, opt.decayed, scaling)
+            return opt
         from reverie.kernels.optim.optimizer import FusedOptimizer
 
         return FusedOptimizer(
