@@ -16,7 +16,7 @@ from reverie.spaces import Space
 
 
 @pytest.mark.parametrize("size", [(1, 1), (4, 4), (3, 6)])
-@pytest.mark.parametrize(("kernel", "stride"), [(5, 1), (3, 1)])
+@pytest.mark.parametrize(("kernel", "stride"), [(5, 1), (3, 1), (4, 1)])
 def test_output_and_gradients_equal_the_plain_ones(monkeypatch, size, kernel, stride):
     monkeypatch.setattr(upsample_cpu, "MIN_PIXELS", 0)
     conv = SameConv(3, 4, kernel, stride).double()
@@ -46,6 +46,18 @@ def test_a_decoder_predicts_the_same_images(monkeypatch, options):
     accelerate.use_fast_versions(decoder, "fast_cpu_version")
     assert isinstance(decoder.imgout, FusedUpsampleConv)
     torch.testing.assert_close(decoder(deter, stoch)["image"].pred(), plain)
+
+
+def test_a_3x3_convolution_with_many_outputs_uses_the_plain_code(monkeypatch):
+    monkeypatch.setattr(upsample_cpu, "MIN_PIXELS", 0)
+    for outputs in (upsample_cpu.MAX_OUTPUTS, upsample_cpu.MAX_OUTPUTS + 1):
+        conv = SameConv(3, outputs, 3)
+        initialize(conv, torch.Generator().manual_seed(0))
+        x = torch.randn(2, 4, 4, 3)
+        plain = conv.upsample_and_conv(x)
+        conv.__class__ = FusedUpsampleConv
+        is_plain = torch.equal(conv.upsample_and_conv(x), plain)
+        assert is_plain == (outputs > upsample_cpu.MAX_OUTPUTS)
 
 
 def test_small_maps_use_the_plain_code(monkeypatch):
