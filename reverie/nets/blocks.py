@@ -138,6 +138,8 @@ class Norm(nn.Module):
     The default epsilon is 1e-4; `rms1em6` sets it to 1e-6.
     """
 
+    fast_cpu_version = "reverie.kernels.norm.rms_norm_cpu:CpuNorm"
+
     def __init__(self, name: str, width: int):
         super().__init__()
         match = re.fullmatch(r"(rms|layer|none)(\d+em\d+)?", name)
@@ -163,6 +165,12 @@ class Norm(nn.Module):
         else:
             y = F.layer_norm(precise, (self.width,), self.scale, self.shift, self.eps)
         return y.to(x.dtype)
+
+    def activate(
+        self, x: Float[Tensor, "*b F"], act: Callable[[Tensor], Tensor]
+    ) -> Float[Tensor, "*b F"]:
+        """Return `act(self(x))`, which the fast version computes in one function."""
+        return act(self(x))
 
     @torch.no_grad()
     def initialize(self, generator: torch.Generator) -> None:
@@ -207,7 +215,7 @@ class MLP(nn.Module):
     def forward(self, x: Float[Tensor, "*b I"]) -> Float[Tensor, "*b F"]:
         for i in range(self.layers):
             x = getattr(self, f"linear{i}")(x)
-            x = self.act(getattr(self, f"norm{i}")(x))
+            x = getattr(self, f"norm{i}").activate(x, self.act)
         return x
 
 

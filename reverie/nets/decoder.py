@@ -153,14 +153,15 @@ class Decoder(nn.Module):
             x0 = rearrange(
                 self.sp0(deter), "b (g h w c) -> b h w (g c)", h=h, w=w, g=config.bspace
             )
-            x1 = self.sp2(self.act(self.sp1norm(self.sp1(stoch))))
-            x = self.act(self.spnorm(x0 + x1))
+            x1 = self.sp2(self.sp1norm.activate(self.sp1(stoch), self.act))
+            x = self.spnorm.activate(x0 + x1, self.act)
         else:
-            x = self.act(self.spacenorm(self.space(torch.cat([stoch, deter], -1))))
+            x = self.space(torch.cat([stoch, deter], -1))
+            x = self.spacenorm.activate(x, self.act)
         for i in reversed(range(len(config.mults) - 1)):
             conv: SameConv = getattr(self, f"conv{i}")
             x = conv(x) if config.strided else conv.upsample_and_conv(x)
-            x = self.act(getattr(self, f"conv{i}norm")(x))
+            x = getattr(self, f"conv{i}norm").activate(x, self.act)
         upsamples = not (config.strided or config.outer)
         x = self.imgout.upsample_and_conv(x) if upsamples else self.imgout(x)
         return self._split_images(x.float(), batch)

@@ -163,7 +163,7 @@ class Encoder(ObsEncoderBase):
         x: Tensor = self.concat(obs, dtype)
         for i in range(self.config.layers):
             x = getattr(self, f"mlp{i}")(x)
-            x = self.act(getattr(self, f"mlp{i}norm")(x))
+            x = getattr(self, f"mlp{i}norm").activate(x, self.act)
         return x
 
     def _images(self, images: list[Tensor], dtype: torch.dtype) -> Tensor:
@@ -181,7 +181,7 @@ class Encoder(ObsEncoderBase):
             x = getattr(self, f"cnn{i}")(x)
             if not self.config.strided and not (self.config.outer and i == 0):
                 x = max_pool_2x2(x)
-            x = self.act(getattr(self, f"cnn{i}norm")(x))
+            x = getattr(self, f"cnn{i}norm").activate(x, self.act)
         return x.reshape(*batch, -1)  # flattened in (h, w, c) order
 
     def _scale(self, key: str, image: Tensor, dtype: torch.dtype) -> Tensor:

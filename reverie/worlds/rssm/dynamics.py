@@ -201,7 +201,8 @@ class RSSMDynamics(nn.Module):
 
     def _layer(self, name: str, x: Tensor) -> Tensor:
         """Apply a layer, its norm and the activation function."""
-        return self.act(getattr(self, f"{name}norm")(getattr(self, name)(x)))
+        norm: Norm = getattr(self, f"{name}norm")
+        return norm.activate(getattr(self, name)(x), self.act)
 
     def _add_logits(self, name: str, width: int, layers: int) -> None:
         """Add hidden layers and a layer for the logits of `stoch`."""
