@@ -15,11 +15,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reverie.api import Policy, Rollout
+from reverie.kernels.heads.onehot_cpu import onehot_kl
 from reverie.kernels.scan import cpu
 from reverie.nets.blocks import BlockLinear, Linear, Norm
 from reverie.nets.rng import Rng
 from reverie.worlds.rollout import stack_actions
-from reverie.worlds.rssm.dynamics import RSSMDynamics, RSSMState, joined_features
+from reverie.worlds.rssm.dynamics import (
+    KLTerms,
+    RSSMDynamics,
+    RSSMState,
+    joined_features,
+)
 
 
 class CpuRSSMDynamics(RSSMDynamics):
@@ -65,7 +71,9 @@ class CpuRSSMDynamics(RSSMDynamics):
     def imagine(
         self, state: RSSMState, policy: Policy, horizon: int, rng: Rng
     ) -> Rollout:
-        if torch.is_grad_enabled() or not self._is_supported(state.deter):
+        # an exported step has a horizon of 1 and cannot contain operations with `out`
+        supported = horizon > 1 and self._is_supported(state.deter)
+        if torch.is_grad_enabled() or not supported:
             return super().imagine(state, policy, horizon, rng)
         config, eps = self.config, self.dynin0norm.eps
         rows, stoch_width = len(state.deter), config.stoch * config.classes
@@ -99,6 +107,14 @@ class CpuRSSMDynamics(RSSMDynamics):
             actions.append(policy(states[t + 1]))
         states_by_step = RSSMState(parts[0], parts[1].view(rows, -1, *shape))
         return Rollout(states_by_step, stack_actions(actions))
+
+    def kl_terms(
+        self, post: Float[Tensor, "*b S K"], prior: Float[Tensor, "*b S K"]
+    ) -> KLTerms:
+        dtypes = {torch.float32, post.dtype, prior.dtype}
+        if not self.config.unimix or len(dtypes) > 1:
+            return super().kl_terms(post, prior)
+        return KLTerms(*onehot_kl(post, prior, self.config.unimix))
 
     def features(self, states: RSSMState) -> Float[Tensor, "*b F"]:
         """Concatenate `deter` and `stoch`, without a copy if adjacent in memory."""
