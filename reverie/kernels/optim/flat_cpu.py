@@ -107,7 +107,9 @@ class FlatOptimizer(Optimizer):
 
     def _update(self, grads: list[Tensor], step: Step) -> tuple[Scalar, Scalar] | None:
         clip = step.clip[self._grads.tensor_of_row, None]
-        rows = torch.where(step.ok, self._grads.rows, 0).mul_(clip)
+        # `zeros_like`, because 0 * inf is not 0
+        rows = self._grads.rows
+        rows = rows.mul_(clip) if step.ok else torch.zeros_like(rows)
         result = self.rule.update(self._flat, [rows], step.gate, step.scalars)
         torch._foreach_copy_(self.tensors, self._weights.views)
         return result
