@@ -12,6 +12,7 @@ from reverie.kernels.scan import cpu
 from reverie.nets.blocks import initialize
 from reverie.nets.rng import Rng
 from reverie.spaces import Space
+from reverie.worlds.rssm import fast_cpu
 from reverie.worlds.rssm.config import RSSMConfig
 from reverie.worlds.rssm.dynamics import RSSMDynamics, RSSMState
 from reverie.worlds.rssm.fast_cpu import CpuRSSMDynamics
@@ -147,6 +148,23 @@ def test_imagined_states_and_actions_equal_the_plain_ones(spaces, horizon):
     if horizon > 1:
         assert features.data_ptr() == fast.states.deter.data_ptr()  # no copy
     assert torch.equal(features, RSSMDynamics.features(dyn, fast.states))
+
+
+@pytest.mark.parametrize("kind", ["index", "missing", "one-hot"])
+@pytest.mark.parametrize("limit", [2, 256])
+def test_discrete_actions_are_given_as_indices_or_one_hot(monkeypatch, kind, limit):
+    monkeypatch.setattr(fast_cpu, "MAX_TABLE_CLASSES", limit)
+    index = torch.tensor([0, 1, 2, 2, 1, 0], dtype=torch.int32)
+    if kind == "missing":
+        index[1] = -1
+    action = torch.eye(3)[index] if kind == "one-hot" else index
+    dyn, states = make(), []
+    for cls in (RSSMDynamics, CpuRSSMDynamics):
+        dyn.__class__, rng = cls, Rng(0, "test", CPU)
+        with torch.no_grad():
+            rollout = dyn.imagine(make_state(), lambda _: {"action": action}, 3, rng)
+        states.append(tuple(rollout.states))
+    torch.testing.assert_close(states[1], states[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("options", [*OTHER_CONFIGS, {"deter": 2 * cpu.MAX_DETER}])

@@ -27,6 +27,9 @@ from reverie.worlds.rssm.dynamics import (
     joined_features,
 )
 
+MAX_TABLE_CLASSES = 256
+"""Maximum number of classes of an action whose contributions are put in a table."""
+
 
 class CpuRSSMDynamics(RSSMDynamics):
     """`RSSMDynamics` with fewer operations per step, for the configs it supports."""
@@ -65,8 +68,8 @@ class CpuRSSMDynamics(RSSMDynamics):
             reset, sample, config.classes, config.unimix, self.dynin0norm.eps
         )
         deter, stoch, logits = cpu.posterior_scan(weights, inputs, constants)
-        shape = (*reset.shape, *shape)
-        return RSSMState(deter, stoch.view(shape)), logits.view(shape)
+        sequence = (*reset.shape, *shape)
+        return RSSMState(deter, stoch.view(sequence)), logits.view(sequence)
 
     def imagine(
         self, state: RSSMState, policy: Policy, horizon: int, rng: Rng
@@ -124,16 +127,22 @@ class CpuRSSMDynamics(RSSMDynamics):
     def _hid_inputs_of_actions(self) -> Callable[[dict[str, Tensor]], Tensor]:
         """Return a function that maps actions of the policy to `hid_inputs`."""
         like, (space, *others) = self.dynin0.weight, self.actions.spaces.values()
+
+        def embed(action: dict[str, Tensor]) -> Tensor:
+            return self._hid_inputs(self.embed_action(action, None, like))
+
         is_index = space.is_discrete and not (others or space.shape or space.low.any())
-        if not is_index:
-            return lambda action: self._hid_inputs(
-                self.embed_action(action, None, like)
-            )
-        # one row per class
-        table = self._hid_inputs(
-            self._layer("dynin2", torch.eye(space.classes, dtype=like.dtype))
-        )
-        return lambda action: table[next(iter(action.values()))]
+        if not is_index or space.classes > MAX_TABLE_CLASSES:
+            return embed
+        # one row per class, and one for missing actions, whose index is -1
+        onehot = torch.eye(space.classes + 1, space.classes, dtype=like.dtype)
+        table = self._hid_inputs(self._layer("dynin2", onehot))
+
+        def look_up(action: dict[str, Tensor]) -> Tensor:
+            (index,) = action.values()
+            return embed(action) if index.is_floating_point() else table[index]
+
+        return look_up
 
     def _hid_inputs(self, actions: Float[Tensor, "*b U"]) -> Float[Tensor, "*b D"]:
         """Return the product of embedded actions with `dynhid0`, and the bias."""
