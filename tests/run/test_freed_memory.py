@@ -23,8 +23,8 @@ from reverie.run.device import keep_freed_memory
 
 if sys.argv[1] == "keep":
     keep_freed_memory(torch.device("cpu"))
-for i in range(8):
-    if i == 2:
+for i in range(24):
+    if i == 4:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.ones(2**22)  # 16 MiB
     torch.ones(2**23)
@@ -39,8 +39,9 @@ def page_faults(mode: str) -> int:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
-def test_memory_is_allocated_again_without_page_faults():
-    assert page_faults("keep") < 100 < page_faults("default")
+def test_memory_is_allocated_again_with_few_page_faults():
+    # the heap may still grow once, depending on the addresses of other allocations
+    assert 4 * page_faults("keep") < page_faults("default")
 
 
 class FakeLibrary:
