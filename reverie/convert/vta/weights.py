@@ -28,6 +28,9 @@ _CELLS = {"update_abs_belief": "abs_cell", "update_obs_belief": "obs_cell"}
 _GRU = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 _NOT_IMPORTED = r"^updates$|^temperature$|num_batches_tracked$"
 """Pattern of counters and of the temperature, which keep their initial values."""
+_FILES = (
+    "model_best.pt or ckpt_STEP.pt of taesupkim/vta or Mainlst/stable-deep-world-model"
+)
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
@@ -40,10 +43,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
     except KeyError as missing:
         weights, problem = {}, f"{path} has no {missing.args[0]!r}."
     if "abs_feat.weight" not in weights:
-        raise UserError(
-            f"{problem}\n  Fix: use model_best.pt or ckpt_STEP.pt of taesupkim/vta or "
-            "Mainlst/stable-deep-world-model."
-        )
+        raise UserError(f"{problem}\n  Fix: use {_FILES}.")
     return weights
 
 

@@ -8,7 +8,7 @@ and the new parameters are copied back. Moments are stored in this layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from torch import Tensor
 from reverie.api import StateDict
 from reverie.nets.optim.optimizer import (
     Optimizer,
-    OptimizerConfig,
     PerTensor,
     Scalar,
     Step,
@@ -56,19 +55,16 @@ class FlatMatrix:
 
 
 class FlatOptimizer(Optimizer):
-    """`Optimizer` that updates all parameters at once, see `supports`."""
+    """`Optimizer` that updates all parameters at once; has the same arguments.
 
-    def __init__(
-        self,
-        parameters: dict[str, Tensor],
-        config: OptimizerConfig,
-        decayed: Iterable[str] | None = None,
-        scaling: bool = False,
-    ):
-        super().__init__(parameters, config, decayed, scaling)
+    `supports` returns for which optimizers it can be used.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
         self._grads, self._weights = (FlatMatrix(self.tensors) for _ in range(2))
         # an optimizer with one parameter, whose rule updates all of them
-        self._flat = Optimizer({"all": self._weights.rows}, config, decayed=())
+        self._flat = Optimizer({"all": self._weights.rows}, self.config, decayed=())
         self.moments = {
             key: FlatMatrix(self.tensors, rows).views
             for key, (rows,) in self._flat.moments.items()

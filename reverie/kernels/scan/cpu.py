@@ -125,10 +125,10 @@ def next_deter(
 
 
 def embed_state(
-    deter: Float[Tensor, "B D"],
-    stoch: Float[Tensor, "B L"],
     weights: SmallWeights,
     eps: float,
+    deter: Float[Tensor, "B D"],
+    stoch: Float[Tensor, "B L"],
     in_pre: Float[Tensor, "B 2 U"],
     out: Float[Tensor, "B _"],
 ) -> None:
@@ -222,7 +222,7 @@ def _run_forward(
             first = constants.is_first[:, t, None]
             deter, stoch = deter.masked_fill(first, 0), stoch.masked_fill(first, 0)
         step.stoch.copy_(stoch)
-        embed_state(deter, stoch, w, eps, step.in_pre, step.hid_in)
+        embed_state(w, eps, deter, stoch, step.in_pre, step.hid_in)
         torch.addmm(hid_inputs[t], step.hid_in, w.hid, out=step.hid_pre)
         hid_act = norm_silu(step.hid_pre, w.hid_scale, eps)
         step.hid_act.copy_(hid_act)

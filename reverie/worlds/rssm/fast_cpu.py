@@ -99,7 +99,7 @@ class CpuRSSMDynamics(RSSMDynamics):
         actions = [policy(states[0])]
         for t in range(horizon):
             deter, following = deters[t], deters[t + 1]
-            cpu.embed_state(deter, stochs[t], weights, eps, in_pre, hid_in)
+            cpu.embed_state(weights, eps, deter, stochs[t], in_pre, hid_in)
             torch.addmm(hid_inputs(actions[-1]), hid_in, weights.hid, out=hid)
             x = cpu.by_block(cpu.norm_silu(hid, weights.hid_scale, eps), blocks)
             torch.baddbmm(weights.gates_bias, x, weights.gates, out=gates)
