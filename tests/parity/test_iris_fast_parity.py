@@ -74,5 +74,5 @@ def test_imagination(variant):
 
 @pytest.mark.parametrize("form", agent.FORMS)
 def test_actor_critic_update(form):
-    agent.test_what_a_dream_teaches(form)
+    agent.test_losses_of_imagined_rollouts(form)
     agent.test_gradients_and_the_step_they_lead_to(form)
