@@ -8,14 +8,14 @@ rows t - 1 and t + 1.
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from reverie.datasets.action_units import format_bounds
+from reverie.datasets.action_units import TOLERANCE, format_bounds
 from reverie.datasets.episode_format import BadEpisode, Episode
 from reverie.datasets.readers import Reader, evenly_spaced
-from reverie.spaces import Spaces
+from reverie.spaces import Space, Spaces
 
 MAX_PRINTED = 8
 """Number of invalid episodes that are printed."""
@@ -40,6 +40,8 @@ class InspectionReport:
     """Number of episodes that ended in a terminal state."""
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Smallest and largest value of each key."""
+    outside: dict[str, int] = field(default_factory=dict)
+    """Number of rows in which an action is outside of its bounds."""
     bad: dict[str, str] = field(default_factory=dict)
     """Invalid episodes with the reason."""
     first_valid: str = ""
@@ -109,9 +111,15 @@ def inspect_episodes(reader: Reader, limit: int = 0) -> InspectionReport:
             value = episode[key]
             low, high = min(low, float(value.min())), max(high, float(value.max()))
             report.ranges[key] = low, high
+        for key, space in reader.act_space.items():
+            rows = _count_outside(episode[key][:-1], space)  # the last has no action
+            report.outside[key] = report.outside.get(key, 0) + rows
         alignment.add(episode, *spaces)
-    has_key_map = "alignment" in reader.options
-    report.warnings = [*_find_suspicious(report), *alignment.warnings(has_key_map)]
+    report.warnings = [
+        *_find_suspicious(report),
+        *_find_missing_members(report.masks, names),
+        *alignment.warnings(reader.options.get("alignment", "")),
+    ]
     return report
 
 
@@ -166,8 +174,11 @@ class ActionAlignment:
         explained = 1 - (residual**2).sum(0) / np.where(total > 1e-12, total, np.inf)
         return float(np.where(total > 1e-12, explained, 0).max(initial=0))
 
-    def warnings(self, has_key_map: bool = True) -> list[str]:
-        """Return a warning if actions seem to be shifted by one row."""
+    def warnings(self, option: str = "") -> list[str]:
+        """Return a warning if actions seem to be shifted by one row.
+
+        `option` is the alignment in the key map; empty if there is no key map.
+        """
         if self._rows < self.MIN_ROWS:
             return []
         explained = self.explained_variance()
@@ -176,12 +187,10 @@ class ActionAlignment:
         if best == 0 or explained[best] < threshold:
             return []
         is_late = best > 0
-        if is_late and has_key_map:
-            fix = "read them with --map.alignment before_obs"
-        elif is_late:
-            fix = "store each action one row earlier"
-        else:
-            fix = "store each action one row later"
+        fix = f"store each action one row {'earlier' if is_late else 'later'}"
+        other = "before_obs" if is_late else "after_obs"
+        if option and option != other:
+            fix = f"read them with --map.alignment {other}"
         return [
             f"actions are one row too {'late' if is_late else 'early'}: the action of "
             f"the {'next' if is_late else 'previous'} row explains "
@@ -202,10 +211,48 @@ def _find_suspicious(report: InspectionReport) -> list[str]:
     for key, (low, high) in report.ranges.items():
         if low == high and key in report.act_space:
             warnings.append(f"{key!r} is {low:.4g} in every row")
+    for key, rows in report.outside.items():
+        if rows:
+            space, total = report.act_space[key], sum(report.lengths)
+            warnings.append(
+                f"{key!r} is outside of its {_describe_bounds(space)} in {rows} of "
+                f"{total - len(report.lengths)} rows"
+            )
     for mask, members in report.masks.items():
         if not members:
             warnings.append(f"mask {mask!r} contains no episode")
     return warnings
+
+
+def _find_missing_members(masks: dict[str, list[str]], names: list[str]) -> list[str]:
+    """Return a warning for every mask that contains names without an episode."""
+    known, warnings = set(names), []
+    for mask, members in masks.items():
+        if missing := [name for name in members if name not in known]:
+            more = ", ..." if len(missing) > MAX_PRINTED else ""
+            word = "name" if len(missing) == 1 else "names"
+            warnings.append(
+                f"mask {mask!r} contains {len(missing)} {word} without an episode: "
+                f"{', '.join(missing[:MAX_PRINTED])}{more}"
+            )
+    return warnings
+
+
+def _count_outside(actions: np.ndarray, space: Space) -> int:
+    """Return the number of rows with an entry outside of the bounds of the space."""
+    if space.dtype.kind != "f":
+        return 0
+    width = space.high.astype(np.float64) - space.low
+    margin = TOLERANCE * np.where(np.isfinite(width) & (width > 0), width, 1)
+    outside = (actions < space.low - margin) | (actions > space.high + margin)
+    return int(outside.reshape(len(actions), -1).any(1).sum())
+
+
+def _describe_bounds(space: Space) -> str:
+    """Return the bounds in the environment's own units, or [-1, 1] if not recorded."""
+    low, high = space.native_bounds
+    is_known = np.isfinite(low).any() or np.isfinite(high).any()
+    return format_bounds(space if is_known else replace(space, native=None))
 
 
 def _summary(values: list[int] | list[float]) -> str:

@@ -234,6 +234,30 @@ def test_missing_actions_are_an_error_that_lists_the_arrays(tmp_path):
         open_mapped(path, KeyMap(action="moves"))
 
 
+@pytest.mark.parametrize("option", ["reward", "terminal", "next_obs"])
+def test_an_explicit_name_must_exist_in_an_episode(tmp_path, option):
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "demos.hdf5"
+    write_hdf5(path)
+    wrong = KeyMap(**{option: "other"})
+    arrays = "actions, dones, next_obs, obs, rewards"
+    with pytest.raises(UserError, match=f"no 'other' in any .*only {arrays}") as info:
+        open_mapped(path, wrong)
+    assert f"  Fix: set --map.{option} " in str(info.value)
+    open_mapped(path, KeyMap(**{option: "none"})).read("demo_2")
+    with h5py.File(path, "a") as file:
+        for name in ("demo_0", "demo_1", "demo_2"):
+            del file[f"data/{name}/rewards"]
+        demo = file["data/demo_2"]
+        demo["other"] = demo["obs" if option == "next_obs" else "dones"]
+    assert not open_episodes(path).read("demo_0")["reward"].any()
+    assert len(open_mapped(path, wrong).read("demo_0")["reward"]) == 6
+    with h5py.File(path, "a") as file:
+        file["data/demo_2/actions"].parent.clear()
+    with pytest.raises(UserError, match="no 'other' in any episode"):
+        open_mapped(path, wrong)
+
+
 def test_concatenated_episodes_are_split_at_their_ends(tmp_path):
     h5py = pytest.importorskip("h5py")
     episodes = [make_episode(n, seed=n, ends=n != 9) for n in (5, 9, 12)]

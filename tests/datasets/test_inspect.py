@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from episode_helpers import ACTION, make_episode, write_npz
+from episode_helpers import ACTION, SCALED, make_episode, write_hdf5, write_npz
 
 from reverie.api import UserError
 from reverie.datasets import statistics
-from reverie.datasets.episodes import open_episodes
+from reverie.datasets.convert import convert
+from reverie.datasets.episodes import ReaderConfig, open_episodes
 from reverie.datasets.inspect import inspect_episodes
 from reverie.datasets.readers import npz
+from reverie.datasets.readers.key_map import KeyMap
+from reverie.datasets.readers.metadata import DatasetMetadata
+from reverie.spaces import Space
 
 
 def test_a_valid_dataset_is_summarized_without_problems(tmp_path):
@@ -63,6 +67,78 @@ def test_a_key_map_is_suggested_for_hdf5(tmp_path):
     write_robomimic(tmp_path / "a.hdf5", late, ACTION)
     (warning,) = inspect_episodes(open_episodes(tmp_path / "a.hdf5")).warnings
     assert "--map.alignment before_obs" in warning
+
+
+@pytest.mark.parametrize(
+    ("shift", "alignment", "fix"),
+    [
+        (0, "before_obs", "read them with --map.alignment after_obs"),
+        (-1, "after_obs", "store each action one row later"),
+        (2, "before_obs", "store each action one row earlier"),
+    ],
+)
+def test_the_fix_of_the_alignment_depends_on_the_key_map(
+    tmp_path, shift, alignment, fix
+):
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "a.hdf5"
+    with h5py.File(path, "w") as file:
+        for i in range(4):
+            episode = make_episode(20, seed=i)
+            group = file.create_group(f"data/demo_{i}")
+            group["obs/position"] = episode["position"]
+            group["actions"] = np.roll(episode["action"], shift, 0)
+    reader = open_episodes(path, ReaderConfig(map=KeyMap(alignment=alignment)))
+    (warning,) = inspect_episodes(reader).warnings
+    assert warning.endswith(f"Fix: {fix}")
+
+
+def test_a_mask_with_names_without_an_episode_gives_a_warning(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "a.hdf5"
+    write_hdf5(path, masks={"all": ["demo_0", "demo_1", "demo_2"]})
+    assert inspect_episodes(open_episodes(path)).is_ok
+    with h5py.File(path, "a") as file:
+        file["mask/train"] = np.array(["demo_0", "demo_7", "demo_8"], "S")
+    (warning,) = inspect_episodes(open_episodes(path)).warnings
+    assert warning == "mask 'train' contains 2 names without an episode: demo_7, demo_8"
+    with h5py.File(path, "a") as file:
+        file["mask/long"] = np.array([f"demo_{i}" for i in range(10, 30)], "S")
+    long = inspect_episodes(open_episodes(path)).warnings[0]
+    assert "20 names" in long
+    assert long.endswith("demo_17, ...")
+
+
+def test_actions_outside_of_their_bounds_give_a_warning(tmp_path):
+    (tmp_path / "a").mkdir()
+    episodes = [make_episode(steps, seed=steps) for steps in (5, 9)]
+    for number, episode in enumerate(episodes):
+        episode["action"] *= 3
+        npz.write_npz_episode(tmp_path / "a", f"demo_{number}", episode, ACTION)
+    assert inspect_episodes(open_episodes(tmp_path / "a")).is_ok  # without bounds
+    actions = np.concatenate([episode["action"][:-1] for episode in episodes])
+    rows = (np.abs(actions) > 2).any(1).sum()
+    assert 0 < rows < 14
+    expected = f"'action' is outside of its bounds [-2, 2] in {rows} of 14 rows"
+    reader = open_episodes(tmp_path / "a", ReaderConfig(action_bounds=(-2, 2)))
+    assert inspect_episodes(reader).warnings == [expected]
+    convert(reader, tmp_path / "b")
+    converted = inspect_episodes(open_episodes(tmp_path / "b"))
+    assert converted.warnings == [expected]
+    assert f"  warning: {expected}" in converted.describe()
+    exact = (float(actions.min()), float(actions.max()))
+    reader = open_episodes(tmp_path / "a", ReaderConfig(action_bounds=exact))
+    assert inspect_episodes(reader).is_ok
+
+
+def test_actions_outside_of_unknown_bounds_give_a_warning(tmp_path):
+    episode = make_episode(6) | {"action": np.full((7, 2), 1.5, np.float32)}
+    episode["action"][0] = 0
+    npz.write_npz_episode(tmp_path, "demo_0", episode, SCALED)
+    spaces = {"position": Space(np.float32, (2,))}, SCALED
+    DatasetMetadata(*spaces).write(tmp_path)
+    (warning,) = inspect_episodes(open_episodes(tmp_path)).warnings
+    assert warning == "'action' is outside of its bounds [-1, 1] in 5 of 6 rows"
 
 
 def test_unusual_images_and_constant_actions_give_warnings(tmp_path):

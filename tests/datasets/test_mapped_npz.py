@@ -67,6 +67,16 @@ def test_missing_arrays_are_named(tmp_path):
         open_episodes(tmp_path / "runs", ReaderConfig(map=ends))
 
 
+def test_a_mistyped_reward_is_an_error_of_the_command(tmp_path, capsys):
+    write(tmp_path / "runs")
+    words = ["data", "inspect", str(tmp_path / "runs"), "--map.action", "did"]
+    assert main([*words, "--map.keys", *KEYS, "--map.reward", "gains"]) == 2
+    error = capsys.readouterr().err
+    assert "has no 'gains' in any episode, only did, end, extra, frames, gain" in error
+    assert "  Fix: set --map.reward " in error
+    assert "Traceback" not in error
+
+
 def test_a_damaged_file_is_a_bad_episode(tmp_path):
     write(tmp_path / "runs")
     reader = open_episodes(tmp_path / "runs", ReaderConfig(map=MAP))

@@ -35,6 +35,7 @@ from reverie.datasets.readers.hdf5_file import Hdf5File
 from reverie.datasets.readers.key_map import KeyMap
 from reverie.datasets.readers.mapped import (
     build_episode,
+    check_optional_names,
     count_rows,
     first_column,
     get_array,
@@ -104,6 +105,8 @@ class Hdf5Reader(Reader):
                 "--map.episodes to the group of episodes (`.` for the root)."
             )
         self._names = list(self._groups)
+        readable = self._readable_names()
+        check_optional_names(self.origin, self.map, readable, self._open_group)
 
     def rows(self, name: str) -> int:
         if name not in self._lengths:

@@ -5,15 +5,19 @@ A group is a mapping from names to arrays and groups, as in h5py.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from reverie.api import UserError
 from reverie.datasets.episode_format import BadEpisode, Episode, from_steps
-from reverie.datasets.readers.key_map import KeyMap
+from reverie.datasets.readers.key_map import NO_ARRAY, KeyMap
 from reverie.spaces import STEP_KEYS
+from reverie.storage.limits import InvalidFile
+
+MAX_LISTED = 12
+"""Number of arrays that an error message lists."""
 
 
 class MappedArrays(NamedTuple):
@@ -82,6 +86,36 @@ def build_episode(arrays: MappedArrays, map: KeyMap) -> Episode:
         else:
             action, reward, is_terminal = action[:-1], reward[:-1], is_terminal[:-1]
     return from_steps(obs, {"action": action}, reward, is_terminal)
+
+
+def check_optional_names(
+    origin: str, map: KeyMap, names: Iterable[str], open_group: Callable[[str], Any]
+) -> None:
+    """Raise `UserError` if no episode has an array that the key map names explicitly.
+
+    Episodes that cannot be read are ignored.
+    """
+    missing = map.optional_names()
+    members: set[str] = set()
+    for name in names if missing else ():
+        try:
+            group = open_group(name)
+            members.update(group)
+            missing = {f: key for f, key in missing.items() if key not in group}
+        except (BadEpisode, InvalidFile):
+            continue
+        if not missing:
+            return
+    if not missing or not members:
+        return
+    field, key = next(iter(missing.items()))
+    listed = sorted(members)[:MAX_LISTED]
+    more = ", ..." if len(members) > MAX_LISTED else ""
+    raise UserError(
+        f"{origin} has no {key!r} in any episode, only {', '.join(listed)}{more}.\n"
+        f"  Fix: set --map.{field} (--offline.read.map.{field} in training) to one of "
+        f"these, or to `{NO_ARRAY}` if there is none."
+    )
 
 
 def find_observations(

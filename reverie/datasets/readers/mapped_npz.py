@@ -44,14 +44,18 @@ class MappedNpzReader(FolderReader):
             )
         super().__init__(path)
         self.map = map
+        mapped.check_optional_names(self.origin, map, self._names, self._read_stubs)
 
     def _list_files(self) -> dict[str, Path]:
         return {file.stem: file for file in self.folder.glob("*.npz")}
 
     def rows(self, name: str) -> int:
+        return mapped.count_rows(self._read_stubs(name), self.map)
+
+    def _read_stubs(self, name: str) -> _Group:
+        """Return the arrays of a file without loading them."""
         headers = read_headers(self.paths[name])
-        stubs = {key: _Header(*header) for key, header in headers.items()}
-        return mapped.count_rows(_Group(stubs), self.map)
+        return _Group({key: _Header(*header) for key, header in headers.items()})
 
     def read(self, name: str) -> Episode:
         return self.read_keys(name)
