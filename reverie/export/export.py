@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
 import torch
 
 from reverie.api import UserError
-from reverie.capabilities import Exportable, HasWorldSteps
+from reverie.capabilities import Exportable, ExportStep, HasWorldSteps
 from reverie.export import load_torch, runner
 from reverie.export.env_step import env_space, to_env_step
 from reverie.export.steps import FlatStep
@@ -28,6 +30,7 @@ from reverie.plugins import import_optional
 from reverie.run.player import Player
 from reverie.spaces import Space, agent_obs_space, to_nested
 from reverie.storage.atomic import make_folder, write_file, write_json
+from reverie.storage.os_errors import explain_write_errors
 
 Format = Literal["onnx", "torch"]
 SUFFIX = {"onnx": ".onnx", "torch": ".pt2"}
@@ -60,7 +63,7 @@ def export_policy(
 
     The player must be on the CPU, in float32. With `with_world`, the steps of its world
     model are written, too. Raises an error if the agent has no exportable steps, or if
-    the exported steps differ from the agent.
+    the exported steps differ from the agent; the folder is not changed then.
     """
     agent, name = player.agent, player.source.config.agent
     if not isinstance(agent, Exportable):
@@ -79,13 +82,49 @@ def export_policy(
     step = FlatStep(
         to_env_step(agent.export_policy(greedy), player.source), "obs.", "action."
     )
-    world = {}
+    steps = {}
     if with_world and isinstance(agent, HasWorldSteps):
         steps = agent.world_steps()
-        world = {k: FlatStep(x, state_prefix="state") for k, x in steps.items()}
+    with _temporary_folder(folder) as temporary:
+        exported = _write_and_verify(player, temporary, format, greedy, step, steps)
+        with explain_write_errors(folder):
+            for path in exported.files:
+                os.replace(path, folder / path.name)
+    return exported._replace(files=[folder / path.name for path in exported.files])
+
+
+@contextlib.contextmanager
+def _temporary_folder(folder: Path) -> Iterator[Path]:
+    """Create a folder, and a temporary one in it that is deleted at the end.
+
+    After an error, `folder` is deleted, too, unless it existed before.
+    """
+    is_new = not folder.exists()
     make_folder(folder, parents=True)
+    try:
+        with explain_write_errors(folder):
+            temporary = TemporaryDirectory(prefix=".export-", dir=folder)
+        with temporary as name:
+            yield Path(name)
+    except BaseException:
+        if is_new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+def _write_and_verify(
+    player: Player,
+    folder: Path,
+    format: Format,
+    greedy: bool,
+    step: FlatStep,
+    steps: dict[str, ExportStep],
+) -> Exported:
+    """Write the files; raise an error if the exported steps differ from the agent."""
+    world = {k: FlatStep(x, state_prefix="state") for k, x in steps.items()}
     info: dict[str, Any] = {
-        "agent": name,
+        "agent": player.source.config.agent,
         "task": player.source.config.task,
         "format": format,
         "greedy": greedy,
@@ -121,8 +160,9 @@ def export_policy(
             other = "torch" if format == "onnx" else "onnx"
             raise UserError(
                 f"The exported step {key!r} differs from the agent by "
-                f"{comparison.error:.1e} in {comparison.steps} steps; {TOLERANCE:g} is "
-                f"allowed.\n  Fix: --format {other}"
+                f"{comparison.error:.1e} in the output {comparison.output!r}, in "
+                f"{comparison.steps} steps; {TOLERANCE:g} is allowed, so no files were "
+                f"kept.\n  Fix: --format {other}"
             )
     latency = measure_latency(player, folder, load)
     info["verified"] = {key: value.to_json() for key, value in comparisons.items()}

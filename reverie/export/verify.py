@@ -52,9 +52,13 @@ class Comparison(NamedTuple):
     ties: int = 0
     """Number of batch elements whose exported step chose another class at a tie."""
     steps: int = 0
+    output: str = ""
+    """Name of the output with the largest difference; empty if there is none."""
 
-    def add(self, error: float, ties: int) -> Comparison:
-        return Comparison(max(self.error, error), self.ties + ties, self.steps + 1)
+    def add(self, error: float, ties: int, output: str) -> Comparison:
+        if error <= self.error:
+            error, output = self.error, self.output
+        return Comparison(error, self.ties + ties, self.steps + 1, output)
 
     def to_json(self) -> dict[str, Any]:
         return {"error": self.error, "ties": self.ties, "steps": self.steps}
@@ -119,11 +123,11 @@ def compare_policy(
         _check_actions(_actions_by_name(info, action), reference)
         action = policy.act(obs, name_noise(step, noise) or None)
         exported = {**_actions_by_name(info, action), **_to_next_state(policy.state)}
-        error, tied = compare(step, inputs, noise, reference, exported)
+        error, tied, output = compare(step, inputs, noise, reference, exported)
         state = {name: reference[f"{NEXT}{name}"] for name in state}
         for name, value in state.items():  # continue from the agent's state after ties
             policy.state[name][tied] = value[tied]
-        result = result.add(error, int(tied.sum()))
+        result = result.add(error, int(tied.sum()), output)
     return result
 
 
@@ -153,8 +157,8 @@ def compare_world(
             start = exported_state if name == "observe" else state
             tensors = {**values, **start, **name_noise(step, noise)}
             exported = exported_steps[name](tensors)
-            error, tied = compare(step, inputs, noise, reference, exported)
-            results[name] = results[name].add(error, int(tied.sum()))
+            error, tied, output = compare(step, inputs, noise, reference, exported)
+            results[name] = results[name].add(error, int(tied.sum()), output)
             if name == "observe":
                 state = {key: reference[f"{NEXT}{key}"] for key in state}
                 mask = {
@@ -173,24 +177,32 @@ def compare(
     noise: RecordedNoise,
     reference: Arrays,
     exported: Arrays,
-) -> tuple[float, np.ndarray]:
-    """Return the largest difference of batch elements without ties, and a mask of the
-    batch elements with ties."""
-    errors = np.zeros(BATCH)
+) -> tuple[float, np.ndarray, str]:
+    """Return the largest difference of batch elements without ties, a mask of the batch
+    elements with ties, and the name of the output with the largest difference.
+
+    A number that is NaN or infinite in only one of the steps is an infinite difference.
+    """
+    errors: Arrays = {}
     for name, expected in reference.items():
         is_image = expected.dtype == np.uint8  # rounded, so one level may differ
         value = exported[name].astype(float).reshape(BATCH, -1)
         expected = expected.astype(float).reshape(BATCH, -1)
-        error = np.maximum(np.abs(value - expected) - is_image, 0)
-        error /= np.maximum(1, np.abs(expected))
-        errors = np.maximum(errors, error.max(1, initial=0))
-    differs = errors > TOLERANCE
+        with np.errstate(invalid="ignore"):
+            error = np.maximum(np.abs(value - expected) - is_image, 0)
+            error /= np.maximum(1, np.abs(expected))
+        error[np.isnan(error)] = np.inf
+        is_same = (value == expected) | (np.isnan(value) & np.isnan(expected))
+        errors[name] = np.where(is_same, 0, error).max(1, initial=0)
+    differs = np.max(list(errors.values()), 0) > TOLERANCE
     tied = np.zeros_like(differs)
     if differs.any():
         with DecisionMargins(BATCH) as decisions:
             run_step(step, inputs, GivenNoise(noise.noise))
         tied = differs & (decisions.margins < TIE)
-    return float(errors[~tied].max(initial=0)), tied
+    largest = {name: float(x[~tied].max(initial=0)) for name, x in errors.items()}
+    output = max(largest, key=largest.__getitem__)
+    return largest[output], tied, output
 
 
 def run_step(step: FlatStep, inputs: Arrays, rng: GivenNoise) -> Arrays:

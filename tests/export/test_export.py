@@ -184,8 +184,38 @@ def test_wrong_weights_are_found(tmp_path, monkeypatch):
         return compare(step, feed, noise, reference, exported)
 
     monkeypatch.setattr(verify, "compare", disturb)
-    with pytest.raises(UserError, match=r"'policy' differs from the agent by 1\.0e-02"):
+    message = r"'policy' differs .* 1\.0e-02 in the output 'next\.state\.deter'"
+    with pytest.raises(UserError, match=message):
+        export_policy(player, tmp_path / "new" / "out")
+    assert not (tmp_path / "new" / "out").exists()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "policy.json").write_text("of another export")
+    with pytest.raises(UserError, match=message):
         export_policy(player, tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["policy.json"]
+    assert (tmp_path / "out" / "policy.json").read_text() == "of another export"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "error"),
+    [
+        *((np.nan, 1.0, np.inf), (1.0, np.nan, np.inf), (np.inf, 1.0, np.inf)),
+        *((np.nan, np.nan, 0.0), (-np.inf, -np.inf, 0.0), (np.inf, -np.inf, np.inf)),
+    ],
+)
+def test_numbers_that_are_not_finite_are_compared(value, expected, error):
+    space = Space(np.float32, (2,))
+    step = FlatStep(ExportStep(Half(), {"x": space}, lambda batch: ()))
+    feed, noise = {"x": space.zeros(verify.BATCH)}, RecordedNoise(0)
+    verify.run_step(step, feed, noise)
+    noise.noise[0].fill_(0.9)
+    zeros = np.zeros(verify.BATCH)
+    arrays = [{"a": zeros, "b": zeros + x} for x in (expected, value)]
+    found, tied, output = verify.compare(step, feed, noise, *arrays)
+    assert found == error
+    assert not tied.any()
+    result = verify.Comparison().add(0.0, 0, "a").add(found, 0, output)
+    assert (result.error, result.output) == (error, "b" if error else "")
 
 
 def test_another_exported_policy_is_found(tmp_path, monkeypatch):
@@ -213,12 +243,12 @@ def test_only_differences_at_ties_are_accepted():
     noise.noise[0].copy_(torch.tensor([[0.9], [0.5000001], [0.9], [0.9]]))
     reference = verify.run_step(step, feed, GivenNoise(noise.noise))
     assert reference["index"].tolist() == [1, 1, 1, 1]
-    error, tied = verify.compare(
+    error, tied, _ = verify.compare(
         step, feed, noise, reference, {"index": np.array([1, 0, 1, 1])}
     )
     assert error == 0
     assert tied.tolist() == [False, True, False, False]
-    error, tied = verify.compare(
+    error, tied, _ = verify.compare(
         step, feed, noise, reference, {"index": np.array([1, 1, 0, 1])}
     )
     assert error == 1
