@@ -12,6 +12,7 @@ import re
 import shlex
 import signal
 import sys
+import sysconfig
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,11 @@ from reverie.api import UserError
 
 PLAY_PACKAGES = ("starlette", "uvicorn", "websockets")
 """Packages of the extra `play`."""
+LIBRARIES = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")),
+    str(Path(__file__).resolve().parent),
+)
+"""Folders of the standard library and of this package."""
 MAX_MESSAGE = 500
 """Maximum number of characters of an error message that are shown."""
 
@@ -117,12 +123,32 @@ def _is_ctrl_c(error: KeyboardInterrupt) -> bool:
 
 
 def summarize_error(error: BaseException) -> str:
-    """Format an error in one line: its type, its message and where it was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    """Format an error in one line: its type, its message and where it was raised.
+
+    If a library raised it, the innermost line outside of libraries is added.
+    """
+    tb = error.__traceback__
+    lines = [(x.f_code.co_filename, line) for x, line in traceback.walk_tb(tb)]
+    where = ""
+    if lines:
+        where = f" ({lines[-1][0]}:{lines[-1][1]}"
+        own = [line for line in lines if not _is_library(line[0])]
+        if own and own[-1] != lines[-1]:
+            where += f", called from {own[-1][0]}:{own[-1][1]}"
+        where += ")"
     # not `type(error).__name__`, which a metaclass can replace by code that fails
     name = type.__dict__["__name__"].__get__(type(error))
     return f"{name}: {error_message(error)}{where}"
+
+
+def _is_library(file: str) -> bool:
+    """True for files of installed packages, of Python and of this package."""
+    if file.startswith("<"):  # `<frozen importlib._bootstrap>`, or code of `exec`
+        return True
+    path = Path(file)
+    return not {"site-packages", "dist-packages"}.isdisjoint(path.parts) or any(
+        path.is_relative_to(folder) for folder in LIBRARIES
+    )
 
 
 def error_message(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -24,7 +25,12 @@ from reverie.cli.main import main
 from reverie.envs import EnvFailure, VecEnvConfig, make_vec_env
 from reverie.envs.checker import check_env
 from reverie.envs.suites.catch import Catch, CatchConfig
-from reverie.plugins import MAX_MESSAGE, error_message, import_object
+from reverie.plugins import (
+    MAX_MESSAGE,
+    error_message,
+    import_object,
+    summarize_error,
+)
 from reverie.run.signals import Stopper
 from reverie.spaces import Space, step_spaces
 
@@ -203,6 +209,28 @@ def test_environments_that_fail_to_save_or_load_start_a_new_episode(
         loaded.step(actions(1))
     finally:
         loaded.close()
+
+
+def test_an_error_in_a_library_names_the_line_that_called_it() -> None:
+    class Broken(Catch):
+        def step(self, action: Any) -> Obs:
+            return json.loads("{")  # type: ignore[no-any-return]
+
+    line = Broken.step.__code__.co_firstlineno + 1
+    where = rf"json\S+:\d+, called from {re.escape(__file__)}:{line}\)"
+    vec_env = make_vec_env(lambda index: Broken(), 1, VecEnvConfig(failures=1))
+    vec_env.reset()
+    with pytest.raises(EnvFailure, match=where):
+        vec_env.step(actions(1))
+    vec_env.close()
+    findings = [finding.message for finding in check_env(Broken())]
+    assert any(re.search(where, message) for message in findings)
+
+
+def test_an_error_of_the_environment_names_one_line() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        _ = 1 // 0
+    assert re.search(r"\(\S+test_env_errors\.py:\d+\)$", summarize_error(caught.value))
 
 
 def test_ctrl_c_is_not_a_failure_of_the_environment() -> None:
