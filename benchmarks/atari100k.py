@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -193,7 +194,7 @@ def record(run: Run, out: Path, commit: str | None, note: str | None) -> None:
 def find_command(run: Run) -> str:
     """Return the command of a run without `--logdir` and `--trust`."""
     command = describe_command(run.about.get("command"))
-    return re.sub(r" --(logdir \S+|trust\b)", "", command)
+    return re.sub(r" --(logdir ('[^']*'|\S+)|trust\b)", "", command)
 
 
 def find_options(run: Run) -> str:
@@ -202,7 +203,7 @@ def find_options(run: Run) -> str:
     They are joined to a part of a file name, such as `curious_replay-harmony`.
     """
     options: list[str] = []
-    words = [*find_command(run).split(), "--"]
+    words = [*shlex.split(find_command(run)), "--"]
     for i, word in enumerate(words):
         if not word.startswith("--"):
             continue

@@ -13,6 +13,7 @@ the first run starts.
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -24,7 +25,7 @@ import yaml
 from reverie import config as configs
 from reverie.api import UserError
 from reverie.campaign.queue import QueuedRun
-from reverie.envs import action_repeat, benchmark_tasks, check_installed
+from reverie.envs import action_repeat, benchmark_tasks, check_available
 from reverie.run.config import Config
 from reverie.run.spec_file import (
     ResolveCommand,
@@ -173,7 +174,7 @@ def plan_runs(spec: CampaignSpec, resolve: ResolveCommand) -> CampaignSpec:
     seeds, size = parse_seeds(spec.config.seeds), spec.size
     runs: list[QueuedRun] = []
     for task in tasks:
-        check_installed(task)
+        check_available(task)
         for presets in spec.methods:
             label = "+".join(presets)
             arguments = _train_arguments(task, presets, spec.settings)
@@ -238,11 +239,11 @@ def check_extends(folder: Path, runs: Sequence[QueuedRun], old: Sequence[Any]) -
     for status in old:
         name = status.run.name
         if name not in new or new[name].command != status.run.command:
-            command = " ".join(["reverie", *status.run.command])
+            command = shlex.join(["reverie", *status.run.command])
             raise UserError(
                 f"{folder} is the folder of another campaign: its run {name} is "
-                f"`{command}`.\n  Fix: reverie campaign {folder} to resume it, or "
-                "choose another --logdir."
+                f"`{command}`.\n  Fix: reverie campaign {shlex.quote(str(folder))} to "
+                "resume it, or choose another --logdir."
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,7 +64,7 @@ def find_campaign(argv: list[str]) -> tuple[Path | None, list[str]]:
     if logdir is not None and resolve_logdir(str(logdir)) != path.absolute():
         raise UserError(
             f"The campaign in {path} cannot be resumed in another folder, but --logdir "
-            f"is {logdir}.\n  Fix: reverie campaign {path}"
+            f"is {logdir}.\n  Fix: reverie campaign {shlex.quote(str(path))}"
         )
     return path / SPEC_FILE, [*flags, "--logdir", str(path.absolute())]
 
@@ -95,9 +96,10 @@ def run_campaign(spec: CampaignSpec) -> int:
         GpuSharing(config, spec.settings.get("device"))
     spec = worker.create_campaign(spec)
     path = Path(spec.config.logdir)
+    resume = f"reverie campaign {shlex.quote(str(path))}"
     print_message(
         f"{len(spec.runs)} runs of `reverie train`\n  campaign folder {path}\n"
-        f"  resume, or start a worker on another machine: reverie campaign {path}"
+        f"  resume, or start a worker on another machine: {resume}"
     )
     if config.slurm:
         statuses = slurm.submit(spec)
@@ -109,8 +111,8 @@ def run_campaign(spec: CampaignSpec) -> int:
         names = "\n".join(f"    {status.run.name}: {status.error}" for status in failed)
         raise UserError(
             f"{len(failed)} of {len(statuses)} runs failed:\n{names}\n"
-            "  Fix: correct the cause, then start them again: reverie campaign "
-            f"{path} --retries {max(status.failures for status in failed)}"
+            "  Fix: correct the cause, then start them again: "
+            f"{resume} --retries {max(status.failures for status in failed)}"
         )
     return 0
 

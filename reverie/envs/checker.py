@@ -270,7 +270,7 @@ class _Checker:
         first, second = self._first_observations(seed), self._first_observations(seed)
         for obs, other in zip(first, second, strict=False):
             for key in obs:
-                if key in other and not np.array_equal(obs[key], other[key]):
+                if key in other and not _are_equal(obs[key], other[key]):
                     self.warn(
                         f"the same seed and actions gave a different {key!r}",
                         "use one random generator, created in `reset(seed)`",
@@ -395,6 +395,12 @@ class _Checker:
                 "correct this error and check again; the remaining checks were skipped",
             )
         return None
+
+
+def _are_equal(first: np.ndarray, second: np.ndarray) -> bool:
+    """True if two arrays have the same values; NaN is equal to NaN."""
+    are_floats = first.dtype.kind == second.dtype.kind == "f"
+    return np.array_equal(first, second, equal_nan=are_floats)
 
 
 def _random_action(spaces: Spaces, rng: np.random.Generator) -> dict[str, np.ndarray]:

@@ -22,7 +22,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from reverie.api import Env, UserError, VecEnv
 from reverie.envs import suites, wrappers
-from reverie.envs.adapters.custom import as_env, check_spaces, make_from_path
+from reverie.envs.adapters.custom import (
+    as_env,
+    check_spaces,
+    import_task,
+    make_from_path,
+)
 from reverie.envs.seeding import derive_seed
 from reverie.envs.suite import Suite, suggest
 from reverie.envs.suites.gym import gym_tasks
@@ -247,6 +252,18 @@ def check_installed(task: str) -> None:
     if suite is not None and not suite.is_installed:
         problem, command = suite.install_help
         raise UserError(f"Task {task!r} {problem}\n  Fix: {command}")
+
+
+def check_available(task: str) -> None:
+    """Raise `UserError` if a task cannot be built on this machine.
+
+    The simulator of a suite must be installed. The module of an import path is
+    imported, and must have the function.
+    """
+    if split_task(task)[0]:
+        check_installed(task)
+    else:
+        import_task(task)
 
 
 def describe_suites(name: str = "") -> str:

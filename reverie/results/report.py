@@ -7,6 +7,7 @@ import functools
 import io
 import json
 import math
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -195,12 +196,12 @@ def _baseline_rows(baseline: Baseline, tasks: Iterable[str]) -> list[Row]:
 
 
 def describe_command(words: Any) -> str:
-    """Return the command of a run as text, without the path of the program."""
+    """Return the command of a run for a shell, without the path of the program."""
     if isinstance(words, str):
         return words
     if not isinstance(words, list) or not words:
         return ""
-    return " ".join(["reverie", *map(str, words[1:])])
+    return shlex.join(["reverie", *map(str, words[1:])])
 
 
 def format_estimate(estimate: Estimate) -> str:

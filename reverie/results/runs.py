@@ -21,6 +21,7 @@ from reverie.envs import EnvConfig, action_repeat
 from reverie.envs.suites.crafter import crafter_score
 from reverie.log.jsonl import parse_lines
 from reverie.log.messages import print_message
+from reverie.run.first_command import find_first_command
 from reverie.storage.limits import InvalidFile, open_regular, read_json
 
 SCORE, SUCCESS = "episode/score", "episode/success"
@@ -69,7 +70,8 @@ class Run:
     settings: Mapping[str, Any]
     """All settings, with dotted names."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """Metadata of the last start of the run: `commit`, `command`, `gpu` and others."""
+    """Metadata of the last start of the run: `commit`, `gpu` and others; `command` is
+    the command of the first start."""
     repeat: int = 1
     """Simulator frames per agent step."""
 
@@ -176,7 +178,10 @@ def _read_run(path: Path) -> Run:
     # one entry for each start of the run
     entries = about if isinstance(about, list) else []
     starts = [entry for entry in entries if isinstance(entry, dict)]
-    return _make_run(path, settings, starts[-1] if starts else {})
+    last = starts[-1] if starts else {}
+    if command := find_first_command(starts):
+        last = {**last, "command": command}
+    return _make_run(path, settings, last)
 
 
 def _read_index(path: Path) -> list[Run]:

@@ -47,6 +47,7 @@ from reverie.run.config import (
     import_paths,
     import_paths_of,
 )
+from reverie.run.first_command import find_first_command
 from reverie.run.trust import check_trusted, register
 from reverie.storage.atomic import refuse_link, write_file, write_json
 from reverie.storage.limits import (
@@ -93,17 +94,35 @@ def open_run_folder(path: Path, config: Config) -> IO[str]:
     lock = lock_folder(path)
     try:
         refuse_links(path)
-        # A run without a checkpoint starts from scratch, so its settings may change.
-        if (path / "config.yaml").exists() and (path / "ckpt").exists():
-            check_unchanged(read_config(path), config, path)
+        is_same_run = _has_same_settings(path, config)
         register(path, import_paths_of(config).values())
         write_config(path, config)
-        starts = [*_read_starts(path), system_info()]
-        write_json(path / ABOUT_FILE, starts[-MAX_STARTS:])
+        starts, start = _read_starts(path), system_info()
+        start["first_command"] = start["command"]
+        if is_same_run:
+            start["first_command"] = find_first_command(starts) or start["command"]
+        write_json(path / ABOUT_FILE, [*starts, start][-MAX_STARTS:])
     except BaseException:
         lock.close()
         raise
     return lock
+
+
+def _has_same_settings(path: Path, config: Config) -> bool:
+    """True if a folder has a run with these settings, which this start continues.
+
+    Raises if it has a checkpoint of a run with other settings. A run without a
+    checkpoint starts from scratch, so its settings may change.
+    """
+    if not (path / "config.yaml").exists():
+        return False
+    try:
+        check_unchanged(read_config(path), config, path)
+    except UserError:
+        if (path / "ckpt").exists():
+            raise
+        return False
+    return True
 
 
 def _read_starts(path: Path) -> list[Any]:

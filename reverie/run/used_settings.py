@@ -15,6 +15,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import torch
+
 from reverie import config as configs
 from reverie.api import UserError
 from reverie.capabilities import AgentConfig, UnusedSetting
@@ -25,7 +27,9 @@ from reverie.distributed.launch import find_launch
 from reverie.envs import SUITES, split_task
 from reverie.plugins import settings_name
 from reverie.run.config import Config, resolve, with_flags
+from reverie.run.device import pick_overlap
 from reverie.run.imported import importing_agent
+from reverie.run.size import uses_cuda
 
 # COLLECTS, NO_ENVS and NO_TRAINING are reasons (text), TRAINING_SETTINGS has names of
 # settings, and all others are tuples of `UnusedSetting`.
@@ -225,6 +229,7 @@ def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
     else:
         unused += [*ONLINE, *_unused_online(config), *_unused_sampling(config)]
         unused += _unused_with_or_without_actors(config)
+        unused += _unused_without_env_workers(config)
         is_env = True
         # in online training, an epoch collects data and then trains on it
         # (`AgentConfig.epochs`)
@@ -283,6 +288,24 @@ def _unused_with_or_without_actors(config: Config) -> Iterator[UnusedSetting]:
     for name in settings_of(config):
         if name.startswith("actors.") and name != "actors.count":
             yield UnusedSetting(name, "it has no actors", "add --actors.count 8.")
+
+
+def _unused_without_env_workers(config: Config) -> Iterator[UnusedSetting]:
+    """Yield the timeouts of worker processes if environments are not stepped in them.
+
+    `env.vector.workers` 0 means worker processes in runs that overlap acting with
+    training (`parts.open_envs`), but not in actors.
+    """
+    if config.env.vector.workers or config.env.vector.native:
+        return
+    uses_gpu = bool(config.run.train_devices) or uses_cuda(config.device)
+    device = torch.device("cuda" if uses_gpu else "cpu")
+    overlap = pick_overlap(config.run.overlap, device, config.deterministic)
+    if config.actors.count or not overlap:
+        reason = "environments are not stepped in worker processes"
+        for name in ("timeout", "start_timeout"):
+            fix = "add --env.vector.workers 1"
+            yield UnusedSetting(f"env.vector.{name}", reason, fix)
 
 
 def _unused_online(config: Config) -> Iterator[UnusedSetting]:

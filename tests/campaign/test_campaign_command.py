@@ -43,21 +43,22 @@ def test_campaign_of_two_tasks_and_two_seeds(tmp_path, monkeypatch, capsys):
 def test_failed_run_is_named_with_its_fix(tmp_path, program, monkeypatch, capsys):
     run_worker = partial(worker.run_worker, program=program)
     monkeypatch.setattr(worker, "run_worker", run_worker)
-    folder = tmp_path / "c"
+    folder = tmp_path / "my c"
     tasks = "--tasks catch,memory --configs debug"
-    words = f"campaign {tasks} --logdir {folder} --retries 0"
+    words = f"campaign {tasks} --retries 0".split()
     program_text = (tmp_path / "program.py").read_text()
     (tmp_path / "program.py").write_text(
         program_text.replace(
             'flags.get("--fail", 0)', '9 * (flags["--task"] == "catch")'
         )
     )
-    assert main(words.split()) == 2
+    assert main([*words, "--logdir", str(folder)]) == 2
     out, err = capsys.readouterr()
     assert "catch-debug-seed0 failed (attempt 1 of 1): The simulator is missing." in out
     assert "| memory |" in out  # the report
     assert "1 of 2 runs failed" in err
-    assert f"reverie campaign {folder} --retries 1" in err
+    assert f"another machine: reverie campaign '{folder}'\n" in err
+    assert f"again: reverie campaign '{folder}' --retries 1" in err
     names = ("catch-debug-seed0", "memory-debug-seed0")
     assert [starts(folder, name) for name in names] == [1, 1]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
 from reverie.api import UserError
@@ -11,7 +14,12 @@ from reverie.campaign.gpu_sharing import (
     read_gpu_usage,
     runs_per_gpu,
 )
-from reverie.campaign.spec import CampaignConfig, load_spec, parse_seeds
+from reverie.campaign.spec import (
+    CampaignConfig,
+    check_extends,
+    load_spec,
+    parse_seeds,
+)
 from reverie.cli.campaign import find_campaign
 from reverie.cli.main import main
 from reverie.cli.train import command_config
@@ -137,6 +145,33 @@ def test_code_in_a_campaign_of_others_is_not_imported(tmp_path, monkeypatch, cap
     (folder / "campaign.yaml").write_text("tasks: ['others_env:make']\n")
     assert main(["campaign", str(folder)]) == 2
     assert "add --trust" in capsys.readouterr().err
+
+
+def test_missing_code_of_tasks_is_found_before_the_first_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "box_campaign_env.py").write_text("def make_env(): ...\n")
+    assert len(load("--tasks box_campaign_env:make_env,catch").runs) == 2
+    with pytest.raises(UserError, match="there is no module 'box_campaing_env'"):
+        load("--tasks box_campaign_env:make_env,box_campaing_env:make_env")
+    with pytest.raises(UserError, match=r"has no 'make'.\n  Fix: did you mean"):
+        load("--tasks box_campaign_env:make")
+
+
+def test_commands_in_messages_are_quoted_for_a_shell(tmp_path):
+    folder = tmp_path / "my campaign"
+    folder.mkdir()
+    (folder / "campaign.yaml").write_text("tasks: [catch]\n")
+    with pytest.raises(UserError) as error:
+        find_campaign([str(folder), "--logdir", "other"])
+    assert str(error.value).endswith(f"Fix: reverie campaign '{folder}'")
+    (run,) = load("--tasks catch").runs
+    command = [*run.command, "--config", "my settings.yaml"]
+    old = SimpleNamespace(run=replace(run, command=command))
+    with pytest.raises(UserError) as error:
+        check_extends(folder, [run], [old])
+    assert "--config 'my settings.yaml'`" in str(error.value)
+    assert f"Fix: reverie campaign '{folder}' to resume" in str(error.value)
 
 
 def test_number_of_runs_per_gpu(monkeypatch, tmp_path):

@@ -206,6 +206,37 @@ def test_each_error_is_reported_once(
     assert findings == sorted(findings, key=lambda finding: finding.severity)
 
 
+class NanVector(Base):
+    changed_obs: ClassVar[Any] = {"vector": Space(F32, (2,))}
+
+    def _obs(self, *args: Any, **kwargs: Any) -> Obs:
+        return {**super()._obs(*args, **kwargs), "vector": np.full(2, np.nan, F32)}
+
+
+class UnseededNanVector(NanVector):
+    resets = 0
+
+    def reset(self, seed: int | None = None) -> Obs:
+        self.resets += 1
+        return super().reset(seed)
+
+    def _obs(self, *args: Any, **kwargs: Any) -> Obs:
+        obs = super()._obs(*args, **kwargs)
+        obs["vector"][0] = self.resets
+        return obs
+
+
+@pytest.mark.parametrize("env_class", [NanReward, NanVector])
+def test_nan_in_both_episodes_is_not_a_difference(env_class: Any) -> None:
+    findings = check_env(env_class(), steps=60)
+    assert ["NaN" in finding.message for finding in findings] == [True], findings
+
+
+def test_other_differences_of_arrays_with_nan_are_reported() -> None:
+    findings = check_env(UnseededNanVector(), steps=60)
+    assert any("gave a different 'vector'" in x.message for x in findings), findings
+
+
 def test_errors_are_reported_through_wrappers() -> None:
     wrapped = envs.make(WrongRange())
     assert any("has values" in f.message for f in check_env(wrapped, steps=60))

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -242,6 +243,28 @@ def test_score_files_with_an_index(tmp_path, capsys):
     assert main(["report", str(tmp_path / "kept")]) == 2
     (tmp_path / "kept" / "runs.json").write_text("[")
     assert main(["report", str(tmp_path / "kept")]) == 2
+
+
+def test_commands_are_quoted_for_a_shell(tmp_path, capsys):
+    run = write_run(tmp_path / "run")
+    command = ["/bin/reverie", "train", "--logdir", "my run", "--.*\\.units", "8"]
+    (run / "about.json").write_text(json.dumps([{"command": command}]))
+    assert main(["report", str(run), "--format", "json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert shlex.split(row["command"]) == ["reverie", *command[1:]]
+
+
+def test_the_command_of_a_resumed_run_is_that_of_its_first_start(tmp_path):
+    run = write_run(tmp_path / "run")
+    first = {"command": ["x", "train", "--seed", "0"], "commit": "a"}
+    resumed = {"command": ["x", "train", "--logdir", "run"], "commit": "b"}
+    (run / "about.json").write_text(json.dumps([first, resumed, resumed]))
+    (found,) = find_runs([run])
+    assert found.about == {"command": first["command"], "commit": "b"}
+    other = {**resumed, "first_command": ["x", "train", "--seed", "1"]}
+    (run / "about.json").write_text(json.dumps([first, resumed, other]))
+    (found,) = find_runs([run])
+    assert found.about["command"] == ["x", "train", "--seed", "1"]
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from reverie.evaluation.result import EvalResult
 from reverie.run import checkpoint, parts
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.config import resolve
+from reverie.run.folder import open_run_folder
 from reverie.run.online_run import OnlineRun
 from reverie.run.train import train
 
@@ -101,9 +102,26 @@ def test_changed_settings_are_listed_on_resume(tmp_path):
     assert "run.steps" not in str(caught.value)
 
 
-def test_two_processes_cannot_share_a_run_folder(tmp_path):
-    from reverie.run.folder import open_run_folder
+def test_the_command_of_the_first_start_is_kept(tmp_path, monkeypatch):
+    path = tmp_path / "run"
 
+    def start(steps, **more):
+        monkeypatch.setattr("sys.argv", ["reverie", "train", str(steps)])
+        config = settings(path, agent="random", **{"run.steps": steps, **more})
+        open_run_folder(path, config).close()
+        return json.loads((path / "about.json").read_text())[-1]["first_command"]
+
+    assert start(40)[2:] == ["40"]
+    assert start(41)[2:] == ["40"]
+    monkeypatch.setattr("reverie.run.folder.MAX_STARTS", 1)
+    assert start(42)[2:] == ["40"]
+    assert start(43)[2:] == ["40"]
+    # without a checkpoint, a start with other settings is a new run
+    assert start(44, **{"run.envs": 3})[2:] == ["44"]
+    assert start(45, **{"run.envs": 3})[2:] == ["44"]
+
+
+def test_two_processes_cannot_share_a_run_folder(tmp_path):
     config = settings(tmp_path / "run", agent="random", **{"run.steps": 40})
     with (
         open_run_folder(tmp_path / "run", config),

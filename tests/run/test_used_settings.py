@@ -82,6 +82,9 @@ train --run.from_checkpoint x --run.pretrain 9 | starts from a checkpoint
 offline --run.pretrain 9 | without environments
 train --actors.count 2 --run.envs 8 | actors step the env.*--actors\.envs 8
 train --actors.count 2 --run.overlap on | actors collect while the agent trains
+train --device cpu --env.vector.timeout 5 | worker pro.*add --env\.vector\.workers 1
+train_eval --device cpu --env.vector.start_timeout 5 | not stepped in worker processes
+train --device cpu --actors.count 2 --env.vector.timeout 5 | worker processes
 train --actors.lockstep True | it has no actors.*--actors\.count 8
 offline --actors.count 2 | without environments
 bc --bc.finetune True | new encoder is trained.*--bc\.run PATH
@@ -106,6 +109,9 @@ train --explore.policy random --explore.until 100
 train --configs iris_tiny plan2explore --explore.heads.models 3 --explore.until 100
 offline --configs plan2explore --dreamer.behaviour True --explore.log False
 train --env.resize 32 32 --env.resample nearest
+train --device cpu --env.vector.workers 1 --env.vector.timeout 5
+train_eval --device cpu --run.overlap on --env.vector.timeout 5
+train --device cuda --env.vector.start_timeout 5
 train --configs vta_balls --sequences.dt 1 --offline.patience 3
 train_eval --run.eval_every 60 --run.eval_eps 2
 offline --offline.data x --dreamer.behaviour True --dreamer.imag_length 5
@@ -182,6 +188,14 @@ def test_evaluation_and_benchmarks_refuse_settings_without_effect(command, name,
     with pytest.raises(UserError, match=f"Fix: {fix}"):
         check_flags_used(Config(), command, {name: 7})
     check_flags_used(Config(), command, {"run.eval_envs": 7, "env.catch.size": (8, 8)})
+
+
+def test_a_timeout_of_workers_in_a_saved_run_does_not_prevent_its_evaluation():
+    config = resolve(["debug"], flags={"task": "catch", "env.vector.timeout": 5})
+    assert config.env.vector.workers == 0
+    for flags in ([], [("env.vector.timeout", "7")]):
+        with_used_flags(config, "eval", flags)
+    with_used_flags(config, "train", [("run.steps", "7")])  # resumed on a CPU
 
 
 def test_agents_that_need_recordings_do_not_train_in_environments(tmp_path):

@@ -21,9 +21,10 @@ CLASSES = tuple(
 FLAGS = (
     "--configs debug --agent random --task chaos.bad_env:make_env --run.clock steps "
     "--run.steps 80 --run.save_every 20 --run.log_every 20 --run.report_every 0 "
-    "--run.envs 2 --logger.outputs jsonl --env.vector.timeout 3 "
-    "--env.vector.start_timeout 20"
+    "--run.envs 2 --logger.outputs jsonl"
 )
+TIMEOUTS = "--env.vector.timeout 3 --env.vector.start_timeout 20"
+"""Flags of runs with worker processes."""
 
 
 def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
@@ -33,7 +34,7 @@ def trial(name: str, rng: random.Random, folder: Path) -> list[str]:
     workers = rng.choice([1, 2]) if place == "in workers" else 0
     logdir = folder / "run"
     arguments = ["train", *FLAGS.split(), "--env.vector.workers", str(workers)]
-    arguments += ["--logdir", str(logdir)]
+    arguments += [*(TIMEOUTS.split() if workers else []), "--logdir", str(logdir)]
     before = shared_memory()
     variables = {"CHAOS_FAULT": fault, "CHAOS_STEP": str(step)}
     outcome = run(arguments, folder, variables=variables)

@@ -17,6 +17,12 @@ PYTHON_ENV = "python:env"
 
 def make_from_path(task: str) -> Env:
     """Call the function at the import path `package.module:function`."""
+    make_env = import_task(task)
+    return as_env(make_env() if callable(make_env) else make_env, task)
+
+
+def import_task(task: str) -> Any:
+    """Import the function at the import path `package.module:function`."""
     if task == PYTHON_ENV:
         raise UserError(
             "This run was trained on an environment that was passed as a Python "
@@ -24,8 +30,7 @@ def make_from_path(task: str) -> Env:
             "package.module:function, the import path of a function that makes it. In "
             "Python: reverie.evaluate(logdir, env=...) or reverie.train(env=...)."
         )
-    make_env = import_object(task, "--task")
-    return as_env(make_env() if callable(make_env) else make_env, task)
+    return import_object(task, "--task")
 
 
 def as_env(env: Any, task: str) -> Env:
