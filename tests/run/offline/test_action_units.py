@@ -302,7 +302,7 @@ def test_a_key_map_describes_the_episodes_of_an_online_run(tmp_path):
         did, gain = episode["action"][:-1], episode["reward"][1:]
         np.savez(data / f"{name}.npz", seen=episode["vector"], did=did, gain=gain)
     names = {"keys": ("vector=seen",), "action": "did", "reward": "gain"}
-    names |= {"terminal": "ended"}
+    names |= {"terminal": "none"}
     settings = {f"offline__read__map__{k}": v for k, v in names.items()}
     run = train_with_episodes(data, tmp_path / "run", **settings)
     replay = open_episodes(run)

@@ -273,7 +273,7 @@ def test_data_commands_write_files_that_their_tasks_read(tmp_path, capsys):
         (["train", "--configs", "vta_balls", "--sequences.dt", "inf"], "dt must be"),
         (["train", "--configs", "vta_balls", "--vta.world.anneal", "-1"], "anneal"),
         (["train", "--configs", "vta_balls", "--vta.world.obs_std", "nan"], "finite"),
-        (["train", "--configs", "vta_balls", "--vta.world.length", "1"], "length 2"),
+        (["train", "--configs", "vta_balls", "--vta.world.length", "1"], "length at"),
         (["train", "--configs", "vta_balls", "--vta.world.levels", "spread"], "spre"),
         (["data", "mazes"], "Did you mean 'maze'"),
         (
