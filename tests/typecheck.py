@@ -156,8 +156,12 @@ class _Decorate(ast.NodeTransformer):
 def accept_plain_protocols() -> None:
     """Accept any object for a protocol of `reverie` without `runtime_checkable`.
 
-    Such a protocol (`Agent`, `Feed`, ...) is checked by mypy. At run time Python raises
-    for it, and beartype would refuse every function that names one.
+    Such a protocol is checked by mypy. At run time Python raises for it, and beartype
+    would refuse every function that names one.
+
+    For the other protocols of `reverie`, attributes that an object forwards with
+    `__getattr__` (wrappers of environments and feeds) count, as in Python 3.11. Newer
+    versions of Python ignore them.
     """
     meta: Any = type(Protocol)
     original_check = meta.__instancecheck__
@@ -167,6 +171,10 @@ def accept_plain_protocols() -> None:
         plain = ours and getattr(cls, "_is_protocol", False)
         if plain and not getattr(cls, "_is_runtime_protocol", False):
             return True
-        return original_check(cls, instance)
+        if original_check(cls, instance):
+            return True
+        forwards = plain and hasattr(type(instance), "__getattr__")
+        names = getattr(cls, "__protocol_attrs__", ())  # since Python 3.12
+        return forwards and bool(names) and all(hasattr(instance, x) for x in names)
 
     meta.__instancecheck__ = is_instance

@@ -236,5 +236,5 @@ def test_policy_steps_in_graphs_equal_plain_ones():
         plain, graphed = carries
         assert torch.equal(plain.frames, graphed.frames)
         torch.testing.assert_close(plain.lstm, graphed.lstm, rtol=1e-3, atol=1e-3)
-    graphs = agents[1]._policy._run["eval"]._run.graphs
+    graphs = agents[1]._policy._policy_steps["eval"]._run.graphs
     assert any(isinstance(graph, CapturedGraph) for graph in graphs.values())

@@ -163,6 +163,8 @@ class RandomFeed:
     def prioritize(self, stepid: Tensor, priority: Tensor) -> None:
         self.written.append(collective.all_gather(priority))
 
+    def count_uses(self, name: str, on: bool) -> None: ...
+
     def count_uses(self, name: str, on: bool) -> None:
         pass
 

@@ -114,10 +114,24 @@ def test_a_replay_changes_state_and_draws_new_random_numbers():
 @pytest.mark.gpu
 def test_a_function_that_cannot_be_captured_runs_eagerly_with_one_message(capfd):
     device = torch.device("cuda")
-    runner = CudaGraphRunner(lambda x: x + x.sum().item(), "sum", device)
+    generator = torch.Generator(device).manual_seed(0)
+
+    def step(x):
+        noise = torch.empty(2, device=device).exponential_(generator=generator)
+        return noise, x + x.sum().item()  # `item` is not allowed in a capture
+
+    runner = CudaGraphRunner(step, "sum", device, [generator])
+    draws = []
     for _ in range(WARM_UP + 3):
-        assert runner(torch.ones(2, device="cuda")).tolist() == [3, 3]
+        noise, total = runner(torch.ones(2, device="cuda"))
+        draws.append(tuple(noise.tolist()))
+        assert total.tolist() == [3, 3]
     assert capfd.readouterr().err.count("cannot be captured") == 1
+    # the failed capture has not changed the random numbers
+    generator = torch.Generator(device).manual_seed(0)
+    for draw in draws:
+        noise = torch.empty(2, device=device).exponential_(generator=generator)
+        assert tuple(noise.tolist()) == draw
 
 
 @pytest.mark.gpu

@@ -87,12 +87,15 @@ class CudaGraphRunner:
         """Return the captured function, or None with a message."""
         if collective.is_synchronized():
             progress.allow(CAPTURE_SECONDS)  # it may take much longer than an update
+        states = [generator.get_state() for generator in self.generators]
         try:
             return CapturedGraph(
                 *(self.function, inputs, self.device, self.generators),
                 *(self.priority, self.static_inputs),
             )
         except RuntimeError as error:
+            for generator, state in zip(self.generators, states, strict=True):
+                _end_capture(generator, state)
             reason = str(error).splitlines()[0]
             print(
                 f"The {self.name} cannot be captured as a CUDA graph ({reason}); it "
@@ -174,6 +177,16 @@ def _make_buffer(x: Tensor) -> Tensor:
 def _copy_input(buffer: Tensor, value: Tensor) -> None:
     if buffer is not value:
         buffer.copy_(value, non_blocking=True)
+
+
+def _end_capture(generator: torch.Generator, state: Tensor) -> None:
+    """Restore the state that a generator had before a capture that failed.
+
+    PyTorch leaves it in the capture mode, in which it cannot be used without a graph.
+    """
+    restored = torch.Generator(generator.device)
+    restored.set_state(state)
+    generator.graphsafe_set_state(restored.graphsafe_get_state())
 
 
 def _run_on_new_stream(function: Callable[..., Any], inputs: Any) -> Any:
