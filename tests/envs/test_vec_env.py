@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ from reverie import envs
 from reverie.api import Obs, UserError
 from reverie.envs import EnvFailure, TaskFactory, VecEnvConfig, make_vec_env
 from reverie.envs.suites.catch import Catch, CatchConfig
+from reverie.envs.vector.workers import messages
 
 LOCAL = VecEnvConfig(workers=0, failures=3)
 WORKERS = VecEnvConfig(workers=2, timeout=120, failures=3)
@@ -122,6 +124,56 @@ def test_workers_and_one_process_return_equal_rows(task: str) -> None:
         assert same(random_rows(local, 120), random_rows(workers, 120))
     finally:
         workers.close()
+
+
+def test_workers_that_poll_for_messages_return_equal_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(messages, "should_poll", lambda workers: True)
+    factory = TaskFactory("catch", envs.EnvConfig(), seed=1)
+    local, workers = (make_vec_env(factory, 3, config) for config in (LOCAL, WORKERS))
+    try:
+        assert same([local.reset()], [workers.reset()])
+        first = random_rows(workers, 20)
+        time.sleep(3 * messages.POLL_SECONDS)  # the workers do not poll any more
+        rows = [*first, *random_rows(workers, 20, seed=1)]
+        assert same([*random_rows(local, 20), *random_rows(local, 20, seed=1)], rows)
+    finally:
+        workers.close()
+
+
+@pytest.mark.parametrize("polls", [False, True])
+def test_a_deadline_for_a_message_is_kept(polls: bool) -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        connection = messages.Connection(one, polls)
+        with pytest.raises(TimeoutError):
+            connection.receive(time.monotonic() + 0.2)
+        messages.Connection(other).send(messages.QUIT, b"rest")
+        assert connection.receive() == (messages.QUIT, b"rest")
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "workers", "expected"),
+    [
+        (16, "", 1, True),
+        (16, "", 7, True),
+        (16, "", 8, False),
+        (2, "", 1, False),
+        (16, "2", 1, False),  # the run is limited to two threads
+        (4, "64", 1, True),
+    ],
+)
+def test_processes_poll_only_if_half_of_the_cores_are_free(
+    cores: int,
+    threads: str,
+    workers: int,
+    expected: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    assert messages.should_poll(workers) == expected
 
 
 @pytest.mark.parametrize("config", CONFIGS)

@@ -41,7 +41,7 @@ def main(connection: int, parent_pipe: int, memory: int, use_death_signal: int) 
                 _serve(sock, memory, slots)
             except UserError as error:
                 payload = pickle.dumps((isinstance(error, EnvFailure), str(error)))
-                messages.send(sock, messages.USER_ERROR, payload, 0.0)
+                messages.Connection(sock).send(messages.USER_ERROR, payload)
     except OSError:
         pass  # the main process has ended, or an environment has closed the connection
     for slot in slots:
@@ -51,13 +51,15 @@ def main(connection: int, parent_pipe: int, memory: int, use_death_signal: int) 
 def _serve(sock: socket.socket, memory: int, slots: list[EnvSlot]) -> None:
     """Build the environments, add them to `slots`, and answer messages until `QUIT`."""
     process_id = os.getpid()
+    connection = messages.Connection(sock)
 
     def answer(kind: bytes, payload: bytes = b"") -> None:
         if os.getpid() != process_id:  # the environment forked, and this is the child
             os._exit(1)
-        messages.send(sock, kind, payload, 0.0)
+        connection.send(kind, payload)
 
-    options = pickle.loads(messages.receive(sock)[1])
+    options = pickle.loads(connection.receive()[1])
+    connection = messages.Connection(sock, options["polls"])
     make_env = pickle.loads(options["make_env"])
     for index, attempt in zip(options["indices"], options["attempts"], strict=True):
         slot = EnvSlot(make_env, index, options["failures"], options["seed"], attempt)
@@ -68,7 +70,7 @@ def _serve(sock: socket.socket, memory: int, slots: list[EnvSlot]) -> None:
     answer(messages.READY, pickle.dumps((spaces, slots[0].render_fps)))
     shared: SharedArrays | None = None
     while True:
-        kind, payload = messages.receive(sock)
+        kind, payload = connection.receive()
         if kind == messages.QUIT:
             return
         if kind == messages.ATTACH:

@@ -62,7 +62,7 @@ class WorkerHandle:
         self._options = options
         self._memory_fd = memory_fd
         self._cwd = os.getcwd()
-        self._socket: socket.socket | None = None
+        self._connection: messages.Connection | None = None
         self._parent_pipe = -1  # the worker exits when the main process closes it
 
     def start(self, attempts: list[int]) -> None:
@@ -90,7 +90,7 @@ class WorkerHandle:
         )
         child_end.close()
         os.close(read_end)
-        self._socket = own_end
+        self._connection = messages.Connection(own_end, self._options["polls"])
         self._starts += 1
         self.started_at = time.monotonic()
         self.is_ready = self.is_busy = False
@@ -122,9 +122,9 @@ class WorkerHandle:
 
     def send(self, kind: bytes, payload: bytes = b"", deadline: float = 0.0) -> None:
         """Send a message; raise `WorkerError` if the worker cannot receive it."""
-        assert self._socket is not None
+        assert self._connection is not None
         try:
-            messages.send(self._socket, kind, payload, deadline)
+            self._connection.send(kind, payload, deadline)
         except TimeoutError as error:
             raise WorkerError("timeouts", "it does not read its messages") from error
         except OSError as error:
@@ -132,9 +132,9 @@ class WorkerHandle:
 
     def receive(self, deadline: float) -> tuple[bytes, bytes]:
         """Return the next message; raises user errors that occurred in the worker."""
-        assert self._socket is not None
+        assert self._connection is not None
         try:
-            kind, payload = messages.receive(self._socket, deadline)
+            kind, payload = self._connection.receive(deadline)
         except TimeoutError as error:
             raise WorkerError("timeouts", "it did not answer in time") from error
         except OSError as error:
@@ -160,14 +160,14 @@ class WorkerHandle:
             except ProcessLookupError:
                 self.process.kill()
             self.process.wait()
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
             os.close(self._parent_pipe)
 
     def request_exit(self, deadline: float) -> None:
         """Ask the worker to close its environments and exit, without waiting."""
-        if self._socket is not None:
+        if self._connection is not None:
             with contextlib.suppress(WorkerError):
                 self.send(messages.QUIT, b"", deadline)
 

@@ -48,9 +48,15 @@ class WorkerVecEnv(base.BaseVecEnv):
         self._config = config
         pickled_make_env = _pickle(make_env)
         self._memory = create_shared_file()
-        options = {"seed": seed, "failures": config.failures, "count": count}
         workers = (os.cpu_count() or 1) if config.workers < 0 else config.workers
-        indices_of_workers = np.array_split(np.arange(count), min(workers, count))
+        workers = min(workers, count)
+        options = {
+            "seed": seed,
+            "failures": config.failures,
+            "count": count,
+            "polls": messages.should_poll(workers),
+        }
+        indices_of_workers = np.array_split(np.arange(count), workers)
         self._workers = [
             WorkerHandle(
                 [int(i) for i in indices], pickled_make_env, options, self._memory
