@@ -175,7 +175,7 @@ def keep_freed_memory(device: torch.device) -> None:
 
 
 def initialize_in_background(device: torch.device) -> None:
-    """Create the CUDA context and load cuBLAS in a thread.
+    """Create the CUDA context and load cuBLAS, cuDNN and Triton in a thread.
 
     The environments can be built at the same time.
     """
@@ -185,6 +185,12 @@ def initialize_in_background(device: torch.device) -> None:
         with suppress(RuntimeError):
             x = torch.zeros(16, 16, device=device)
             torch.mm(x, x)
+            image, weight = torch.zeros(2, 1, 16, 16, 16, device=device).bfloat16()
+            torch.nn.functional.conv2d(image, weight[:, :, :3, :3])
+        with suppress(ImportError, AttributeError):
+            from triton.runtime.cache import triton_key
+
+            triton_key()  # Triton caches this hash of its own files
 
     if device.type == "cuda":
         threading.Thread(target=initialize, daemon=True).start()

@@ -84,11 +84,18 @@ class KernelCompiler:
     def send(self, request: Request) -> None:
         """Send a request to the process, which then compiles its kernels.
 
-        The pipe stays open, because the process exits when its stdin is closed.
+        A thread writes it, because the process does not read before it has imported
+        PyTorch, and a request may be larger than the buffer of a pipe. The pipe stays
+        open, because the process exits when its stdin is closed.
         """
+        data = pickle.dumps(request)
+        threading.Thread(target=self._write, args=(data,), daemon=True).start()
+
+    def _write(self, data: bytes) -> None:
         assert self.process.stdin
-        with contextlib.suppress(OSError):  # `wait` reports that the process has ended
-            pickle.dump(request, self.process.stdin)
+        # `wait` reports that the process has ended or was closed
+        with contextlib.suppress(OSError, ValueError):
+            self.process.stdin.write(data)
             self.process.stdin.flush()
 
     def wait(self, should_stop: Callable[[], object]) -> str:
