@@ -163,8 +163,6 @@ class RandomFeed:
     def prioritize(self, stepid: Tensor, priority: Tensor) -> None:
         self.written.append(collective.all_gather(priority))
 
-    def count_uses(self, name: str, on: bool) -> None: ...
-
     def count_uses(self, name: str, on: bool) -> None:
         pass
 
