@@ -270,6 +270,11 @@ def format_report(exported: Exported) -> str:
             f"{comparison.error:.1e} (allowed: {TOLERANCE:g}), {comparison.ties} ties "
             "with another choice"
         )
+        if comparison.rounding:
+            lines[-1] += (
+                f", differences up to {comparison.rounding:.1e} within the rounding "
+                "errors of the agent"
+            )
     exported_ms, agent_ms = (exported.latency[key] for key in ("exported", "agent"))
     lines.append(
         f"latency (batch size 1, CPU threads: {torch.get_num_threads()}): "

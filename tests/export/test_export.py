@@ -211,10 +211,11 @@ def test_numbers_that_are_not_finite_are_compared(value, expected, error):
     noise.noise[0].fill_(0.9)
     zeros = np.zeros(verify.BATCH)
     arrays = [{"a": zeros, "b": zeros + x} for x in (expected, value)]
-    found, tied, output = verify.compare(step, feed, noise, *arrays)
-    assert found == error
-    assert not tied.any()
-    result = verify.Comparison().add(0.0, 0, "a").add(found, 0, output)
+    found = verify.compare(step, feed, noise, *arrays)
+    assert found.error == error
+    assert not found.tied.any()
+    none = verify.StepComparison(0.0, np.zeros(verify.BATCH, bool), "a")
+    result = verify.Comparison().add(none).add(found)
     assert (result.error, result.output) == (error, "b" if error else "")
 
 
@@ -243,16 +244,45 @@ def test_only_differences_at_ties_are_accepted():
     noise.noise[0].copy_(torch.tensor([[0.9], [0.5000001], [0.9], [0.9]]))
     reference = verify.run_step(step, feed, GivenNoise(noise.noise))
     assert reference["index"].tolist() == [1, 1, 1, 1]
-    error, tied, _ = verify.compare(
+    error, tied, *_ = verify.compare(
         step, feed, noise, reference, {"index": np.array([1, 0, 1, 1])}
     )
     assert error == 0
     assert tied.tolist() == [False, True, False, False]
-    error, tied, _ = verify.compare(
+    error, tied, *_ = verify.compare(
         step, feed, noise, reference, {"index": np.array([1, 1, 0, 1])}
     )
     assert error == 1
     assert not tied.any()
+
+
+class Cancel(nn.Module):
+    """Adds numbers of 1e8 that cancel, and a number that is not changed by them."""
+
+    def forward(self, inputs: Any, state: Any, rng: Any) -> Any:
+        large = 1e8 * inputs["x"][:, 1] * 1.1 - 1.1e8 * inputs["x"][:, 1]
+        return {"sum": large, "well": inputs["x"][:, 0] * 2}, state
+
+
+def test_differences_within_rounding_errors_are_accepted():
+    space = Space(np.float32, (2,))
+    step = FlatStep(ExportStep(Cancel(), {"x": space}, lambda batch: ()))
+    feed = {"x": np.ones((verify.BATCH, 2), np.float32)}
+    reference = verify.run_step(step, feed, noise := RecordedNoise(0))
+    exported = {**reference, "sum": reference["sum"] + [0, 8, 0, 0]}
+    found = verify.compare(step, feed, noise, reference, exported)
+    assert (found.error, found.rounding) == (0, 8)
+    result = verify.Comparison().add(found)
+    report = export.format_report(
+        export.Exported([], {"policy": result}, dict.fromkeys(("exported", "agent"), 1))
+    )
+    assert "differences up to 8.0e+00 within the rounding errors" in report
+    exported = {**exported, "well": reference["well"] + np.float32(1e-3)}
+    found = verify.compare(step, feed, noise, reference, exported)
+    assert (round(found.error, 5), found.output, found.rounding) == (5e-4, "well", 8)
+    exported = {**reference, "sum": reference["sum"] + 1e4}
+    found = verify.compare(step, feed, noise, reference, exported)
+    assert (found.error, found.output, found.rounding) == (1e4, "sum", 0)
 
 
 def test_agent_without_steps_is_refused(tmp_path):
@@ -301,6 +331,8 @@ def test_command_exports_a_run(tmp_path, monkeypatch, capsys):
     assert main(["export", run, "--out", str(tmp_path / "own"), "--sample"]) == 0
     info = json.loads((tmp_path / "own" / "policy.json").read_text())
     assert not info["greedy"]
-    assert info["verified"]["policy"] == {"error": 0.0, "ties": 0, "steps": 8}
+    assert info["verified"]["policy"] == {
+        **{"error": 0.0, "ties": 0, "steps": 8, "rounding": 0.0}
+    }
     assert main(["export"]) == 2
     assert "Fix: reverie export LOGDIR" in capsys.readouterr().err
