@@ -70,10 +70,8 @@ class Comparison(NamedTuple):
         error, output = self.error, self.output
         if step.error > error:
             error, output = step.error, step.output
-        ties, rounding = (
-            self.ties + int(step.tied.sum()),
-            max(self.rounding, step.rounding),
-        )
+        ties = self.ties + int(step.tied.sum())
+        rounding = max(self.rounding, step.rounding)
         return Comparison(error, ties, self.steps + 1, output, rounding)
 
     def to_json(self) -> dict[str, Any]:
