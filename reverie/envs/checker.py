@@ -17,6 +17,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from reverie.api import Env, Obs, UserError
+from reverie.envs.adapters.gymnasium import GymnasiumEnv
 from reverie.envs.registry import EnvConfig, make
 from reverie.envs.wrappers import without_wrappers
 from reverie.plugins import is_failure, summarize_error
@@ -28,6 +29,8 @@ SLOW_STEP = 0.2
 """Seconds per step above which a warning suggests worker processes."""
 MAX_CLASSES = 65536
 """A warning is reported for integers with more values, as they are encoded one-hot."""
+
+GYMNASIUM_NAMES = {"obs_space": "observation_space", "act_space": "action_space"}
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,7 @@ class _Checker:
 
     def __init__(self, env: Env):
         self.env = env
+        self.is_gymnasium = isinstance(env, GymnasiumEnv)
         self.findings: list[Finding] = []
         self.reported_topics: set[str] = set()
         self.obs_space: Spaces = {}
@@ -129,6 +133,15 @@ class _Checker:
 
     def warn(self, message: str, fix: str) -> None:
         self.add("warning", message, fix)
+
+    def _name(self, name: str) -> str:
+        """Return the name of an attribute of `Env` in the API of the environment."""
+        return GYMNASIUM_NAMES[name] if self.is_gymnasium else name
+
+    def _time_limit(self) -> str:
+        if self.is_gymnasium:
+            return "return `truncated=True` from `step` at a time limit"
+        return "set `is_last` at a time limit"
 
     # Spaces
 
@@ -218,7 +231,7 @@ class _Checker:
             self.warn(
                 f"the action {key!r} has no finite bounds, so it cannot be scaled; "
                 "agents will use [-1, 1]",
-                "set finite bounds in `act_space`",
+                f"set finite bounds in `{self._name('act_space')}`",
             )
         if space.dtype.kind in "iu" and space.classes < 2:
             self.warn(f"the action {key!r} has only one value", "remove it")
@@ -256,7 +269,7 @@ class _Checker:
         if not ended:
             self.warn(
                 f"no episode ended within {steps_taken} steps",
-                "set `is_last` at a time limit, or set a time limit with --env.length",
+                f"{self._time_limit()}, or set a time limit with --env.length",
             )
         if np.median(times) > SLOW_STEP:
             self.warn(
@@ -345,15 +358,16 @@ class _Checker:
         problem = space.problem(value)
         if problem is None:
             return
+        declared = f"`{self._name('obs_space')}`"
         array = np.asarray(value)
         severity: Severity = "error"
         if array.dtype == object:
             kind, fix = "object", "return an array of numbers"
         elif array.shape != space.shape:
-            kind, fix = "shape", f"return shape {space.shape}, or correct `obs_space`"
+            kind, fix = "shape", f"return shape {space.shape}, or correct {declared}"
         elif array.dtype != space.dtype:
             kind = "dtype"
-            fix = f"return np.asarray({key}, np.{space.dtype}), or correct `obs_space`"
+            fix = f"return np.asarray({key}, np.{space.dtype}), or correct {declared}"
             if space.is_image and array.dtype.kind == "f":
                 fix = (
                     f"return np.asarray({key}, np.uint8) if values are in [0, 255], "
@@ -367,8 +381,9 @@ class _Checker:
         elif "infinite" in problem:
             kind, fix = "infinite", "clip it to finite numbers"
         else:
-            kind = "range"
-            fix = "widen `low` and `high` (for integers, `high` is exclusive)"
+            kind, fix = "range", f"widen `low` and `high` in {declared}"
+            if not self.is_gymnasium:
+                fix += " (for integers, `high` is exclusive)"
         self.add(severity, f"{where}: {key!r} {problem}", fix, topic=f"{kind} {key}")
 
     def _check_aliasing(self, obs: Obs, next_obs: Obs) -> None:

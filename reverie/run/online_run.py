@@ -39,7 +39,7 @@ from reverie.run.imported import find_imported
 from reverie.run.parts import Shard
 from reverie.run.policy_copy import make_policy_copy
 from reverie.run.shards import Collected, check_can_act_remotely
-from reverie.run.size import describe_size
+from reverie.run.summary import describe_online_run
 from reverie.run.timeouts import EnvStepTimeout
 from reverie.storage.limits import InvalidFile
 from reverie.storage.os_errors import WriteFailed
@@ -479,22 +479,4 @@ class OnlineRun(BaseRun):
 
     def print_summary(self) -> None:
         """Print agent, task, device, run folder, number of steps and replay buffer."""
-        config, clock = self.config, self.clock
-        window = self.agent.windows.get("train")
-        epochs = config.agent_config.epochs
-        updates, limit = "", f"{epochs:,} epochs, at most " if epochs else ""
-        if window and config.run.train_ratio and self.agent.schedule is None:
-            rows = window.batch * window.length
-            updates = (
-                f"  one update trains on {window.batch} x {window.length} steps and is "
-                f"due every {rows / config.run.train_ratio:.4g} agent steps\n"
-            )
-        self.print_message(
-            f"{config.agent} on {config.task}, {self.device} in {self.precision}\n"
-            f"{describe_size(config, not self.clock.step)}"
-            f"  run folder {self.path}\n"
-            f"  {limit}{config.run.steps:,} agent steps of {clock.repeat} frames each, "
-            f"in {config.actors.num_envs or config.run.envs} environments\n{updates}"
-            f"  {self.replay.memory_plan.describe()}{self.feed.describe()}"
-            f"{'' if self.shard.is_single else ', on each rank'}"
-        )
+        self.print_message(describe_online_run(self))

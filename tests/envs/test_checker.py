@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
 from reverie import envs
 from reverie.api import Obs
+from reverie.envs.adapters.gymnasium import GymnasiumEnv
 from reverie.envs.checker import check_env, describe
 from reverie.envs.suites.catch import Catch, CatchConfig
 from reverie.spaces import Space, Spaces
@@ -257,3 +259,34 @@ def test_the_description_lists_spaces_and_findings() -> None:
     text = describe("mine", Catch(), check_env(WrongShape(), steps=10))
     assert "Fix: return shape (16, 16, 3)" in text
     assert "errors" in text
+
+
+class GymnasiumFaults:
+    """A Gymnasium environment that breaks its declared spaces and never ends."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+    def __init__(self, obs: Any):
+        self.obs = obs
+
+    def reset(self, seed: int | None = None) -> Any:
+        return self.obs, {}
+
+    def step(self, action: Any) -> Any:
+        return self.obs.copy(), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("obs", "fix"),
+    [
+        (np.zeros(3, np.float32), "or correct `observation_space`"),
+        (np.full(2, 5, np.float32), "widen `low` and `high` in `observation_space`"),
+    ],
+)
+def test_fixes_use_the_names_of_gymnasium(obs: np.ndarray, fix: str) -> None:
+    fixes = [x.fix for x in check_env(GymnasiumEnv(GymnasiumFaults(obs)), steps=20)]
+    assert fix in [x[-len(fix) :] for x in fixes]
+    assert "set finite bounds in `action_space`" in fixes
+    assert any(x.startswith("return `truncated=True` from `step`") for x in fixes)
+    assert not [x for x in fixes if "obs_space" in x or "is_last" in x]
