@@ -36,6 +36,7 @@ PARTIAL = ".partial"
 SETTINGS = "settings.json"
 """Settings of an unfinished conversion or split, in its partial folder."""
 
+FILE_SUFFIXES = (".h5", ".hdf5", ".npz", ".parquet", ".pt", ".safetensors", ".zip")
 FileFormat = Literal["npz", "safetensors"]
 
 ReportProgress = Callable[[int, int], None]
@@ -81,7 +82,7 @@ def convert(
 ) -> ConversionResult:
     """Write all episodes, or only those in `names`, to a folder that must not exist."""
     config = config or WriterConfig()
-    refuse_existing(destination)
+    check_new_folder(destination)
     source = TransformedReader(reader, transforms) if transforms else reader
     selected = list(reader.names() if names is None else names)
     partial = destination.with_name(destination.name + PARTIAL)
@@ -186,6 +187,16 @@ def _settings(source: Reader, format: str, names: list[str]) -> dict[str, Any]:
         "act": spaces_to_json(source.act_space),
         "names": names,
     }
+
+
+def check_new_folder(destination: Path) -> None:
+    """Raise `UserError` if the folder to write exists, or if its name is of a file."""
+    if destination.suffix.lower() in FILE_SUFFIXES:
+        raise UserError(
+            f"The episodes are written to a folder, but {destination.name} is the name "
+            f"of a file.\n  Fix: choose another name, such as {destination.stem}."
+        )
+    refuse_existing(destination)
 
 
 def refuse_existing(destination: Path) -> None:

@@ -24,9 +24,9 @@ from reverie.datasets.convert import (
     PARTIAL,
     FileFormat,
     WriterConfig,
+    check_new_folder,
     convert,
     finish_folder,
-    refuse_existing,
     start_or_resume,
 )
 from reverie.datasets.episode_format import BadEpisode, Episode, is_image
@@ -234,7 +234,7 @@ def split_command(path: str, folder: str, options: SplitOptions) -> int:
     Files of NPZ and safetensors datasets are hard-linked, if possible, not copied.
     """
     destination = Path(folder).expanduser()
-    refuse_existing(destination)
+    check_new_folder(destination)
     reader = options.open(path)
     method: dict[str, Any] = {"fraction": options.fraction, "seed": options.seed}
     if options.mask:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -115,6 +116,10 @@ def test_convert_then_split_then_stats(here, capsys):
     assert saved["speed:rows"] == 48
     assert "exists already" in error_of("split out parts", capsys)
     assert "exists already" in error_of("convert demos out", capsys)
+    shutil.copytree(here / "out", here / "out2")
+    for words in ("convert demos n.hdf5", "split demos n.npz", "merge out out2 n.h5"):
+        assert "written to a folder, but n" in error_of(words, capsys)
+    assert not list(here.glob("n.*"))
     assert "has no mask 'train'" in error_of(
         "split out more --mask train valid", capsys
     )
