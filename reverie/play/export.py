@@ -51,15 +51,21 @@ METRICS = re.compile(r"score|length|loss|return")
 
 def export(runs: RunIndex, target: Path) -> Path:
     """Write the page to a folder; return its path."""
-    target.mkdir(parents=True, exist_ok=True)
+    if target.suffix.lower() in (".html", ".htm"):
+        raise UserError(
+            f"The page and its videos are written to a folder, but {target.name} is the "
+            f"name of a file.\n  Fix: --export {target.with_suffix('')}"
+        )
     data: dict[str, Any] = {"runs": runs.summaries(), "details": {}, "series": {}}
     if not data["runs"]:
         raise UserError(
             f"There are no runs in {runs.folder}.\n"
             "  Fix: pass the folder of a run, or a folder that contains runs."
         )
-    for run in data["runs"]:
+    target.mkdir(parents=True, exist_ok=True)
+    for index, run in enumerate(data["runs"], 1):
         name = run["id"]
+        print_message(f"exporting run {index} of {len(data['runs'])}: {run['name']}")
         run["metrics"] = [key for key in run["metrics"] if METRICS.search(key)]
         series = {key: runs.series(name, key) for key in run["metrics"]}
         data["series"][name] = series

@@ -87,5 +87,12 @@ def test_view_exports_a_page(run_folder, tmp_path, capsys):
     runs = tmp_path / "runs"
     shutil.copytree(run_folder("dreamer"), runs / "one")
     assert main(["view", str(runs), "--export", str(tmp_path / "page")]) == 0
-    assert str(tmp_path / "page") in capsys.readouterr().out
+    output = capsys.readouterr()
+    assert str(tmp_path / "page") in output.out
+    assert "exporting run 1 of 1: one" in output.err
     assert "<html" in (tmp_path / "page" / "index.html").read_text()
+    assert main(["view", str(runs), "--export", str(tmp_path / "new.html")]) == 2
+    assert f"Fix: --export {tmp_path / 'new'}\n" in capsys.readouterr().err
+    assert main(["view", str(tmp_path / "page"), "--export", str(tmp_path / "no")]) == 2
+    assert not (tmp_path / "new.html").exists()
+    assert not (tmp_path / "no").exists()
