@@ -53,8 +53,8 @@ def export(runs: RunIndex, target: Path) -> Path:
     """Write the page to a folder; return its path."""
     if target.suffix.lower() in (".html", ".htm"):
         raise UserError(
-            f"The page and its videos are written to a folder, but {target.name} is the "
-            f"name of a file.\n  Fix: --export {target.with_suffix('')}"
+            f"The page is written to a folder, but {target.name} is the name of a file."
+            f"\n  Fix: --export {target.with_suffix('')}"
         )
     data: dict[str, Any] = {"runs": runs.summaries(), "details": {}, "series": {}}
     if not data["runs"]:
