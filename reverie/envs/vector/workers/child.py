@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from reverie.api import StateDict, UserError
 from reverie.envs.vector.base import common_spaces, truncated_row, write_row
@@ -50,12 +50,11 @@ def main(connection: int, parent_pipe: int, memory: int, use_death_signal: int) 
 
 def _serve(sock: socket.socket, memory: int, slots: list[EnvSlot]) -> None:
     """Build the environments, add them to `slots`, and answer messages until `QUIT`."""
-    process_id = os.getpid()
+    exit_if_copy = _CopyCheck()
     connection = messages.Connection(sock)
 
     def answer(kind: bytes, payload: bytes = b"") -> None:
-        if os.getpid() != process_id:  # the environment forked, and this is the child
-            os._exit(1)
+        exit_if_copy()
         connection.send(kind, payload)
 
     options = pickle.loads(connection.receive()[1])
@@ -78,7 +77,7 @@ def _serve(sock: socket.socket, memory: int, slots: list[EnvSlot]) -> None:
             shared = SharedArrays(layout, memory)
         elif kind == messages.RUN:
             assert shared is not None
-            errors = _run_commands(slots, shared)
+            errors = _run_commands(slots, shared, exit_if_copy)
             if errors:
                 answer(messages.ERRORS, pickle.dumps(errors))
             else:
@@ -92,8 +91,23 @@ def _serve(sock: socket.socket, memory: int, slots: list[EnvSlot]) -> None:
             answer(messages.DONE, pickle.dumps(restored))
 
 
+class _CopyCheck:
+    """Ends the process if it is a copy of the worker, made by `os.fork`.
+
+    An environment that forks continues in both processes. Only the worker may write
+    observations to the shared memory and answer messages.
+    """
+
+    def __init__(self) -> None:
+        self.process_id = os.getpid()
+
+    def __call__(self) -> None:
+        if os.getpid() != self.process_id:
+            os._exit(1)
+
+
 def _run_commands(
-    slots: Sequence[EnvSlot], shared: SharedArrays
+    slots: Sequence[EnvSlot], shared: SharedArrays, exit_if_copy: Callable[[], None]
 ) -> list[tuple[int, str]]:
     """Step or reset each environment as commanded, and write its observation.
 
@@ -108,9 +122,12 @@ def _run_commands(
         if command == STEP:
             action = {key: value[index].copy() for key, value in shared.action.items()}
             row = slot.step(action) or truncated_row(previous, index)
+            exit_if_copy()
             write_row(rows, index, row)
         elif command == RESET:
-            write_row(rows, index, slot.reset())
+            row = slot.reset()
+            exit_if_copy()
+            write_row(rows, index, row)
         if new_errors := slot.pop_errors():
             errors += [(index, error) for error in new_errors]
         if shared.attempt[index] != slot.attempt:
