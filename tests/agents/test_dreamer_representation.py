@@ -80,6 +80,15 @@ def test_prototypes_are_frozen_at_first_and_the_encoder_has_a_slow_copy(monkeypa
     assert representation.updates == 2
 
 
+def test_the_loss_does_not_change_the_count_of_updates():
+    # on a GPU, `update_slow` changes it while buffers of the loss are restored
+    agent = make(replace(TINY, representation="prototypes"))
+    updates = agent.world.representation.updates
+    assert all(x is not updates for x in agent.state_changed_by_loss()[0])
+    assert not updates.requires_grad
+    assert "updates" in agent.state_dict()["representation"]
+
+
 def test_harmony_scales_the_loss_of_the_representation():
     agent = make(replace(TINY, representation="infonce", draw=True, harmony=True))
     assert agent.harmony.group["infonce"] == "observation"
