@@ -72,11 +72,12 @@ class PriorityConfig:
                 "replay.prio.maxfrac and replay.prio.visit_decay must be from 0 to 1.\n"
                 "  Fix: remove them to use the defaults."
             )
-        values = (self.exponent, self.offset, self.visit_scale, self.initial)
-        if not min(values) >= 0:
+        finite = (self.exponent, self.offset, self.visit_scale)
+        if not all(0 <= x < float("inf") for x in finite) or not self.initial >= 0:
             raise UserError(
-                "The exponent, offset, visit_scale and initial of replay.prio must not "
-                "be negative.\n  Fix: remove them to use the defaults."
+                "The exponent, offset, visit_scale and initial of replay.prio must be "
+                "numbers that are not negative; only initial may be infinite.\n"
+                "  Fix: remove them to use the defaults."
             )
 
 

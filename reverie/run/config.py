@@ -146,8 +146,9 @@ class Config:
         if self.replay.fracs.priority > 0 and not self.agent_config.sets_priorities:
             raise UserError(
                 "replay.fracs.priority is above zero, but the agent "
-                f"{self.agent!r} sets no priorities.\n  Fix: --replay.fracs.priority "
-                "0; DreamerV3 sets them with --dreamer.priosignal model."
+                f"{self.agent!r} sets no priorities.\n  Fix: remove the preset "
+                "curious_replay, or --replay.fracs.priority 0 --replay.fracs.uniform "
+                "1; DreamerV3 sets priorities with --dreamer.priosignal model."
             )
 
     @property

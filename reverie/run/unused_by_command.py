@@ -87,7 +87,10 @@ IN_ENVIRONMENT = tuple(
 """Settings that `reverie eval` does not use in an environment. The first entry is
 `offline.` (see `unused_in_environment`)."""
 
-TRAINING_SETTINGS = ("opt.", "batch_size", "batch_length", "loss_scales.")
+TRAINING_SETTINGS = (
+    *("opt.", "batch_size", "batch_length", "loss_scales.", "priosignal"),
+    *("representation", "harmony", "harmony_opt."),
+)
 """Settings of agents that only affect training. Not every agent has all of them."""
 
 OFFLINE = (

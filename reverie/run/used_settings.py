@@ -81,6 +81,8 @@ def resolve_for_command(
         raise UnknownSetting(error.name, error.origin, options) from None
     if check:
         check_flags_used(config, command, flags)
+        if command in OFFLINE_COMMANDS:
+            _check_offline_presets(presets)
     return config
 
 
@@ -208,7 +210,7 @@ def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
     unused += _unused_with_one_process(config)
     on_sequences = config.agent_config.sequence_window is not None
     if on_sequences or command in OFFLINE_COMMANDS:
-        unused += OFFLINE
+        unused += [*OFFLINE, *_priority_settings(config, NO_ENVS)]
         is_env = config.task != "recordings" and not is_sequence_task(config.task)
         if not is_env:
             unused += WITHOUT_ENV
@@ -322,8 +324,10 @@ def _unused_sampling(config: Config) -> Iterator[UnusedSetting]:
     """Yield the settings of replay sampling strategies that are not used."""
     fracs = config.replay.fracs
     if not fracs.priority:
+        reason = "replay.fracs.priority is 0"
         fix = "add --configs curious_replay, or set replay.fracs.priority."
-        yield UnusedSetting("replay.prio.", "replay.fracs.priority is 0", fix)
+        yield UnusedSetting("replay.prio.", reason, fix)
+        yield from _priority_settings(config, reason, fix)
     if not config.replay.prio.visit_scale:
         reason = "replay.prio.visit_scale is 0"
         fix = "add --replay.prio.visit_scale 1e4"
@@ -331,6 +335,26 @@ def _unused_sampling(config: Config) -> Iterator[UnusedSetting]:
     if not fracs.recency:
         reason = "replay.fracs.recency is 0"
         yield UnusedSetting("replay.recexp", reason, "set replay.fracs.recency.")
+
+
+def _priority_settings(
+    config: Config, reason: str, fix: str = ""
+) -> Iterator[UnusedSetting]:
+    """Yield the setting that selects the loss of replay priorities, if there is one."""
+    name = f"{settings_name(config.agent)}.priosignal"
+    if name in settings_of(config):
+        yield UnusedSetting(name, reason, fix)
+
+
+def _check_offline_presets(presets: Sequence[str]) -> None:
+    """Raise if a preset of offline training does nothing but set replay priorities."""
+    if "curious_replay" in presets:
+        raise ConfigError(
+            "The preset 'curious_replay' has no effect in this run: it trains on "
+            "recorded data, without a replay buffer.\n  Fix: remove curious_replay "
+            "from --configs; `reverie train --run.episodes PATH` adds recorded "
+            "episodes to a replay buffer."
+        )
 
 
 def _unused_exploration(config: Config, command: str) -> list[UnusedSetting]:

@@ -110,6 +110,14 @@ def test_worlds_without_an_embedding_refuse_other_representations():
             {"dreamer.representation": "infonce", "dreamer.dec.depth": 8},
             "--dreamer.draw True",
         ),
+        (
+            {
+                "dreamer.world": "dreamerv3_torch",
+                "dreamer.representation": "barlow",
+                "dreamer.dreamerv3_torch.image_dist": "normal",
+            },
+            "--dreamer.draw True",
+        ),
     ],
 )
 def test_settings_without_effect_are_refused(flags, message):

@@ -63,11 +63,36 @@ def test_curious_replay_samples_in_proportion_to_priorities_only():
         ({"replay.prio.exponent": 0.5}, "curious_replay"),
         ({"replay.recexp": 2.0}, "replay.fracs.recency"),
         ({"dreamer.harmony_opt.lr": 0.1}, "--dreamer.harmony True"),
+        ({"dreamer.priosignal": "model"}, "--configs curious_replay"),
+        ({"dreamer.loss_scales.boundary": 2.0}, "the world model is 'rssm'"),
     ],
 )
 def test_settings_without_effect_are_refused(flags, message):
     with pytest.raises(UserError, match=message):
         resolve_for_command("train", flags=flags)
+
+
+def test_offline_training_refuses_priorities():
+    with pytest.raises(UserError, match="'curious_replay' has no effect"):
+        resolve_for_command("offline", ["curious_replay"])
+    with pytest.raises(UserError, match=r"dreamer\.priosignal has no effect"):
+        resolve_for_command("offline", flags={"dreamer.priosignal": "model"})
+
+
+def test_an_agent_without_priorities_refuses_curious_replay():
+    with pytest.raises(UserError, match=r"replay\.fracs\.uniform 1"):
+        resolve(["curious_replay"], flags={"agent": "iris"})
+    fixed = {"replay.fracs.priority": 0.0, "replay.fracs.uniform": 1.0}
+    resolve(["curious_replay"], flags={"agent": "iris", **fixed})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("initial", "nan"), ("exponent", "inf"), ("offset", "nan"), ("visit_scale", -1)],
+)
+def test_priorities_must_be_numbers(name, value):
+    with pytest.raises(UserError, match="only initial may be infinite"):
+        resolve(["curious_replay"], flags={f"replay.prio.{name}": value})
 
 
 def test_a_decay_without_a_scale_is_refused():

@@ -269,9 +269,16 @@ def test_an_evaluation_in_an_environment_reads_no_recordings():
         with pytest.raises(UserError, match="evaluated in an environment"):
             with_used_flags(config, "eval", [(name, "random")], IN_ENVIRONMENT)
     unused = unused_in_environment(config)
-    for name in ("dreamer.opt.lr", "dreamer.batch_size"):
+    for name, value in {
+        "dreamer.opt.lr": "3",
+        "dreamer.batch_size": "3",
+        "dreamer.harmony": "True",
+        "dreamer.harmony_opt.lr": "3",
+        "dreamer.priosignal": "model",
+        "dreamer.representation": "barlow",
+    }.items():
         with pytest.raises(UserError, match="an evaluation does not train"):
-            with_used_flags(config, "eval", [(name, "3")], unused)
+            with_used_flags(config, "eval", [(name, value)], unused)
 
 
 RUNS = """

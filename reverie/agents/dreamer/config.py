@@ -329,6 +329,9 @@ class DreamerConfig(AgentConfig):
         if self.world not in WORLDS:  # a plug-in may use the settings of any world
             others = []
         unused = [UnusedSetting(f"dreamer.{name}.", world) for name in others]
+        if others and self.world != "vta":
+            for name in ("boundary", "boundary_rate"):
+                unused.append(UnusedSetting(f"dreamer.loss_scales.{name}", world))
         if self.actor_critic == "dreamerv3":
             reason = "the actor-critic is 'dreamerv3'"
             unused.append(UnusedSetting("dreamer.dreamerv3_torch_ac.", reason))
@@ -375,7 +378,8 @@ class DreamerConfig(AgentConfig):
         elif not self.draw:
             fix = "add --dreamer.draw True."
             reason += ", so there is no decoder"
-            for name in ("dec.", "loss_scales.rec"):
+            outputs = ("dreamerv3_torch.image_output", "dreamerv3_torch.image_dist")
+            for name in ("dec.", "loss_scales.rec", *outputs):
                 unused.append(UnusedSetting(f"dreamer.{name}", reason, fix))
         return unused
 
