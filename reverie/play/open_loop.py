@@ -48,6 +48,11 @@ def draw_open_loop(
         batch = loaded.crop.center_crop(batch)
     model_env.seed(seed)
     predictions = predict(model_env, batch, observed, horizon)
+    if not predictions:
+        raise UserError(
+            "There is nothing to draw: the world model has no decoder.\n"
+            "  Fix: train DreamerV3 with --dreamer.draw True."
+        )
     images = [key for key in predictions if model_env.obs_space[key].is_image]
     if not images:
         raise UserError(

@@ -8,6 +8,7 @@ from PIL import Image
 
 from reverie.api import UserError
 from reverie.cli.main import main
+from reverie.play import open_loop
 from reverie.play.open_loop import draw_open_loop, sample_clips
 from reverie.render.open_loop import LABELS
 from reverie.render.video import encode_gif
@@ -43,6 +44,12 @@ def test_a_gif_has_at_most_the_given_size(loaded, tmp_path):
     assert path.stat().st_size <= limit
     with pytest.raises(UserError, match=r"more than 0 kB(.|\n)*horizon"):
         draw_open_loop(loaded, path, 4, 2, 3, max_bytes=10)
+
+
+def test_without_a_decoder_there_is_nothing_to_draw(loaded, tmp_path, monkeypatch):
+    monkeypatch.setattr(open_loop, "predict", lambda *arguments: {})
+    with pytest.raises(UserError, match=r"no decoder(.|\n)*--dreamer.draw True"):
+        draw_open_loop(loaded, tmp_path / "dream.gif", 2, 2, 2)
 
 
 def test_fewer_colors_make_a_gif_smaller():
