@@ -89,6 +89,17 @@ def test_the_loss_does_not_change_the_count_of_updates():
     assert "updates" in agent.state_dict()["representation"]
 
 
+def test_weights_of_losses_are_not_sent_to_copies_of_the_policy():
+    config = replace(TINY, representation="prototypes", harmony=True)
+    agent, copy = make(config), make(config)
+    agent.train(RandomFeed(agent))
+    weights = agent.policy_weights()
+    assert weights.keys() == {"enc", "dyn", "pol"}
+    copy.load_policy_weights(weights)
+    assert_close = torch.testing.assert_close
+    assert_close(copy.world.enc.state_dict(), agent.world.enc.state_dict())
+
+
 def test_harmony_scales_the_loss_of_the_representation():
     agent = make(replace(TINY, representation="infonce", draw=True, harmony=True))
     assert agent.harmony.group["infonce"] == "observation"

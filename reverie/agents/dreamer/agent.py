@@ -99,7 +99,7 @@ class Dreamer(TrainedAgent):
     """The DreamerV3 agent; implements `api.Agent`."""
 
     not_in_policy = (
-        *("dec", "rew", "con", ENSEMBLE),
+        *("dec", "rew", "con", ENSEMBLE, "representation", "harmony"),
         *TRAINING_ONLY,
         *(f"{EXPLORE_PREFIX}{name}" for name in TRAINING_ONLY),
     )
