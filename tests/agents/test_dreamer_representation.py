@@ -134,3 +134,11 @@ def test_worlds_without_an_embedding_refuse_other_representations():
 def test_settings_without_effect_are_refused(flags, message):
     with pytest.raises(UserError, match=message):
         resolve_for_command("train", flags=flags)
+
+
+@pytest.mark.parametrize("name", ["barlow", "infonce"])
+def test_losses_that_compare_steps_need_two(name):
+    sizes = {"batch_size": 1, "repval_loss": False}
+    with pytest.raises(UserError, match=f"{name} needs at least two steps"):
+        replace(TINY, representation=name, batch_length=1, **sizes)
+    replace(TINY, representation=name, batch_length=2, **sizes)

@@ -304,9 +304,11 @@ class DreamerConfig(AgentConfig):
                 "no loss on replayed trajectories.\n  Fix: --configs dreamerv3_torch, "
                 "or --dreamer.optimizers separate --dreamer.repval_loss False"
             )
-        if self.representation == "barlow" and self.batch_size * self.batch_length < 2:
+        compares_steps = self.representation in ("barlow", "infonce")
+        if compares_steps and self.batch_size * self.batch_length < 2:
             raise UserError(
-                "The representation barlow needs at least two steps per batch.\n"
+                f"The representation {self.representation} needs at least two steps "
+                "per batch.\n"
                 "  Fix: set dreamer.batch_size or dreamer.batch_length to 2 or more."
             )
         if self.representation == "prototypes" and self.batch_length < 2:
