@@ -255,11 +255,13 @@ class TwoHot(BinnedScalar):
     """
 
     def pred(self) -> Float[Tensor, "*b"]:
-        # Add symmetric bins in pairs, so that uniform probabilities give exactly 0.
-        # (`logprobs.exp()` has larger rounding errors, which large bins amplify.)
+        # Add symmetric bins in pairs, so that uniform probabilities give exactly 0. A
+        # rounding error of a probability times a bin of 5e8 can be larger than the
+        # prediction, so compute `a - b` as (a + b) * tanh((log a - log b) / 2).
         probs, half = torch.softmax(self.logits, -1), len(self.bins) // 2
-        difference = probs[..., -half:] - probs[..., :half].flip(-1)
-        return difference @ self.bins[-half:]
+        log_ratio = self.logits[..., -half:] - self.logits[..., :half].flip(-1)
+        pair = probs[..., -half:] + probs[..., :half].flip(-1)
+        return (pair * torch.tanh(log_ratio / 2)) @ self.bins[-half:]
 
     def loss(self, target: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """Cross-entropy with the two-hot encoding of the target."""

@@ -159,6 +159,18 @@ def test_two_hot_targets_out_of_range_use_the_outermost_bins():
     assert logits.grad.argmin(-1).tolist() == [40, 0]
 
 
+@pytest.mark.parametrize("count", [255, 64, 5])
+def test_predictions_near_zero_of_bins_spaced_by_symexp_are_precise(count):
+    """Rounding errors of probabilities are not multiplied by bins of up to 5e8."""
+    bins, generator = symexp_bins(count), torch.Generator().manual_seed(0)
+    assert float(TwoHot(torch.zeros(count), bins).pred()) == 0
+    logits = 0.001 * torch.randn(50, count, generator=generator)
+    logits = (logits + logits.flip(-1)) * (1 + 1e-7 * (bins > 0))
+    expected = logits.double().softmax(-1) @ bins.double()
+    error = (TwoHot(logits, bins).pred() - expected).norm() / expected.norm()
+    assert error < 1e-5
+
+
 @pytest.mark.parametrize("count", [255, 127, 64])
 def test_predictions_near_zero_of_bins_in_symlog_space_are_precise(count):
     """Positive and negative bins cancel, which must not leave rounding errors."""
