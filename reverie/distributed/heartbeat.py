@@ -125,6 +125,8 @@ class Heartbeat:
 
         Returns True if this rank is the first and has to print the reason.
         """
+        if self._reports_failure:
+            return True
         own = f"{self.launch.rank}: {reason}"
         # Set before the store answers: otherwise, the heartbeat thread could read the
         # reason that this call writes, and end the process before it is printed.

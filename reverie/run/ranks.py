@@ -118,6 +118,10 @@ def _open_group(launch: Launch) -> Iterator[Group]:
     group = Group(launch, _fail)
     try:
         yield group
+    except BaseException as error:
+        # this process prints the error; the others end without a message
+        group.heartbeat.claim_message(type(error).__name__)
+        raise
     finally:
         group.close()
 

@@ -116,6 +116,25 @@ def children_of(process: subprocess.Popen) -> list[int]:
     return [int(word) for word in path.read_text().split()]
 
 
+def clean_environment() -> dict[str, str]:
+    """Return the environment of this process without the variables of a launcher."""
+    names = ("RANK", "WORLD_SIZE")
+    return {key: x for key, x in os.environ.items() if key not in names}
+
+
+@pytest.mark.extended
+def test_only_the_rank_with_an_error_prints_it(tmp_path):
+    command = [sys.executable, "-m", "reverie", "train", "--configs", "debug"]
+    command += ["multicpu", "--task", "catch", "--dreamer.batch_size", "1"]
+    command += ["--logdir", str(tmp_path / "run")]
+    result = subprocess.run(
+        command, env=clean_environment(), capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 2
+    assert "A batch of 1 sequences cannot be divided" in result.stderr
+    assert result.stderr.count("reverie: ") == 1, result.stderr
+
+
 @pytest.mark.extended
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
 @pytest.mark.parametrize(
@@ -133,7 +152,7 @@ def test_a_lost_rank_ends_the_run_and_the_run_resumes(
     settings = ["--configs", "debug", "multicpu", "--task", "gym_CartPole-v1"]
     settings += ["--run.clock", "steps", "--run.save_every", "8"]
     settings += ["--run.rank_timeout", "3", "--replay.ranks", replay]
-    env = {key: x for key, x in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+    env = clean_environment()
     process = subprocess.Popen(
         [*command, *settings], env=env, stderr=subprocess.PIPE, text=True
     )
