@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from reverie.api import UserError
 from reverie.distributed.collective import captured_graphs
-from reverie.distributed.heartbeat import RANK_TIMEOUT, Heartbeat
+from reverie.distributed.heartbeat import FAILURE, RANK_TIMEOUT, Heartbeat
 from reverie.distributed.launch import MASTER_PORT, Launch
 
 UPDATE_TIMEOUT = timedelta(minutes=10)
@@ -100,6 +100,10 @@ def _connect_store(timeout: timedelta, is_host: bool) -> Any:
         wait_for_workers=False,
         timeout=timeout,
     )
+    return _with_prefix(store)
+
+
+def _with_prefix(store: Any) -> Any:
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return dist.PrefixStore(f"reverie/{attempt}", store)  # type: ignore[attr-defined]
 
@@ -109,6 +113,11 @@ def host_store() -> Any:
     return dist.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1", 0, is_master=True, wait_for_workers=False
     )
+
+
+def has_reported_failure(store: Any) -> bool:
+    """True if a process that uses the store of `host_store` prints why it ended."""
+    return bool(_with_prefix(store).check([FAILURE]))
 
 
 def store_variables(port: int) -> dict[str, str]:

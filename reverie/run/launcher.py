@@ -14,8 +14,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from reverie.distributed.group import host_store, store_variables
+from reverie.distributed.group import (
+    has_reported_failure,
+    host_store,
+    lost_rank_message,
+    store_variables,
+)
 from reverie.distributed.launch import Launch
+from reverie.log.messages import print_message
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 10.0
@@ -44,7 +50,10 @@ def run_processes(count: int, arguments: Sequence[str]) -> int:
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
     before = {number: signal.signal(number, forward) for number in numbers}
     try:
-        return _wait(processes)
+        code, killed = _wait(processes)
+        if killed and not has_reported_failure(store):
+            print_message(f"reverie: {lost_rank_message(killed)}")
+        return code
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -54,19 +63,27 @@ def run_processes(count: int, arguments: Sequence[str]) -> int:
             process.wait()
 
 
-def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
-    """Wait until all processes have ended; kill those that do not end in time."""
+def _wait(processes: list[subprocess.Popen[bytes]]) -> tuple[int, str]:
+    """Wait until all processes have ended; kill those that do not end in time.
+
+    Returns the exit code, and which rank was killed if this was the first failure. The
+    other ranks report it only if they were already connected to it.
+    """
     first_failure: int | None = None
+    killed = ""
     ended_at: float | None = None
     while True:
         codes = [process.poll() for process in processes]
         failed = [code for code in codes if code]
         if failed and first_failure is None:
             first_failure = failed[0]
+            if first_failure < 0 and ended_at is None:
+                name = signal.Signals(-first_failure).name
+                killed = f"Rank {codes.index(first_failure)} was killed by {name}."
         if None not in codes:
             code = first_failure or codes[0] or 0
             # negative if a signal ended the process; convert it as a shell does
-            return 128 - code if code < 0 else code
+            return 128 - code if code < 0 else code, killed
         if ended_at is None and (failed or codes[0] is not None):
             ended_at = time.monotonic()
         if ended_at is not None and time.monotonic() - ended_at > GRACE_SECONDS:

@@ -137,6 +137,21 @@ def test_only_the_rank_with_an_error_prints_it(tmp_path):
 
 @pytest.mark.extended
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
+def test_a_rank_that_is_killed_while_it_starts_is_reported(tmp_path):
+    command = [sys.executable, "-m", "reverie", "train", "--configs", "debug"]
+    command += ["multicpu", "--task", "catch", "--logdir", str(tmp_path / "run")]
+    env = clean_environment()
+    process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+    while len(children := children_of(process)) < 2 and process.poll() is None:
+        time.sleep(0.01)
+    os.kill(children[1], signal.SIGKILL)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGKILL
+    assert errors.count("Rank 1 was killed by SIGKILL.") == 1, errors
+
+
+@pytest.mark.extended
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
 @pytest.mark.parametrize(
     ("number", "rank", "exit_code", "replay"),
     [
