@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -27,6 +28,8 @@ POLL_SECONDS = 0.1
 GRACE_SECONDS = 10.0
 """Time that the other processes have to exit after one has failed, or after rank 0 has
 ended; then they are killed."""
+INTERRUPT_SECONDS = 2.0
+"""Time after which rank 0 is stopped if only this process received SIGINT."""
 
 
 def run_processes(count: int, arguments: Sequence[str]) -> int:
@@ -41,18 +44,32 @@ def run_processes(count: int, arguments: Sequence[str]) -> int:
         for i in range(count)
     ]
 
+    received: list[int] = []  # signals that this process received
+
     def forward(number: int, frame: Any) -> None:
-        # The terminal sends Ctrl-C to all processes, other signals reach only this one.
-        if number != signal.SIGINT and processes[0].poll() is None:
-            processes[0].send_signal(number)
+        received.append(number)
+        if number != signal.SIGINT:
+            if processes[0].poll() is None:
+                processes[0].send_signal(number)
+        elif os.name == "posix":
+            # The terminal sends Ctrl-C to all processes, `kill -INT` only to this one.
+            # A run that is stopping ignores SIGTERM, but a second SIGINT would end it
+            # without saving.
+            timer = threading.Timer(
+                INTERRUPT_SECONDS, processes[0].send_signal, (signal.SIGTERM,)
+            )
+            timer.daemon = True
+            timer.start()
 
     names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
     before = {number: signal.signal(number, forward) for number in numbers}
     try:
         code, killed = _wait(processes)
-        if killed and not has_reported_failure(store):
+        if killed and not received and not has_reported_failure(store):
             print_message(f"reverie: {lost_rank_message(killed)}")
+        if signal.SIGINT in received and code == 128 + signal.SIGTERM:
+            return 128 + signal.SIGINT
         return code
     finally:
         for number, handler in before.items():

@@ -151,6 +151,31 @@ def test_a_rank_that_is_killed_while_it_starts_is_reported(tmp_path):
 
 
 @pytest.mark.extended
+@pytest.mark.parametrize("sends_to_all", [False, True])
+def test_sigint_to_the_command_saves_the_run(tmp_path, sends_to_all):
+    """Ctrl-C reaches all processes of a terminal, `kill -INT` only one."""
+    command = [sys.executable, "-m", "reverie", "train", "--configs", "debug"]
+    command += ["multicpu", "--task", "catch", "--logdir", str(tmp_path / "run")]
+    command += ["--run.clock", "steps", "--run.log_every", "10"]
+    process = subprocess.Popen(
+        command,
+        env=clean_environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    log = tmp_path / "run" / "metrics.jsonl"
+    while not log.exists() and process.poll() is None:
+        time.sleep(0.1)
+    (os.killpg if sends_to_all else os.kill)(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGINT, errors
+    assert "Saved. Run the same command again to resume." in errors
+    assert "Traceback" not in errors
+    assert "connection" not in errors
+
+
+@pytest.mark.extended
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
 @pytest.mark.parametrize(
     ("number", "rank", "exit_code", "replay"),
