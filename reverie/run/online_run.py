@@ -69,6 +69,7 @@ class OnlineRun(BaseRun):
         self.checkpoints.required = (*checkpoint.REQUIRED, "collector", "replay")
 
     def _open(self) -> None:
+        parts.check_shard_count(self.config, self.checkpoints)
         super()._open()
         config = self.config
         self.overlap = device.pick_overlap(
@@ -455,7 +456,6 @@ class OnlineRun(BaseRun):
 
     def _restore(self, path: Path) -> None:
         loop = checkpoint.read_part(path, "loop")
-        parts.check_shard_count(self.shard, loop.get("shards", 1))
         self.agent.load_state_dict(checkpoint.read_part(path, "agent"))
         states = self.replay_states[path] = self._read_parts(path, self.replays)
         for name, state in states.items():

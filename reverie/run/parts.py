@@ -22,11 +22,13 @@ from reverie.replay.buffer import Replay
 from reverie.replay.config import Storage
 from reverie.replay.feed import ReplayFeed
 from reverie.rows import Window
+from reverie.run.checkpoint import Checkpoints, Damaged, read_part
 from reverie.run.collectors import CanAct, InProcessCollector, OverlappedCollector
 from reverie.run.config import Config
 from reverie.run.factory import MakeEnv, make_envs, with_env_workers
 from reverie.run.memory import explain_out_of_memory
 from reverie.run.size import smaller_size_flag
+from reverie.storage.limits import InvalidFile
 
 
 class Shard(NamedTuple):
@@ -91,14 +93,27 @@ def find_shard(config: Config) -> Shard:
     return Shard(rank(), ranks)
 
 
-def check_shard_count(shard: Shard, saved_ranks: int) -> None:
-    """Raise if a checkpoint was saved by another number of ranks."""
-    if saved_ranks != shard.world_size:
-        raise UserError(
-            f"The replay buffer of this run is sharded over {saved_ranks} ranks, but "
-            f"this command has {shard.world_size}.\n  Fix: --devices {saved_ranks}, or "
-            f"start {saved_ranks} processes with torchrun or srun."
-        )
+def check_shard_count(config: Config, checkpoints: Checkpoints) -> None:
+    """Raise if the replay of a run is sharded over another number of ranks.
+
+    Called before anything is written to the run folder, so that the saved settings
+    still fit the checkpoints.
+    """
+    if config.replay.ranks != "sharded":
+        return
+    for path in reversed(checkpoints.paths()):
+        try:
+            saved_ranks = read_part(path, "loop").get("shards", 1)
+        except (OSError, UserError, Damaged, LookupError, InvalidFile):
+            continue  # a damaged checkpoint, which is moved when the run is restored
+        if saved_ranks != world_size():
+            raise UserError(
+                f"The replay buffer of this run is sharded over {saved_ranks} ranks, "
+                f"but this command has {world_size()}.\n  Fix: --devices "
+                f"{saved_ranks}, or start {saved_ranks} processes with torchrun or "
+                "srun."
+            )
+        return
 
 
 def open_envs(

@@ -27,6 +27,7 @@ def resume_alone(logdir: str) -> str:
     longer = dataclasses.replace(config.run, steps=100)
     with pytest.raises(UserError) as error:
         train(dataclasses.replace(config, run=longer))
+    assert read_config(Path(logdir)) == config  # the saved settings did not change
     return str(error.value)
 
 
