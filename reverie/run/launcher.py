@@ -35,7 +35,9 @@ INTERRUPT_SECONDS = 2.0
 def run_processes(count: int, arguments: Sequence[str]) -> int:
     """Run `reverie` with these arguments in `count` processes; return the exit code."""
     store = host_store()  # in this process, so that it still responds if rank 0 hangs
-    shared = {**os.environ, **store_variables(store.port)}
+    # no C++ stack traces of lost connections, of which the ranks print a message
+    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+    shared = {**quiet, **os.environ, **store_variables(store.port)}
     command = [sys.executable, "-m", "reverie", *arguments]
     processes = [
         subprocess.Popen(
