@@ -416,9 +416,9 @@ class AgentConfig:
     settings, a run uses the largest preset that fits on its CUDA GPU (see
     `training_memory`), or the smallest on other devices."""
     batch_settings: ClassVar[tuple[tuple[str, ...], ...]] = ()
-    """One tuple of settings for each kind of batch: the product of their values is the
-    number of rows of the batch, including imagined rows. Runs whose batches cannot fit
-    into memory are refused, with an error that names the settings."""
+    """One tuple of settings for each kind of batch, with the number of sequences first.
+    The product is the number of rows, including imagined rows. Runs whose batches do
+    not fit into memory are refused, with an error that names the settings."""
 
     @property
     def trains_policy(self) -> bool:

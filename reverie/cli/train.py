@@ -160,7 +160,9 @@ def _run(command: str, loop: str, argv: list[str], **options: bool) -> int:
     if config.processes > 1 and launch.world_size == 1:
         from reverie.run.device import check_train_devices
         from reverie.run.launcher import run_processes
+        from reverie.run.ranks import check_processes
 
+        check_processes(config)
         if config.run.train_devices:
             check_train_devices(config.run.train_devices, config.processes)
         precompile.stop_early_compiler()

@@ -69,7 +69,7 @@ def check_memory(config: Config) -> None:
     if uses_cuda(config.device):
         where, memory = "GPU memory", free_gpu_memory(config.device) or memory
     _check_networks(config, memory, where)
-    for group in _batch_settings(config):
+    for group in batch_settings(config):
         needed = math.prod(group.values()) * MIN_ROW_BYTES
         if needed > memory:
             _raise_too_large(
@@ -78,7 +78,7 @@ def check_memory(config: Config) -> None:
     needed = config.agent_config.training_memory
     if needed > memory * ESTIMATE_MARGIN:
         # raises for the first kind of batch; an agent without batches is not refused
-        for group in _batch_settings(config):
+        for group in batch_settings(config):
             _raise_too_large(
                 config, group, f"about {format_bytes(needed)}", memory, where
             )
@@ -132,7 +132,7 @@ def _raise_too_large(
     )
 
 
-def _batch_settings(config: Config) -> list[dict[str, int]]:
+def batch_settings(config: Config) -> list[dict[str, int]]:
     """Return name and value of the settings in `AgentConfig.batch_settings`.
 
     Each dict is for one kind of batch; the product of its values is the number of rows.
@@ -193,7 +193,7 @@ def _advice(config: Config, settings: tuple[str, ...]) -> str:
     values = configs.flatten(config)
     current: dict[str, int] = {name: values[name] for name in settings}
     if not settings:
-        for group in _batch_settings(config):
+        for group in batch_settings(config):
             current |= group
     advice = [f"--{k} {v // 2} (now {v:,})" for k, v in current.items() if v > 1]
     if smaller := smaller_size_flag(config):

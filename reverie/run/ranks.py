@@ -47,6 +47,7 @@ from reverie.run import device as devices
 from reverie.run.config import Config
 from reverie.run.factory import MakeEnv, make_agent
 from reverie.run.folder import config_from_settings
+from reverie.run.memory import batch_settings
 from reverie.run.parts import Shard
 from reverie.run.shards import COMMANDS as SHARD_COMMANDS
 from reverie.run.shards import FollowerShard, OtherShards, ShardFeed
@@ -309,10 +310,21 @@ def check_batches(agent: Agent, ranks: int) -> None:
             f"This agent does not train, so it cannot use {ranks} processes.\n"
             "  Fix: start it with one process, --devices 1."
         )
-    if min(sizes) < ranks:
+    _check_sequences(min(sizes), ranks)
+
+
+def check_processes(config: Config) -> None:
+    """Do what `check_batches` does with the settings, before processes are started."""
+    sizes = [next(iter(group.values())) for group in batch_settings(config)]
+    if sizes:
+        _check_sequences(min(sizes), config.processes)
+
+
+def _check_sequences(count: int, ranks: int) -> None:
+    if count < ranks:
         raise UserError(
-            f"A batch of {min(sizes)} sequences cannot be divided among {ranks} "
-            f"processes.\n  Fix: --devices {min(sizes)}, or larger batches."
+            f"A batch of {count} sequences cannot be divided among {ranks} processes."
+            f"\n  Fix: --devices {count}, or larger batches."
         )
 
 

@@ -15,6 +15,7 @@ import torch
 from runs import run
 
 from reverie.api import UserError
+from reverie.cli.main import main
 from reverie.distributed import collective, group, heartbeat
 from reverie.distributed.launch import Launch, find_launch
 from reverie.run import ranks as run_ranks
@@ -125,14 +126,37 @@ def clean_environment() -> dict[str, str]:
 @pytest.mark.extended
 def test_only_the_rank_with_an_error_prints_it(tmp_path):
     command = [sys.executable, "-m", "reverie", "train", "--configs", "debug"]
-    command += ["multicpu", "--task", "catch", "--dreamer.batch_size", "1"]
-    command += ["--logdir", str(tmp_path / "run")]
+    command += ["multicpu", "--task", "catch", "--run.envs", "1"]
+    command += ["--replay.ranks", "sharded", "--logdir", str(tmp_path / "run")]
     result = subprocess.run(
         command, env=clean_environment(), capture_output=True, text=True, check=False
     )
     assert result.returncode == 2
-    assert "A batch of 1 sequences cannot be divided" in result.stderr
+    assert "run.envs" in result.stderr
     assert result.stderr.count("reverie: ") == 1, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "count"),
+    [
+        ("--configs debug", 8),
+        ("--configs iris_tiny --iris.training.world_model.batch 5", 5),
+        ("--agent vta --task sequences_balls --vta.batch_size 3", 3),
+    ],
+)
+def test_more_processes_than_sequences_are_refused_before_they_start(
+    flags, count, monkeypatch, capsys
+):
+    def start(*arguments):
+        raise AssertionError("processes were started")
+
+    monkeypatch.setattr("reverie.run.launcher.run_processes", start)
+    monkeypatch.delenv("RANK", raising=False)
+    command = ["train", *flags.split(), "--devices", "1000", "--device", "cpu"]
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert f"A batch of {count} sequences cannot be divided among 1000" in error
+    assert f"Fix: --devices {count}, or" in error
 
 
 @pytest.mark.extended
