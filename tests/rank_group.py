@@ -10,6 +10,7 @@ import os
 import socket
 import tempfile
 import traceback
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from reverie.distributed.launch import Launch
 
 SIZE = 3
 """Number of processes; a call may use fewer."""
+FAILURE_SECONDS = 60
+"""Time that a call waits for the other ranks after one has failed."""
 
 
 class RankGroup:
@@ -62,10 +65,19 @@ class RankGroup:
         for rank, pipe in enumerate(pipes):
             place = Launch(rank, ranks, rank, ranks).environment() if shared else {}
             pipe.send(({**shared, **place}, store, rank, ranks, function, args))
-        results = [pipe.recv() for pipe in pipes]
-        errors = [error for _, error in results if error]
+        results: dict[int, Any] = {}
+        errors: list[str] = []
+        while len(results) < ranks:
+            waiting = [pipe for i, pipe in enumerate(pipes) if i not in results]
+            # after an error, the other ranks may wait for the failed one
+            ready = connection.wait(waiting, FAILURE_SECONDS if errors else None)
+            assert ready, "\n".join(errors)
+            for pipe in ready:
+                result, error = pipe.recv()
+                results[pipes.index(pipe)] = result
+                errors += [error] * bool(error)
         assert not errors, "\n".join(errors)
-        return [result for result, _ in results]
+        return [results[rank] for rank in range(ranks)]
 
     def close(self) -> None:
         for pipe in self.pipes:

@@ -22,7 +22,6 @@ FLAGS = {
     "dreamer.batch_size": 5,
     "dreamer.batch_length": 6,
     "dreamer.imag_length": 3,
-    "dreamer.priosignal": "model",
     "dreamer.(rewhead|value).output": "symlog_mse",
     "logger.outputs": ["jsonl"],
 }
