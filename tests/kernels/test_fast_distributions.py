@@ -59,6 +59,15 @@ def test_two_hot_mean(count):
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=50)  # bins up to 5e8
 
 
+@pytest.mark.parametrize("scale", [1e-7, 1e-3, 0.04, 0.1, 1, 30])
+def test_two_hot_mean_of_logits_that_are_almost_symmetric(scale):
+    bins = symexp_bins(255).to(DEVICE)
+    logits = torch.randn(8, 255, device=DEVICE)
+    logits = (logits + logits.flip(-1)) * (1 + scale * (bins > 0))
+    actual, expected = (cls(logits, bins).pred() for cls in (FastTwoHot, TwoHot))
+    assert (actual - expected).norm() < 1e-5 * expected.norm()
+
+
 def test_the_mean_of_uniform_probabilities_is_exactly_zero():
     out = FastTwoHot(torch.zeros(5, 255, device=DEVICE), symexp_bins(255).to(DEVICE))
     assert torch.equal(out.pred(), torch.zeros(5, device=DEVICE))

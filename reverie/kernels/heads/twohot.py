@@ -103,8 +103,8 @@ def _launch_loss(logits: Tensor, bins: Tensor, *tensors: Tensor | None) -> None:
 def _mean(logits, bins, mean, rows, stride, count, R: tl.constexpr, C: tl.constexpr):
     """Store the mean of each row's distribution over `count` bins.
 
-    Symmetric bins are added in pairs, as in `TwoHot.pred`: the mean of a symmetric
-    distribution is then exactly zero.
+    Symmetric bins are added in pairs, and differences of probabilities are computed
+    from those of logits, as in `TwoHot.pred`.
     """
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, C)[None, :]
@@ -112,16 +112,24 @@ def _mean(logits, bins, mean, rows, stride, count, R: tl.constexpr, C: tl.conste
     inf = float("inf")
     v = tl.load(logits + row * stride + col, mask, -inf).to(tl.float32)
     max_logit = tl.max(v, 1)[:, None]
-    v = tl.exp(v - max_logit)
     is_positive = mask & (col >= count - count // 2)
     mirrored = logits + row * stride + count - 1 - col
     mirrored_v = tl.load(mirrored, is_positive, -inf).to(tl.float32)
-    mirrored_v = tl.exp(mirrored_v - max_logit)
-    difference = (v - mirrored_v) / tl.sum(v, 1)[:, None]
-    difference = tl.where(is_positive, difference, 0.0)
+    half_ratio = tl.where(is_positive, (v - mirrored_v) / 2, 0.0)
+    v = tl.exp(v - max_logit)
+    pair = (v + tl.exp(mirrored_v - max_logit)) / tl.sum(v, 1)[:, None]
+    difference = tl.where(is_positive, pair * _tanh(half_ratio), 0.0)
     value = tl.load(bins + col, is_positive, 0.0) * difference
     row = tl.program_id(0) * R + tl.arange(0, R)
     tl.store(mean + row, tl.sum(value, 1), row < rows)
+
+
+@jit
+def _tanh(x):
+    """Return tanh with a small relative error also near 0."""
+    square = x * x
+    near_zero = x * (1 - square * (1 / 3 - square * (2 / 15)))  # Taylor series
+    return tl.where(tl.abs(x) < 0.05, near_zero, 2 * tl.sigmoid(2 * x) - 1)
 
 
 @jit
