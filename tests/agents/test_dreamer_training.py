@@ -158,7 +158,10 @@ def test_losses_as_priorities(signal):
 
 
 def test_an_unknown_priority_signal_is_an_error():
-    agent = make(replace(TINY, priosignal="surprise"))
+    for signal in ("surprise", "repval", "barlow"):
+        with pytest.raises(UserError, match=r"is not a loss of each step(.|\n)*model"):
+            make(replace(TINY, priosignal=signal))
+    agent = make(replace(TINY, priosignal="infonce"))  # not with this representation
     with pytest.raises(UserError, match="model"):
         agent.train(RandomFeed(agent))
 

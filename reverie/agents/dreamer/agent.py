@@ -39,6 +39,7 @@ from reverie.agents.dreamer.explorer import Explorer, ExplorerUpdate, join_metri
 from reverie.agents.dreamer.factory import ACTOR_CRITICS, UPDATES, make_world
 from reverie.agents.dreamer.harmony import Harmony
 from reverie.agents.dreamer.loss_scales import (
+    check_names,
     gradient_norms,
     scaled_means,
     step_priorities,
@@ -65,7 +66,6 @@ from reverie.api import (
     Obs,
     PolicyOutput,
     StateDict,
-    UserError,
     WorldLoss,
 )
 from reverie.capabilities import ExportStep, Stateful, Statistics, WorldModelEnv
@@ -115,12 +115,7 @@ class Dreamer(TrainedAgent):
         device, dtype, seed = options.device, options.dtype, options.seed
         check_actions(act_space)
         self.obs_space, self.act_space = agent_obs_space(obs_space), act_space
-        reserved = {*vars(config.loss_scales), "prevact"}
-        for key in self.obs_space.keys() & reserved:
-            raise UserError(
-                f"The observation key {key!r} is reserved for a loss or batch key.\n"
-                "  Fix: rename it in the environment."
-            )
+        check_names(self.obs_space, config)
         self.config, self.device = config, device
         detached = tuple(self.obs_space) if config.has_detached_decoder else ()
         self.detached_decoder_losses = detached  # named after observation keys

@@ -8,11 +8,30 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.agents.dreamer.config import DreamerConfig, LossScales
+from reverie.agents.dreamer.config import WORLDS, DreamerConfig, LossScales
 from reverie.api import Metrics, UserError
 from reverie.distributed.collective import mean_contribution
+from reverie.spaces import Spaces
 
 ACTOR_CRITIC_LOSSES = ("policy", "value", "repval")
+NOT_BY_STEP = ("barlow", "repval")
+"""Losses with one value per batch, or without a value for the last step."""
+
+
+def check_names(obs_space: Spaces, config: DreamerConfig) -> None:
+    """Raise if an observation has the name of a loss, or `priosignal` of no loss.
+
+    Plug-in worlds may have other losses, so `step_priorities` checks the name for them.
+    """
+    losses = vars(config.loss_scales).keys()
+    for key in obs_space.keys() & {*losses, "prevact"}:
+        raise UserError(
+            f"The observation key {key!r} is reserved for a loss or batch key.\n"
+            "  Fix: rename it in the environment."
+        )
+    names = ["model", *sorted({*losses, *obs_space} - {"rec", *NOT_BY_STEP})]
+    if config.world in WORLDS and config.priosignal not in ("", *names):
+        raise _unknown_signal(config.priosignal, names)
 
 
 def scaled_means(
@@ -42,8 +61,7 @@ def step_priorities(
     if not (signal := config.priosignal):
         return None
     scales = vars(config.loss_scales)
-    # losses with one value per step; `repval` has none for the last step
-    by_step = {k: x for k, x in losses.items() if x.ndim and k != "repval"}
+    by_step = {k: x for k, x in losses.items() if x.ndim and k not in NOT_BY_STEP}
     if signal == "model":
         priority = sum(
             scales.get(k, scales["rec"]) * x
@@ -54,13 +72,16 @@ def step_priorities(
     elif signal in by_step:
         priority = by_step[signal]
     else:
-        names = ", ".join(["model", *by_step])
-        raise UserError(
-            f"dreamer.priosignal is {signal!r}, which is not a loss of each step.\n"
-            f"  Fix: --dreamer.priosignal with one of {names}, or leave it out."
-        )
+        raise _unknown_signal(signal, ["model", *by_step])
     # the policy loss may be negative, so use absolute values
     return torch.nan_to_num(priority.detach().abs(), posinf=0.0)
+
+
+def _unknown_signal(signal: str, names: Sequence[str]) -> UserError:
+    return UserError(
+        f"dreamer.priosignal is {signal!r}, which is not a loss of each step.\n"
+        f"  Fix: --dreamer.priosignal with one of {', '.join(names)}, or leave it out."
+    )
 
 
 def gradient_norms(losses: dict[str, Tensor], parameters: Sequence[Tensor]) -> Metrics:
