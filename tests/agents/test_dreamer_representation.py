@@ -142,3 +142,11 @@ def test_losses_that_compare_steps_need_two(name):
     with pytest.raises(UserError, match=f"{name} needs at least two steps"):
         replace(TINY, representation=name, batch_length=1, **sizes)
     replace(TINY, representation=name, batch_length=2, **sizes)
+
+
+@pytest.mark.parametrize(("size", "length"), [(1, 2), (4, 1)])
+def test_prototypes_need_two_steps_after_the_first(size, length):
+    sizes = {"batch_size": size, "batch_length": length, "repval_loss": False}
+    with pytest.raises(UserError, match="prototypes needs at least two steps"):
+        replace(TINY, representation="prototypes", **sizes)
+    replace(TINY, representation="prototypes", **{**sizes, "batch_length": 3})

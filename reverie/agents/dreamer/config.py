@@ -311,11 +311,12 @@ class DreamerConfig(AgentConfig):
                 "per batch.\n"
                 "  Fix: set dreamer.batch_size or dreamer.batch_length to 2 or more."
             )
-        if self.representation == "prototypes" and self.batch_length < 2:
+        used_steps = self.batch_size * (self.batch_length - 1)
+        if self.representation == "prototypes" and used_steps < 2:
             raise UserError(
-                "The representation prototypes skips the first step of each sequence, "
-                "so it needs at least two.\n"
-                "  Fix: set dreamer.batch_length to 2 or more."
+                "The representation prototypes needs at least two steps per batch, not "
+                "counting the first one of each sequence.\n"
+                "  Fix: increase dreamer.batch_length or dreamer.batch_size."
             )
         if self.repval_loss and (self.imag_last == 1 or self.batch_length < 2):
             raise UserError(
