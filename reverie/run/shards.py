@@ -111,8 +111,10 @@ class OtherShards:
 
     def begin_collect(self, step: int) -> None:
         """Let the other ranks act in their environments; `step` is the agent step."""
-        send = self._collecting.enter_context(self._call())
-        send(COLLECT, step)
+        with ExitStack() as stack:  # explains an error of `send`, too
+            send = stack.enter_context(self._call())
+            send(COLLECT, step)
+            self._collecting = stack.pop_all()
 
     def end_collect(self) -> Collected:
         """Wait until the other ranks have stored their rows."""

@@ -225,7 +225,7 @@ def test_a_lost_rank_ends_the_run_and_the_run_resumes(
     os.kill(children_of(process)[rank], number)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == exit_code, errors
-    assert errors.count("its last checkpoint is intact") == 1
+    assert errors.count("its last checkpoint is intact") == 1, errors
     assert "Traceback" not in errors
     step = max(int(p.name.split("-")[0]) for p in logdir.glob("ckpt/[0-9]*"))
     more = ["--devices", "1"] if replay == "shared" else []
