@@ -42,9 +42,9 @@ SCAN_SECONDS = 2.0
 """Time between two readings of the queue."""
 HEARTBEAT_SECONDS = 5.0
 """Time between two heartbeats: changes of the files of claimed runs (`queue.py`)."""
-STOPPED_CODES = (129, 130, 138, 143, 152)
+STOPPED_CODES = (129, 130, 138, 140, 143, 152)
 """Exit codes of a run that was stopped by a signal and saved a checkpoint: 128 plus
-the number of SIGHUP, SIGINT, SIGUSR1, SIGTERM or SIGXCPU."""
+the number of SIGHUP, SIGINT, SIGUSR1, SIGUSR2, SIGTERM or SIGXCPU."""
 
 
 @dataclass

@@ -68,8 +68,8 @@ Options of commands that use the folder of a run
 
 Exit codes
   0 success, 1 internal error, 2 invalid input (the message says how to fix it),
-  130 stopped by Ctrl-C, 143 by SIGTERM, 128 + number by SIGHUP, SIGUSR1 or SIGXCPU
-  (training saves a checkpoint before it stops)
+  130 stopped by Ctrl-C, 143 by SIGTERM, 128 + number by SIGHUP, SIGUSR1, SIGUSR2
+  or SIGXCPU (training saves a checkpoint before it stops)
 """
 
 SETTINGS_HELP = """\

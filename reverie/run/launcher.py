@@ -63,7 +63,7 @@ def run_processes(count: int, arguments: Sequence[str]) -> int:
             timer.daemon = True
             timer.start()
 
-    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
     before = {number: signal.signal(number, forward) for number in numbers}
     try:

@@ -1,8 +1,9 @@
 """Handles the signals that ask a process to end: save a checkpoint, then stop.
 
-SIGTERM and Ctrl-C are always handled. Batch systems send SIGUSR1 before the end of a
-job and SIGXCPU if it exceeds its CPU limit; SIGHUP is sent when the terminal closes.
-These three signals are not handled if the program ignores them (`nohup` ignores SIGHUP)
+SIGTERM and Ctrl-C are always handled. Batch systems send SIGUSR1 or SIGUSR2 before the
+end of a job (submitit requests SIGUSR2, which SLURM may send to all processes of a job)
+and SIGXCPU if it exceeds its CPU limit; SIGHUP is sent when the terminal closes. These
+four signals are not handled if the program ignores them (`nohup` ignores SIGHUP)
 or has its own handler.
 
 The signals set a flag that the training loop reads after every update. It then saves
@@ -27,7 +28,7 @@ from typing import Any
 from reverie.nets.abort import request_abort
 
 ALWAYS_HANDLED = ("SIGTERM", "SIGINT")
-HANDLED_IF_DEFAULT = ("SIGHUP", "SIGUSR1", "SIGXCPU")
+HANDLED_IF_DEFAULT = ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 """Signals that are handled if the program has not set a handler and does not ignore
 them. They are given by name, because Windows does not have these signals."""
 TIMERS = ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF")

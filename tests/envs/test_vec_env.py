@@ -294,7 +294,7 @@ def test_a_killed_worker_is_restarted_while_others_continue(
     try:
         vec_env.reset()
         pid = vec_env.pids[0]  # type: ignore[attr-defined]
-        for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU):
+        for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU):
             os.kill(pid, number)  # ignored: the main process stops the run
         before = vec_env.step(actions(vec_env))
         os.kill(pid, signal.SIGKILL)

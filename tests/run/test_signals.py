@@ -22,9 +22,16 @@ from reverie.run.signals import (
 )
 from reverie.run.train import train
 
-SIGNALS = {"SIGHUP": 129, "SIGINT": 130, "SIGUSR1": 138, "SIGTERM": 143, "SIGXCPU": 152}
+SIGNALS = {
+    "SIGHUP": 129,
+    "SIGINT": 130,
+    "SIGUSR1": 138,
+    "SIGUSR2": 140,
+    "SIGTERM": 143,
+    "SIGXCPU": 152,
+}
 """Signals, and the documented exit codes on Linux."""
-BATCH_SIGNALS = ("SIGHUP", "SIGUSR1", "SIGXCPU")
+BATCH_SIGNALS = ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 
 
 @pytest.fixture(autouse=True)

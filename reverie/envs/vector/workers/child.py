@@ -30,7 +30,7 @@ def main(connection: int, parent_pipe: int, memory: int, use_death_signal: int) 
     The first three arguments are file descriptors: a socket, a pipe whose other end is
     closed when the main process ends, and the shared memory.
     """
-    for name in ("SIGINT", "SIGHUP", "SIGUSR1", "SIGXCPU"):
+    for name in ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"):
         # ignored: the main process also gets them, and stops the workers later
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     _exit_with_parent(parent_pipe, bool(use_death_signal))
