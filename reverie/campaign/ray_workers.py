@@ -23,7 +23,11 @@ from reverie.campaign.queue import RunStatus
 from reverie.campaign.spec import CampaignSpec
 from reverie.log.messages import print_message
 from reverie.plugins import import_optional
-from reverie.run.actors.ray_transport import first_line, keep_signal_handlers
+from reverie.run.actors.ray_transport import (
+    check_reachable,
+    first_line,
+    keep_signal_handlers,
+)
 from reverie.run.processes import PROGRAM
 from reverie.run.signals import Interrupted
 
@@ -60,16 +64,27 @@ def work(spec: CampaignSpec, program: Sequence[str]) -> None:
         worker.run_worker(spec, program, wait=False)
 
 
+def open_cluster(text: str) -> Any:
+    """Connect to the cluster in the options of `--ray`; return the module `ray`."""
+    options = parse_ray_options(text)
+    ray = import_optional("ray", "ray", "A campaign with --ray")
+    if not ray.is_initialized():
+        connect(ray, options.get("address", "auto"))
+    return ray
+
+
 def submit(spec: CampaignSpec, program: Sequence[str] = PROGRAM) -> list[RunStatus]:
     """Submit tasks until all runs have ended; return the final state of all runs."""
-    ray = import_optional("ray", "ray", "A campaign with --ray")
+    ray = open_cluster(spec.config.ray)
     options = parse_ray_options(spec.config.ray)
     number = int(options.get("jobs", 0)) or default_jobs(spec)
-    connect(ray, options.get("address", "auto"))
     has_gpus = ray.cluster_resources().get("GPU", 0) > 0
+    num_cpus = float(options.get("num_cpus", 1))
+    num_gpus = float(options.get("num_gpus", has_gpus))
+    check_resources(ray, options.get("address", "auto"), CPU=num_cpus, GPU=num_gpus)
     remote: Any = ray.remote(work).options(
-        num_cpus=float(options.get("num_cpus", 1)),
-        num_gpus=float(options.get("num_gpus", has_gpus)),
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
         max_retries=0,
         scheduling_strategy="SPREAD",
     )
@@ -94,6 +109,26 @@ def submit(spec: CampaignSpec, program: Sequence[str] = PROGRAM) -> list[RunStat
         ray.shutdown()
 
 
+def check_resources(ray: Any, address: str, **needed: float) -> None:
+    """Print a message if no machine has the resources that a worker reserves.
+
+    Such a machine may join later, but not if Ray was started for this command: raise.
+    """
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    for name, number in needed.items():
+        most = max((machine.get(name, 0.0) for machine in machines), default=0.0)
+        if number <= most:
+            continue
+        problem = (
+            f"Each worker reserves {number:g} {name}s, but no machine of the Ray "
+            f"cluster has more than {most:g}."
+        )
+        if address == "local":
+            option = f"num_{name.lower()}s"
+            raise UserError(f"{problem}\n  Fix: --ray address=local,{option}={most:g}")
+        print_message(f"{problem} The workers start when such a machine joins.")
+
+
 def parse_ray_options(text: str) -> dict[str, str]:
     """Return the options of `--ray`; raise if one is unknown or not a number."""
     options = parse_options("--ray", text, EXAMPLE)
@@ -114,9 +149,10 @@ def connect(ray: Any, address: str) -> None:
     if address == "local":
         options["include_dashboard"] = False
     try:
+        check_reachable(address)
         with keep_signal_handlers():
             ray.init(**options, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise UserError(
             f"Could not connect to Ray at {address}: {first_line(error)}\n"
             "  Fix: `ray start --head` on the first machine, `ray start "

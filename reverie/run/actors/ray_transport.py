@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,6 +26,9 @@ STORE_BYTES = 500_000_000
 """Size of Ray's object store, if this run starts Ray."""
 CLOSE_SECONDS = 3.0
 """Time that actors have to close their environments at the end of a run."""
+
+CONNECT_SECONDS = 10.0
+"""Time to connect to the head node of a Ray cluster."""
 
 
 class RayTransport:
@@ -109,9 +113,10 @@ def connect(ray: Any, config: ActorsConfig) -> None:
             "object_store_memory": STORE_BYTES,
         }
     try:
+        check_reachable(config.address)
         with keep_signal_handlers():
             ray.init(**options, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, ValueError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
         where = config.address or "localhost"
         raise UserError(
             f"Could not connect to Ray at {where}: {first_line(error)}\n"
@@ -119,6 +124,17 @@ def connect(ray: Any, config: ActorsConfig) -> None:
             "--address=HOST:6379` on the others; without --actors.address, Ray is "
             "started on this machine."
         ) from error
+
+
+def check_reachable(address: str) -> None:
+    """Raise `OSError` or `ValueError` if no process listens at `HOST:PORT`.
+
+    Ray itself would try to connect for several minutes. Other addresses, such as
+    `auto`, are not checked.
+    """
+    host, colon, port = address.rpartition(":")
+    if colon and "://" not in address:
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
 
 
 def first_line(error: Exception) -> str:
