@@ -8,6 +8,7 @@ remaining jobs are fewer than the runs that are waiting to be started.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -77,7 +78,7 @@ def parse_options(flag: str, text: str, example: str) -> dict[str, str]:
     pairs = [part.partition("=") for part in text.split(",") if part]
     wrong = next((name for name, _, value in pairs if not name or not value), None)
     options = {name.strip(): value.strip() for name, _, value in pairs}
-    if wrong is not None or not options.get("jobs", "1").isdigit():
+    if wrong is not None or not re.fullmatch("0*[1-9][0-9]*", options.get("jobs", "1")):
         raise UserError(
             f"{flag} {text!r} is not a list of options.\n  Fix: {flag} {example}"
         )

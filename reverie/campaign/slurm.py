@@ -66,6 +66,13 @@ def _import_submitit() -> Any:
     return import_optional("submitit", "slurm", "A campaign with --slurm")
 
 
+def check_options(spec: CampaignSpec) -> None:
+    """Raise if the options are not valid, or jobs cannot be submitted from here."""
+    options = parse_options("--slurm", spec.config.slurm, EXAMPLE)
+    options.pop("jobs", None)
+    make_executor(_import_submitit(), Path(spec.config.logdir) / LOGS, options)
+
+
 def submit(spec: CampaignSpec) -> list[RunStatus]:
     """Submit jobs until all runs have ended; return their final state."""
     submitit = _import_submitit()
@@ -78,7 +85,15 @@ def submit(spec: CampaignSpec) -> list[RunStatus]:
     job_spec = replace(spec, config=replace(spec.config, slurm=""))
 
     def submit_job() -> SlurmJob:
-        return SlurmJob(executor.submit(WorkerJob(job_spec)))
+        try:
+            return SlurmJob(executor.submit(WorkerJob(job_spec)))
+        except (OSError, RuntimeError) as error:  # of sbatch
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise UserError(
+                f"The SLURM job could not be submitted: {reason}\n"
+                "  Fix: correct the options of --slurm, then run the same command "
+                "again. Jobs that were submitted before continue."
+            ) from None
 
     def leave_running(_: list[Job]) -> None:
         print_message("The jobs continue; cancel them with `scancel`.")

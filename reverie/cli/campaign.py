@@ -91,8 +91,12 @@ def run_campaign(spec: CampaignSpec) -> int:
     from reverie.campaign.gpu_sharing import GpuSharing
 
     config = spec.config
-    if not (config.slurm or config.ray):
-        # only to raise an error now if the options are not valid on this machine
+    # before the folder is created, raise if the options are not valid on this machine
+    if config.slurm:
+        slurm.check_options(spec)
+    elif config.ray:
+        ray_workers.open_cluster(config.ray)
+    else:
         GpuSharing(config, spec.settings.get("device"))
     spec = worker.create_campaign(spec)
     path = Path(spec.config.logdir)

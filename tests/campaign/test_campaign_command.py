@@ -6,7 +6,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from campaign_helpers import starts
+from campaign_helpers import make_run, make_spec, starts
 
 from reverie.campaign import jobs, slurm, worker
 from reverie.campaign.queue import Queue
@@ -86,7 +86,7 @@ def test_jobs_that_fail_in_a_row_end_the_campaign(message):
     assert jobs._count_failed(ended[:2], failed=0) == 2
 
 
-@pytest.mark.parametrize("text", ["gpu", "jobs=x", "partition="])
+@pytest.mark.parametrize("text", ["gpu", "jobs=x", "jobs=0", "partition="])
 def test_invalid_options_of_slurm_are_refused(text):
     with pytest.raises(slurm.UserError, match="--slurm jobs=4,partition=gpu"):
         jobs.parse_options("--slurm", text, slurm.EXAMPLE)
@@ -98,3 +98,27 @@ def test_options_that_submitit_does_not_have_are_refused(tmp_path):
     slurm.make_executor(submitit, tmp_path, {"cluster": "local", "partition": "gpu"})
     with pytest.raises(slurm.UserError, match="submitit does not accept"):
         slurm.make_executor(submitit, tmp_path, {**options, "name": "x", "slurm": "y"})
+
+
+@pytest.mark.parametrize("options", ["slurm gpu", "slurm nodez=2", "ray jobs=x"])
+def test_invalid_options_leave_no_folder(options, tmp_path, capsys):
+    pytest.importorskip("submitit")
+    folder = tmp_path / "campaign"
+    words = f"campaign --tasks catch --configs debug --{options} --logdir {folder}"
+    assert main(words.split()) == 2
+    assert "Fix: " in capsys.readouterr().err
+    assert not folder.exists()
+
+
+def test_job_that_sbatch_refuses_is_an_error(tmp_path, monkeypatch):
+    submitit = pytest.importorskip("submitit")
+
+    class Executor:
+        def submit(self, job):
+            raise submitit.core.utils.FailedJobError("invalid partition: gpus")
+
+    monkeypatch.setattr(slurm, "make_executor", lambda *_: Executor())
+    spec = make_spec(tmp_path / "campaign", [make_run("a")], slurm="partition=gpus")
+    spec = worker.create_campaign(spec)
+    with pytest.raises(slurm.UserError, match="submitted: invalid partition: gpus\n"):
+        slurm.submit(spec)
