@@ -44,6 +44,9 @@ PER_RUN_SETTINGS = {"task": "tasks", "seed": "seeds", "logdir": "logdir"}
 """Settings of `train` that differ between runs, and the options of the campaign that
 are used instead of them."""
 
+FILE_EXAMPLES = {"tasks": "tasks: [catch, memory]", "seeds": "seeds: 3"}
+"""Lines of a YAML file, for error messages."""
+
 
 @dataclass(frozen=True)
 class CampaignConfig:
@@ -134,9 +137,19 @@ def load_spec(
     in_file = set(settings)
     methods = _parse_methods(origin, data.pop("configs", None))
     size = str(data.pop("size", "") or "")
-    _convert_values(data)
+    _convert_values(origin, data)
     options = {field.name for field in fields(CampaignConfig)}
     for key in data:
+        if key in ("task", "seed"):
+            raise UserError(
+                f"Unknown key {key!r} in {origin}.\n"
+                f"  Fix: {FILE_EXAMPLES[PER_RUN_SETTINGS[key]]}"
+            )
+        if key == "status":
+            raise UserError(
+                f"status in {origin} has no effect.\n"
+                "  Fix: remove it, and use reverie campaign FOLDER --status"
+            )
         if key not in options:
             known = [*options, "configs", "settings"]
             raise unknown_key(origin, key, known, "campaign", "`settings:`")
@@ -257,8 +270,13 @@ def _train_arguments(
     return [*arguments, "--task", task]
 
 
-def _convert_values(data: dict[str, Any]) -> None:
+def _convert_values(origin: str, data: dict[str, Any]) -> None:
     """Convert values of a YAML file, in place, to the form of the command line."""
+    for name, fix in FILE_EXAMPLES.items():
+        if name in data and not _is_list_of_scalars(data[name]):
+            raise UserError(
+                f"{name} in {origin} cannot be {data[name]!r:.200}.\n  Fix: {fix}"
+            )
     for name in ("seeds", "per_gpu"):
         value = data.get(name, "")
         if isinstance(value, list):
@@ -270,6 +288,14 @@ def _convert_values(data: dict[str, Any]) -> None:
     for name in ("slurm", "ray"):
         if isinstance(data.get(name), dict):
             data[name] = ",".join(f"{k}={v}" for k, v in data[name].items())
+
+
+def _is_list_of_scalars(value: Any) -> bool:
+    """True for a value from a YAML file, or a list of values, but no mappings."""
+    items = value if isinstance(value, list) else [value]
+    return bool(items) and not any(
+        x is None or isinstance(x, dict | list) for x in items
+    )
 
 
 def _expand_tasks(names: Sequence[str]) -> list[str]:
@@ -286,7 +312,10 @@ def _parse_methods(origin: str, entries: Any) -> tuple[tuple[str, ...], ...]:
     """Return the presets of each method, given as a list or a string of names."""
     if entries is None:
         return ()
-    if not isinstance(entries, list) or None in entries:
+    valid = isinstance(entries, list) and all(
+        _is_list_of_scalars(entry) for entry in entries if entry != []
+    )
+    if not valid:
         raise UserError(
             f"configs in {origin} must list the presets of each method.\n"
             "  Fix: configs: [size12m, size50m], or --configs size12m --configs size50m"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,9 @@ def campaign(argv: list[str]) -> int:
     """Train on several tasks, with several methods and seeds."""
     with StatusLine("checking the settings of all runs"):
         file, flags = find_campaign(argv)
-        if "status" in dict(configs.parse_flags(flags)):
+        names = dict(configs.parse_flags(flags))
+        if "status" in names and names["status"] in (None, "True", "true"):
+            _check_status_flags(names)
             return _print_status(file)
         spec = load_campaign(file, flags)
     return run_campaign(spec)
@@ -119,6 +122,16 @@ def run_campaign(spec: CampaignSpec) -> int:
             f"{resume} --retries {max(status.failures for status in failed)}"
         )
     return 0
+
+
+def _check_status_flags(names: Collection[str]) -> None:
+    """Raise if flags would have no effect, because --status starts no runs."""
+    unused = [name for name in names if name not in ("status", "logdir")]
+    if unused:
+        raise UserError(
+            f"--{unused[0]} has no effect with --status, which starts no runs.\n"
+            "  Fix: reverie campaign FOLDER --status"
+        )
 
 
 def _print_status(file: Path | None) -> int:

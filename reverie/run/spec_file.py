@@ -77,7 +77,9 @@ def unknown_key(
 
     `places` names the keys below which the settings of the runs belong.
     """
-    if key.replace("-", "_") in configs.settings_of(Config) or "." in key:
+    name, settings = key.replace("-", "_"), configs.settings_of(Config)
+    is_group = any(setting.startswith(f"{name}.") for setting in settings)
+    if name in settings or is_group or "." in key:
         return UserError(
             f"{key!r} in {origin} is a setting of runs, not of the {kind}.\n"
             f"  Fix: move it below {places}."

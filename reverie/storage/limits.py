@@ -53,6 +53,7 @@ SHELL_PIPES = ("/dev/fd", "/proc/self/fd")
 """Folders of the pipes that a shell creates for `<(command)`."""
 _pipe_contents: dict[int, bytes] = {}  # contents that were read, by inode of the pipe
 
+MERGE_TAG = "tag:yaml.org,2002:merge"  # of the key `<<`
 YamlLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The parser of libyaml if PyYAML was built with it; it is ten times as fast."""
 
@@ -297,12 +298,22 @@ def _json_children(value: Any) -> Iterable[Any]:
 
 
 def _yaml_children(node: yaml.Node) -> list[yaml.Node]:
-    """Return the keys and values directly inside a node; raise for long numbers."""
+    """Return the keys and values directly inside a node.
+
+    Raises for long numbers, and for a key that occurs twice in a mapping: PyYAML would
+    ignore its first value.
+    """
     if isinstance(node, yaml.ScalarNode):
         _check_number(node, MAX_DIGITS)
     if isinstance(node, yaml.MappingNode):
+        known = set()
         for key, _ in node.value:
             _check_number(key, MAX_KEY_DIGITS)
+            name = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else key
+            if name in known and key.tag != MERGE_TAG:
+                line = key.start_mark.line + 1
+                raise InvalidFile(f"has the key {key.value!r:.200} twice (line {line})")
+            known.add(name)
         return [part for pair in node.value for part in pair]
     return node.value if isinstance(node, yaml.SequenceNode) else []
 

@@ -114,6 +114,38 @@ def test_unknown_keys_of_a_file_are_refused(tmp_path):
         load(file=file)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("task: [catch]", "Unknown key 'task' in .*\n  Fix: tasks: "),
+        ("tasks: [catch]\nseed: 3", "Unknown key 'seed' in .*\n  Fix: seeds: 3"),
+        ("tasks: {a: catch}", "tasks in .* cannot be {'a': 'catch'}"),
+        ("tasks: [{name: catch}]", "Fix: tasks: "),
+        ("tasks: [null]", "Fix: tasks: "),
+        ("tasks:", "tasks in .* cannot be None"),
+        ("tasks: [catch]\nseeds: []", r"seeds in .* cannot be \[\]"),
+        ("tasks: [catch]\nseeds: {a: 1}", "Fix: seeds: 3"),
+        ("tasks: [catch]\nconfigs: [{a: debug}]", "must list the presets"),
+        ("tasks: [catch]\nrun: {steps: 3}", "'run' in .* is a setting of runs"),
+        ("tasks: [catch]\nstatus: true", "status in .* has no effect"),
+        ("tasks: [catch]\ntasks: [memory]", r"the key 'tasks' twice \(line 2\)"),
+    ],
+)
+def test_mistakes_in_a_file_are_refused(text, message, tmp_path):
+    file = tmp_path / "campaign.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=message):
+        load(file=file)
+
+
+def test_flags_that_status_does_not_use_are_refused(tmp_path, capsys):
+    (tmp_path / "campaign.yaml").write_text("tasks: [catch]\n")
+    (tmp_path / "queue").mkdir()
+    assert main(["campaign", str(tmp_path), "--status", "--tasks", "memory"]) == 2
+    assert "--tasks has no effect with --status" in capsys.readouterr().err
+    assert main(["campaign", str(tmp_path), "--status"]) == 0
+
+
 def test_a_setting_that_differs_between_runs_is_refused_with_its_source(tmp_path):
     file = tmp_path / "campaign.yaml"
     file.write_text("tasks: [catch]\nsettings: {seed: 3}\n")

@@ -73,6 +73,13 @@ def test_yaml_is_read_like_safe_load():
     assert parse_yaml("") is None
 
 
+@pytest.mark.parametrize("text", ["a: 1\na: 2", "x: {a: 1, a: 1}", "- {1: x, 1: y}"])
+def test_repeated_keys_are_refused(text):
+    line = 1 + text.count("\n")
+    with pytest.raises(InvalidFile, match=rf"has the key '[a1]' twice \(line {line}\)"):
+        parse_yaml(text)
+
+
 def nested(first: str, each: str, levels: int = 12, width: int = 10) -> str:
     """Return YAML in which every level refers `width` times to the level before it."""
     lines = [f"a0: &a0 {first}"]
