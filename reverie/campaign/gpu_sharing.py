@@ -50,14 +50,16 @@ class GpuUsage(NamedTuple):
 class GpuSharing:
     """Chooses `num_slots`, the number of runs at the same time on this machine.
 
-    `device` is the setting `device` as a list of one word; None if it is not given.
+    `device` is the setting `device` of the runs. `processes` is the number of processes
+    of a run, each of which uses a GPU.
     """
 
-    def __init__(self, config: CampaignConfig, device: Sequence[str] | None):
-        device_name = device[0] if device else "auto"
-        self.gpus = visible_gpus() if device_name == "auto" else []
+    def __init__(
+        self, config: CampaignConfig, device: str = "auto", processes: int = 1
+    ):
+        self.gpus = visible_gpus() if device == "auto" else []
         self.assigns_gpus = bool(self.gpus)  # False if --device selects one GPU
-        is_cpu = not self.gpus and not device_name.startswith("cuda")
+        is_cpu = not self.gpus and not device.startswith("cuda")
         if is_cpu and config.per_gpu != "auto":
             raise UserError(
                 f"--per-gpu {config.per_gpu} has no effect: the runs use no GPU here.\n"
@@ -68,7 +70,15 @@ class GpuSharing:
                 f"--workers {config.workers} has no effect: the runs use a GPU.\n"
                 f"  Fix: --per-gpu {config.workers}, or --device cpu."
             )
-        count = max(1, len(self.gpus))
+        if 0 < len(self.gpus) < processes:
+            raise UserError(
+                f"Each run has {processes} processes, with one GPU each, but the "
+                f"number of GPUs is {len(self.gpus)}.\n"
+                f"  Fix: --devices {len(self.gpus)}, or --device cpu."
+            )
+        self.processes = processes
+        # runs on separate GPUs; with one process per run, this is the number of GPUs
+        self.groups = count = max(1, len(self.gpus) // processes)
         self.is_fixed = is_cpu or config.per_gpu != "auto"  # `num_slots` is final
         per_gpu = int(config.per_gpu) if config.per_gpu != "auto" else 1
         self.num_slots = max(1, config.workers) if is_cpu else per_gpu * count
@@ -106,11 +116,10 @@ class GpuSharing:
         if not self.is_fixed:
             measured = [use for path in folders if (use := read_gpu_usage(path))]
             if measured:
-                count = max(1, len(self.gpus))
                 total = torch.cuda.get_device_properties(0).total_memory / GIB
-                cores = cpu_cores() / count
+                cores = cpu_cores() / (self.groups * self.processes)
                 per_gpu = runs_per_gpu(measured, total, cores, self.mps is not None)
-                self.is_fixed, self.num_slots = True, per_gpu * count
+                self.is_fixed, self.num_slots = True, per_gpu * self.groups
                 print_message(f"{per_gpu} runs per GPU, after measuring the first run")
         return self.num_slots
 

@@ -80,7 +80,7 @@ def submit(spec: CampaignSpec, program: Sequence[str] = PROGRAM) -> list[RunStat
     number = int(options.get("jobs", 0)) or default_jobs(spec)
     has_gpus = ray.cluster_resources().get("GPU", 0) > 0
     num_cpus = float(options.get("num_cpus", 1))
-    num_gpus = float(options.get("num_gpus", has_gpus))
+    num_gpus = float(options.get("num_gpus", has_gpus * spec.processes))
     check_resources(ray, options.get("address", "auto"), CPU=num_cpus, GPU=num_gpus)
     remote: Any = ray.remote(work).options(
         num_cpus=num_cpus,

@@ -105,6 +105,10 @@ class CampaignSpec:
     size: str = ""
     """Size preset of methods without a size, chosen when the campaign was created."""
     runs: tuple[QueuedRun, ...] = ()
+    processes: int = 1
+    """Maximum number of processes of a run (`--devices`)."""
+    device: str = "auto"
+    """The setting `device` of all runs; auto if they differ."""
 
     def to_yaml(self) -> str:
         """Return the YAML file of everything that defines the runs."""
@@ -186,6 +190,7 @@ def plan_runs(spec: CampaignSpec, resolve: ResolveCommand) -> CampaignSpec:
     tasks = _expand_tasks(spec.config.tasks)
     seeds, size = parse_seeds(spec.config.seeds), spec.size
     runs: list[QueuedRun] = []
+    processes, devices = 1, set()
     for task in tasks:
         check_available(task)
         for presets in spec.methods:
@@ -206,6 +211,8 @@ def plan_runs(spec: CampaignSpec, resolve: ResolveCommand) -> CampaignSpec:
                 message = f"Task {task}{method}: {error}"
                 raise UserError(message) from None
             frames = _total_frames(task, config)
+            processes = max(processes, config.processes)
+            devices.add(config.device)
             for seed in seeds:
                 parts = [_file_name(task), _file_name(label), f"seed{seed}"]
                 name = "-".join(filter(None, parts))
@@ -217,7 +224,10 @@ def plan_runs(spec: CampaignSpec, resolve: ResolveCommand) -> CampaignSpec:
                 f"Two runs of the campaign would be named {name}.\n"
                 "  Fix: give each task, seed and method once."
             )
-    return replace(spec, size=size, runs=tuple(runs))
+    device = devices.pop() if len(devices) == 1 else "auto"
+    return replace(
+        spec, size=size, runs=tuple(runs), processes=processes, device=device
+    )
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -153,9 +153,9 @@ class Worker(Monitor):
 
     def __init__(self, spec: CampaignSpec, program: Sequence[str] = PROGRAM):
         super().__init__(spec)
-        self.sharing = GpuSharing(spec.config, spec.settings.get("device"))
+        self.sharing = GpuSharing(spec.config, spec.device, spec.processes)
         count, assigns_gpus = self.sharing.num_slots, self.sharing.assigns_gpus
-        self.slots = ProcessSlots(program, count, assigns_gpus)
+        self.slots = ProcessSlots(program, count, assigns_gpus, spec.processes)
         self.runs: list[ClaimedRun] = []
         self._scan_time = self._heartbeat_time = float("-inf")
 

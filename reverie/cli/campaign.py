@@ -100,7 +100,7 @@ def run_campaign(spec: CampaignSpec) -> int:
     elif config.ray:
         ray_workers.open_cluster(config.ray)
     else:
-        GpuSharing(config, spec.settings.get("device"))
+        GpuSharing(config, spec.device, spec.processes)
     spec = worker.create_campaign(spec)
     path = Path(spec.config.logdir)
     resume = f"reverie campaign {shlex.quote(str(path))}"

@@ -104,11 +104,20 @@ def stop_processes(
 
 
 class ProcessSlots:
-    """Starts processes in a number of slots."""
+    """Starts processes in a number of slots.
 
-    def __init__(self, program: Sequence[str], count: int, assign_gpus: bool = True):
+    `processes` is the number of processes that the program starts (`--devices`).
+    """
+
+    def __init__(
+        self,
+        program: Sequence[str],
+        count: int,
+        assign_gpus: bool = True,
+        processes: int = 1,
+    ):
         self.program = list(program)
-        self.count, self.assign_gpus = count, assign_gpus
+        self.count, self.assign_gpus, self.processes = count, assign_gpus, processes
         self.free = list(range(count))
         """Slots without a process. The caller of `start` removes the slot from this
         list, and adds it again when the process has ended."""
@@ -123,7 +132,9 @@ class ProcessSlots:
     ) -> RunProcess:
         """Start the program with these arguments and environment variables."""
         log_start = log.stat().st_size if log.exists() else 0
-        slot_variables = slot_environment(slot, self.count, self.assign_gpus)
+        slot_variables = slot_environment(
+            slot, self.count, self.assign_gpus, self.processes
+        )
         with explain_write_errors(log):
             descriptor = open_append(log)
         with open(descriptor, "ab") as out:
@@ -139,18 +150,23 @@ class ProcessSlots:
         return RunProcess(process, log, slot, log_start)
 
 
-def slot_environment(slot: int, count: int, assign_gpus: bool = True) -> dict[str, str]:
-    """Return environment variables that assign CPU threads and a GPU to a slot.
+def slot_environment(
+    slot: int, count: int, assign_gpus: bool = True, processes: int = 1
+) -> dict[str, str]:
+    """Return environment variables that assign CPU threads and GPUs to a slot.
 
-    With `assign_gpus`, each slot gets one GPU, if there are several.
+    The threads are those of each of the `processes` in the slot. With `assign_gpus`,
+    each process gets one GPU, if there are enough for several slots.
     """
     variables: dict[str, str] = {}
     if not any(name in os.environ for name in THREAD_VARIABLES):
-        threads = max(1, cpu_cores() // count)
+        threads = max(1, cpu_cores() // (count * processes))
         variables |= dict.fromkeys(THREAD_VARIABLES, str(threads))
     gpus = visible_gpus()
-    if assign_gpus and min(count, len(gpus)) > 1:
-        variables[GPU_VARIABLE] = gpus[slot % len(gpus)]
+    groups = len(gpus) // processes
+    if assign_gpus and min(count, groups) > 1:
+        first = slot % groups * processes
+        variables[GPU_VARIABLE] = ",".join(gpus[first : first + processes])
     return variables
 
 

@@ -206,19 +206,30 @@ def test_commands_in_messages_are_quoted_for_a_shell(tmp_path):
     assert f"Fix: reverie campaign '{folder}' to resume" in str(error.value)
 
 
+def test_processes_and_device_of_the_runs():
+    spec = load("--tasks catch --configs size1m --configs size1m multicpu")
+    assert (spec.processes, spec.device) == (2, "auto")
+    spec = load("--tasks catch --configs debug --devices 3 --device cpu")
+    assert (spec.processes, spec.device) == (3, "cpu")
+
+
 def test_number_of_runs_per_gpu(monkeypatch, tmp_path):
     module = "reverie.campaign.gpu_sharing"
     monkeypatch.setattr(f"{module}.visible_gpus", lambda: [])
-    assert GpuSharing(CampaignConfig(workers=3), None).num_slots == 3
+    assert GpuSharing(CampaignConfig(workers=3)).num_slots == 3
     with pytest.raises(UserError, match="--per-gpu 3 has no effect"):
-        GpuSharing(CampaignConfig(per_gpu="3"), None)
+        GpuSharing(CampaignConfig(per_gpu="3"))
     monkeypatch.setattr(f"{module}.visible_gpus", lambda: ["0", "1"])
-    assert GpuSharing(CampaignConfig(per_gpu="3"), None).num_slots == 6
-    assert GpuSharing(CampaignConfig(), ["cpu"]).num_slots == 1
+    assert GpuSharing(CampaignConfig(per_gpu="3")).num_slots == 6
+    assert GpuSharing(CampaignConfig(), "cpu").num_slots == 1
     with pytest.raises(UserError, match="--mps False has no effect"):
-        GpuSharing(CampaignConfig(mps=False, per_gpu="1"), None)
+        GpuSharing(CampaignConfig(mps=False, per_gpu="1"))
     with pytest.raises(UserError, match="--workers 3 has no effect"):
-        GpuSharing(CampaignConfig(workers=3), None)
+        GpuSharing(CampaignConfig(workers=3))
+    assert GpuSharing(CampaignConfig(per_gpu="3"), processes=2).num_slots == 3
+    with pytest.raises(UserError, match="Each run has 3 processes"):
+        GpuSharing(CampaignConfig(), processes=3)
+    assert GpuSharing(CampaignConfig(), "cpu", processes=3).num_slots == 1
     assert runs_per_gpu([GpuUsage(9.0, None)], 24.0, 16) == 2  # memory
     assert runs_per_gpu([GpuUsage(30.0, None)], 24.0, 16) == 1
     assert runs_per_gpu([GpuUsage(1.0, 0.9)], 140.0, 16) == 2  # utilization

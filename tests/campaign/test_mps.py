@@ -86,7 +86,7 @@ def test_runs_take_turns_if_mps_cannot_be_used(folder, problem, monkeypatch, cap
         MpsDaemon().open()
     gpus = "reverie.campaign.gpu_sharing.visible_gpus"
     monkeypatch.setattr(gpus, lambda: ["0", "1"])
-    sharing = GpuSharing(CampaignConfig(per_gpu="3"), None)
+    sharing = GpuSharing(CampaignConfig(per_gpu="3"))
     sharing.open()
     assert sharing.variables == {}
     assert "runs on the same GPU take turns, without MPS" in capsys.readouterr().err
@@ -96,9 +96,9 @@ def test_runs_take_turns_if_mps_cannot_be_used(folder, problem, monkeypatch, cap
 def test_only_runs_that_share_a_gpu_use_mps(folder, monkeypatch):
     gpus = "reverie.campaign.gpu_sharing.visible_gpus"
     monkeypatch.setattr(gpus, lambda: ["0", "1"])
-    assert GpuSharing(CampaignConfig(per_gpu="1"), None).mps is None
-    assert GpuSharing(CampaignConfig(mps=False), None).mps is None
-    sharing = GpuSharing(CampaignConfig(), None)
+    assert GpuSharing(CampaignConfig(per_gpu="1")).mps is None
+    assert GpuSharing(CampaignConfig(mps=False)).mps is None
+    sharing = GpuSharing(CampaignConfig())
     sharing.open()
     assert sharing.variables == {mps.PIPES: str(folder), mps.LOGS: str(folder)}
     sharing.close()

@@ -20,10 +20,14 @@ def test_slots_divide_cores_and_gpus(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
     if sys.platform == "linux":
         assert slot_environment(0, 2)["OMP_NUM_THREADS"] == "3"
+        assert slot_environment(0, 1, processes=2)["OMP_NUM_THREADS"] == "3"
     found = [slot_environment(slot, 3).get("CUDA_VISIBLE_DEVICES") for slot in range(3)]
     assert found == ["0", "1", "0"]
     assert "CUDA_VISIBLE_DEVICES" not in slot_environment(0, 1)
     assert "CUDA_VISIBLE_DEVICES" not in slot_environment(0, 2, assign_gpus=False)
+    assert "CUDA_VISIBLE_DEVICES" not in slot_environment(0, 2, processes=2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3,5,7,9")
+    assert slot_environment(3, 4, processes=2)["CUDA_VISIBLE_DEVICES"] == "5,7"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     assert slot_environment(1, 2)["CUDA_VISIBLE_DEVICES"] == "7"
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
