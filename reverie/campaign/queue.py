@@ -209,7 +209,11 @@ class Queue:
             except FileExistsError:
                 return None
         claim = Claim(status.run, number, path)
-        self.heartbeat(claim)
+        try:
+            self.heartbeat(claim)
+        except BaseException:  # a full disk: the run can be claimed again
+            path.unlink(missing_ok=True)
+            raise
         return claim
 
     def heartbeat(self, claim: Claim) -> bool:

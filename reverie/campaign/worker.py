@@ -42,6 +42,8 @@ SCAN_SECONDS = 2.0
 """Time between two readings of the queue."""
 HEARTBEAT_SECONDS = 5.0
 """Time between two heartbeats: changes of the files of claimed runs (`queue.py`)."""
+PROBLEM_SECONDS = 60.0
+"""Time after which a problem that continues is printed again."""
 STOPPED_CODES = (129, 130, 138, 140, 143, 152)
 """Exit codes of a run that was stopped by a signal and saved a checkpoint: 128 plus
 the number of SIGHUP, SIGINT, SIGUSR1, SIGUSR2, SIGTERM or SIGXCPU."""
@@ -157,6 +159,7 @@ class Worker(Monitor):
         count, assigns_gpus = self.sharing.num_slots, self.sharing.assigns_gpus
         self.slots = ProcessSlots(program, count, assigns_gpus, spec.processes)
         self.runs: list[ClaimedRun] = []
+        self._problem_times: dict[tuple[str, str], float] = {}
         self._scan_time = self._heartbeat_time = float("-inf")
 
     def _open(self) -> None:
@@ -198,13 +201,18 @@ class Worker(Monitor):
         """Claim runs for the free slots, and start them."""
         claimable = self.claimable()
         while claimable and self.slots.free and not self.stopper.is_set():
-            claim = self.queue.claim(claimable.pop(0))
+            status = claimable.pop(0)
+            try:
+                claim = self.queue.claim(status)
+            except (OSError, UserError) as error:  # a full disk: try again later
+                self._print_problem(status.run.name, str(error))
+                return
             if claim is not None:
                 folder = self.queue.run_folder(claim.run.name)
                 slot = self.slots.free.pop(0)
                 self.runs.append(ClaimedRun(claim, folder, slot))
-                self._start(self.runs[-1])
             self.scan()
+        self.check_runs()  # starts their processes
 
     def write_heartbeats(self) -> None:
         """Write a heartbeat to each claim; kill runs that another worker took over.
@@ -219,9 +227,8 @@ class Worker(Monitor):
             try:
                 is_claimed = self.queue.heartbeat(run.claim)
             except (OSError, UserError) as error:  # a full or unreachable disk
-                print_message(
-                    f"{run.claim.run.name}: the heartbeat was not written. {error}"
-                )
+                text = f"the heartbeat was not written. {error}"
+                self._print_problem(run.claim.run.name, text)
                 continue
             if not is_claimed:
                 print_message(f"{run.claim.run.name}: taken over by another worker")
@@ -242,7 +249,7 @@ class Worker(Monitor):
                 elif (code := run.process.poll()) is not None:
                     self._record(run, code)
             except (OSError, UserError) as error:  # a full disk: try again later
-                print_message(f"{run.claim.run.name}: {error}")
+                self._print_problem(run.claim.run.name, str(error))
             ended |= run not in self.runs
         return ended
 
@@ -282,6 +289,13 @@ class Worker(Monitor):
             error = run.process.error_message(code)
             self.queue.end_attempt(run.claim, "failed", error, seconds)
         self._free_slot(run)
+
+    def _print_problem(self, name: str, text: str) -> None:
+        """Print a problem of a run, but the same one only once a minute."""
+        now, key = time.monotonic(), (name, text)
+        if now - self._problem_times.get(key, float("-inf")) >= PROBLEM_SECONDS:
+            self._problem_times[key] = now
+            print_message(f"{name}: {text}")
 
     def _free_slot(self, run: ClaimedRun) -> None:
         self.runs.remove(run)

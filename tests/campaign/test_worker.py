@@ -46,6 +46,29 @@ def test_failing_run_is_named_and_the_others_finish(tmp_path, program, capsys):
     assert [starts(folder, name) for name in statuses] == [4, 2, 1]
 
 
+def test_full_disk_is_reported_once_and_the_worker_tries_again(
+    tmp_path, program, monkeypatch, capsys
+):
+    folder, failures = tmp_path / "campaign", []
+    spec = create_campaign(make_spec(folder, [make_run("a"), make_run("b")]))
+    originals = {name: getattr(Queue, name) for name in ("heartbeat", "end_attempt")}
+
+    def fail_at_first(name):
+        def method(*arguments, **changes):
+            if failures.count(name) < 5:
+                failures.append(name)
+                raise OSError(f"No space left for {name}")
+            return originals[name](*arguments, **changes)
+
+        return method
+
+    for name in originals:
+        monkeypatch.setattr(Queue, name, fail_at_first(name))
+    assert {status.state for status in run_worker(spec, program)} == {"finished"}
+    assert [starts(folder, name) for name in ("a", "b")] == [1, 1]
+    assert capsys.readouterr().err.count("No space left for") == 2
+
+
 def test_several_workers_start_every_run_once(tmp_path, program):
     folder, names = tmp_path / "campaign", [f"run{i}" for i in range(8)]
     spec = make_spec(folder, [make_run(name, pace=0.01) for name in names], workers=2)
