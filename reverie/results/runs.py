@@ -8,7 +8,7 @@ name are not imported.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -261,20 +261,29 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> Groups:
 
 def _varied_settings(runs: Sequence[Run]) -> list[str]:
     """Return the settings that differ between runs of the same task and agent."""
-    by_task: dict[str, list[Run]] = {}
+    keys = _varied_within(runs, lambda run: (run.task, run.agent))
+    if "size" not in keys or len(keys) <= 3:
+        return keys
+    # A size preset sets many network settings, so its name is used instead of them.
+    # Settings that also differ between runs of the same size are kept.
+    others = _varied_within(
+        runs, lambda run: (run.task, run.agent, str(run.settings.get("size")))
+    )
+    return ["size", *others]
+
+
+def _varied_within(runs: Sequence[Run], group: Callable[[Run], Any]) -> list[str]:
+    """Return the settings that differ between runs of the same group."""
+    groups: dict[Any, list[Run]] = {}
     for run in runs:
-        by_task.setdefault(run.task, []).append(run)
+        groups.setdefault(group(run), []).append(run)
     keys: dict[str, None] = {}
-    for group in by_task.values():
-        for agent in {run.agent for run in group}:
-            same_agent = [run for run in group if run.agent == agent]
-            names = {key: None for run in same_agent for key in run.settings}
-            for key in names:
-                values = {json.dumps(run.settings.get(key)) for run in same_agent}
-                if len(values) > 1 and not key.startswith(NOT_METHOD_SETTINGS):
-                    keys[key] = None
-    # a size preset sets many network settings, so its name is used instead of them
-    return ["size"] if "size" in keys and len(keys) > 3 else [*keys]
+    for members in groups.values():
+        for key in {key: None for run in members for key in run.settings}:
+            values = {json.dumps(run.settings.get(key)) for run in members}
+            if len(values) > 1 and not key.startswith(NOT_METHOD_SETTINGS):
+                keys[key] = None
+    return [*keys]
 
 
 def _with_crafter_scores(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -42,6 +42,24 @@ def test_runs_are_grouped_by_the_settings_that_differ(logdir):
         group_runs(runs, ["size"])
 
 
+def test_methods_of_the_same_size_are_not_merged(tmp_path):
+    small, large = {"size": "size1m", "units": 8}, {"size": "size12m", "units": 64}
+    widths = {f"net{i}": 1 for i in range(3)}
+    write_run(tmp_path / "a", **small, **widths, lr=1e-4)
+    write_run(tmp_path / "b", **small, **widths, lr=1e-3)
+    large_widths = dict.fromkeys(widths, 2)
+    write_run(tmp_path / "c", **large, **large_widths, lr=1e-4)
+    assert [*group_runs(find_runs([tmp_path]))] == [
+        "dreamer, size size1m, dreamer.opt.lr 0.0001",
+        "dreamer, size size1m, dreamer.opt.lr 0.001",
+        "dreamer, size size12m, dreamer.opt.lr 0.0001",
+    ]
+    assert [*group_runs(find_runs([tmp_path / "a", tmp_path / "c"]))] == [
+        "dreamer, size size1m",
+        "dreamer, size size12m",
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
