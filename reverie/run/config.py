@@ -139,16 +139,15 @@ class Config:
         if base and (base == self.agent or not isinstance(settings, AgentConfig)):
             raise UserError(
                 f"The base agent of {self.agent!r} cannot be {base!r}: it is set "
-                "automatically to the agent of the base run.\n"
-                f"  Fix: remove the setting of the agent {self.agent!r} that has the "
-                f"value {base!r}."
+                "automatically to the agent of the base run.\n  Fix: remove the "
+                f"setting of the agent {self.agent!r} that has the value {base!r}."
             )
         if self.replay.fracs.priority > 0 and not self.agent_config.sets_priorities:
             raise UserError(
-                "replay.fracs.priority is above zero, but the agent "
-                f"{self.agent!r} sets no priorities.\n  Fix: remove the preset "
-                "curious_replay, or --replay.fracs.priority 0 --replay.fracs.uniform "
-                "1; DreamerV3 sets priorities with --dreamer.priosignal model."
+                f"replay.fracs.priority is above 0, but the agent {self.agent!r} sets "
+                "no priorities.\n  Fix: remove the preset curious_replay, or add "
+                "--replay.fracs.priority 0 --replay.fracs.uniform 1. DreamerV3 sets "
+                "priorities with --dreamer.priosignal model."
             )
 
     @property
