@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,7 +39,10 @@ def _describe_updates(run: OnlineRun) -> str:
     """Return a line about when updates are due, if it is known; otherwise nothing."""
     schedule, window = run.agent.schedule, run.agent.windows.get("train")
     if isinstance(schedule, LimitsEnvSteps) and not run.clock.step:
-        return f"  updates start after {schedule.env_steps_left:,} agent steps\n"
+        steps = schedule.env_steps_left
+        if math.isinf(steps):
+            return ""
+        return f"  updates start after {steps:,} agent steps\n"
     if schedule is None and window and run.config.run.train_ratio:
         rows = window.batch * window.length
         return (
