@@ -16,8 +16,7 @@ streams by their `priority`.
 from __future__ import annotations
 
 import functools
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -29,11 +28,7 @@ GRAPH_PRIORITY = -3
 
 
 class SideStream(NamedTuple):
-    """Name and priority of a side stream.
-
-    Each thread has its own CUDA stream for it, so that work of other threads is neither
-    captured in a CUDA graph of this thread nor waited for.
-    """
+    """Name and priority of a side stream; each device has one CUDA stream for each."""
 
     name: str
     priority: int = 0  # 0 to 2; higher runs first
@@ -53,7 +48,7 @@ def on_stream(like: Tensor, stream: SideStream) -> Iterator[None]:
     if like.device.type != "cuda":
         yield
         return
-    side = _find_stream(like.device, stream)
+    side = _cuda_stream(like.device, stream)
     side.wait_stream(torch.cuda.current_stream(like.device))
     with torch.cuda.stream(side):
         yield
@@ -62,25 +57,10 @@ def on_stream(like: Tensor, stream: SideStream) -> Iterator[None]:
 def wait_for(like: Tensor, stream: SideStream) -> None:
     """Make the current stream wait for all earlier work of a side stream."""
     if like.device.type == "cuda":
-        side = _find_stream(like.device, stream)
+        side = _cuda_stream(like.device, stream)
         torch.cuda.current_stream(like.device).wait_stream(side)
 
 
-def record_use(tensors: Iterable[Tensor], stream: SideStream) -> None:
-    """Keep the memory of tensors until a side stream has finished its current work.
-
-    Needed if the tensors may be freed before `wait_for`, for example by autograd, which
-    frees what the forward pass has saved during the backward pass.
-    """
-    for tensor in tensors:
-        if tensor.device.type == "cuda":
-            tensor.record_stream(_find_stream(tensor.device, stream))
-
-
-def _find_stream(device: torch.device, stream: SideStream) -> Any:
-    return _cuda_stream(device, stream, threading.get_ident())
-
-
 @functools.cache
-def _cuda_stream(device: torch.device, stream: SideStream, thread: int) -> Any:
+def _cuda_stream(device: torch.device, stream: SideStream) -> Any:
     return torch.cuda.Stream(device, -stream.priority)  # type: ignore[no-untyped-call]

@@ -24,7 +24,6 @@ from reverie.log.status import StatusLine
 from reverie.log.terminal import Epochs
 from reverie.log.timer import Rates, Timer, timed
 from reverie.log.usage import Usage
-from reverie.replay.buffer import Replay
 from reverie.run import checkpoint, device
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.clock import Clock
@@ -45,7 +44,6 @@ from reverie.run.ranks import Leader, make_leader
 from reverie.run.repeatable import train_or_abort
 from reverie.run.resources import Resources
 from reverie.run.signals import Interrupted, Stopper
-from reverie.run.warm_up import WarmUp, start_warm_up
 
 SAVING = "saving a checkpoint"
 """Activity that the status line shows while a checkpoint is written."""
@@ -87,8 +85,6 @@ class BaseRun(Resources):
         self.profiler: Profiler | None = None
         self.compiler: KernelCompiler | None = None
         """Compiles the kernels of the agent in other processes."""
-        self.warm_up: WarmUp | None = None
-        """Thread that prepares the first update, until the first update."""
         self.policy_copy: PolicyCopy | None = None
         """Acts on another device, if `run.policy_devices` is set."""
         self.status = StatusLine("starting", self.print_message)
@@ -194,23 +190,6 @@ class BaseRun(Resources):
                 f"The kernels were not all compiled in advance ({reason}). The others "
                 "are compiled when they are first used, which takes longer."
             )
-        self.compiler = None
-
-    def _start_warm_up(self, replay: Replay) -> None:
-        """Prepare the first update in a thread, unless kernels are being compiled.
-
-        With several ranks, all of them run the first update together instead.
-        """
-        if self.leader is None and self.compiler is None and self.warm_up is None:
-            args = self.agent, replay, self.device, self.config.deterministic
-            self.warm_up = start_warm_up(*args)
-            self._cleanup.callback(self._end_warm_up)
-
-    def _end_warm_up(self) -> None:
-        """Wait for the thread that prepares the first update, if there is one."""
-        warm_up, self.warm_up = self.warm_up, None
-        if warm_up:
-            warm_up.join()
 
     # Used by the training loops.
 
@@ -223,7 +202,6 @@ class BaseRun(Resources):
         if self.stopper.is_set():
             return None
         self.status.begin("update of the agent")
-        self._end_warm_up()
         served = self.feed.served  # rows (time steps) in all batches so far
         if self.policy_copy:
             self.policy_copy.before_update()

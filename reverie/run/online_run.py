@@ -87,7 +87,8 @@ class OnlineRun(BaseRun):
             )
             self._cleanup.callback(self.envs.close)
         else:
-            self.envs = self._open_envs(config, *self.shard.envs(config.run.envs))
+            count, first = self.shard.envs(config.run.envs)
+            self.envs = self._open_envs(config, count, first)
         self._start_compiling(self.envs, len(self.envs))
         self.status.begin("building the agent")
         self.agent = make_agent(config, self.envs, self.device, self.precision)
@@ -218,10 +219,8 @@ class OnlineRun(BaseRun):
     @timed("start")
     def start(self) -> None:
         """Restore the newest checkpoint, or reset the environments of a new run."""
-        self._start_warm_up(self.replay)
         self._restore_or_reset()
         self._wait_for_kernels()
-        self._start_warm_up(self.replay)
 
     def _restore_or_reset(self) -> None:
         self.status.begin("loading the checkpoint, if there is one")

@@ -46,7 +46,6 @@ from reverie.agents.dreamer.loss_scales import (
 )
 from reverie.agents.dreamer.sections import dreamer_sections
 from reverie.agents.dreamer.updates import SLOW_WEIGHTS, DreamerLoss, join_losses
-from reverie.agents.dreamer.warm_up import compute_gradients
 from reverie.agents.explore import ENSEMBLE, EXPLORE_PREFIX, check_mode
 from reverie.agents.export_steps import IS_FIRST, StepModule, latent_world_steps
 from reverie.agents.open_loop import open_loop_videos
@@ -125,8 +124,9 @@ class Dreamer(TrainedAgent):
         self.actor_critic = make_actor_critic(self.world.width, act_space, config)
         self.explorer: Explorer | None = None
         if options.explore.policy == "plan2explore":
-            args = (self.world, act_space, config, options.explore)
-            self.explorer = Explorer(*args, make_actor_critic)
+            self.explorer = Explorer(
+                self.world, act_space, config, options.explore, make_actor_critic
+            )
         self.harmony: Harmony | None = None
         if config.harmony:
             names = REPRESENTATION_LOSSES.get(config.representation, self.obs_space)
@@ -247,8 +247,9 @@ class Dreamer(TrainedAgent):
             return action, carry
 
         inputs = {**self.obs_space, "is_first": IS_FIRST}
-        module = StepModule(step, self.world, self.actor_critic)
-        return ExportStep(module, inputs, self.initial)
+        return ExportStep(
+            StepModule(step, self.world, self.actor_critic), inputs, self.initial
+        )
 
     def world_steps(self) -> dict[str, ExportStep]:
         return latent_world_steps(self.world, self.obs_space, self.act_space)
@@ -320,8 +321,9 @@ class Dreamer(TrainedAgent):
         world = self.world_loss(state, batch, rng, training)
         behaviour = None
         if self.config.behaviour:
-            args = (self.world, world.states, batch, rng, training)
-            behaviour = self.actor_critic.losses(*args)
+            behaviour = self.actor_critic.losses(
+                self.world, world.states, batch, rng, training
+            )
         return join_losses(world, behaviour)
 
     def world_loss(
@@ -430,9 +432,6 @@ class Dreamer(TrainedAgent):
 
     def sections(self, feed: Feed) -> dict[str, Callable[[], Any]]:
         return dreamer_sections(self, feed)
-
-    def warm_up(self, batch: Batch) -> None:
-        compute_gradients(self, batch)
 
     def nonfinite(self) -> list[str]:
         explore = self.explorer_update
