@@ -1,8 +1,9 @@
-"""Refuses flags that have no effect in a run.
+"""Refuses flags and presets that have no effect in a run.
 
 Which settings a run uses depends on its command, its agent (`AgentConfig.unused`), and
-the suite of its task. Only flags and the arguments of `reverie.train` are checked;
-presets and files may contain settings that a run does not use.
+the suite of its task. Only flags and the arguments of `reverie.train` are checked one
+by one; presets and files may contain settings that a run does not use. A preset is
+refused if the run uses none of its settings.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from reverie.plugins import settings_name
 from reverie.run.config import Config, resolve, with_flags
 from reverie.run.device import pick_overlap
 from reverie.run.imported import importing_agent
+from reverie.run.presets import expand_presets
 from reverie.run.size import uses_cuda
 
 # COLLECTS, NO_ENVS and NO_TRAINING are reasons (text), TRAINING_SETTINGS has names of
@@ -64,7 +66,7 @@ def resolve_for_command(
     saved: Config | None = None,
     check: bool = True,
 ) -> Config:
-    """Return the config of a command; with `check`, refuse flags that it does not use.
+    """Return the config of a command; with `check`, refuse unused flags and presets.
 
     `saved` is the config of the run to resume. For an unknown name, only settings that
     the command uses are suggested.
@@ -81,8 +83,7 @@ def resolve_for_command(
         raise UnknownSetting(error.name, error.origin, options) from None
     if check:
         check_flags_used(config, command, flags)
-        if command in OFFLINE_COMMANDS:
-            _check_offline_presets(presets)
+        _check_presets_used(config, command, presets)
     return config
 
 
@@ -153,6 +154,26 @@ def check_flags_used(
             fix = instead or f"remove --{flag}."
             raise ConfigError(
                 f"--{flag} has no effect in this run: {found[0].reason}.\n  Fix: {fix}"
+            )
+
+
+def _check_presets_used(config: Config, command: str, presets: Sequence[str]) -> None:
+    """Raise if no setting of a preset has an effect in a run with this config."""
+    unused = unused_settings(config, command)
+    schema = cast(Any, type(config))
+    for preset in presets:
+        layers = expand_presets([preset], config.agent)
+        reasons = [
+            (name, setting.reason if setting else "")
+            for name in sorted(configs.names_in(schema, layers))
+            for setting in [find_unused(name, unused)]
+        ]
+        if reasons and all(reason for _, reason in reasons):
+            name, reason = reasons[0]
+            raise ConfigError(
+                f"The preset {preset!r} has no effect in this run, which uses none of "
+                f"its settings ({name}: {reason}).\n"
+                f"  Fix: remove {preset} from --configs."
             )
 
 
@@ -344,17 +365,6 @@ def _priority_settings(
     name = f"{settings_name(config.agent)}.priosignal"
     if name in settings_of(config):
         yield UnusedSetting(name, reason, fix)
-
-
-def _check_offline_presets(presets: Sequence[str]) -> None:
-    """Raise if a preset of offline training does nothing but set replay priorities."""
-    if "curious_replay" in presets:
-        raise ConfigError(
-            "The preset 'curious_replay' has no effect in this run: it trains on "
-            "recorded data, without a replay buffer.\n  Fix: remove curious_replay "
-            "from --configs; `reverie train --run.episodes PATH` adds recorded "
-            "episodes to a replay buffer."
-        )
 
 
 def _unused_exploration(config: Config, command: str) -> list[UnusedSetting]:

@@ -76,7 +76,7 @@ def test_word_of_an_original_is_answered_or_valid(line):
     assert set(names) <= {*settings_of(Config), "configs"}, line
 
 
-SMALL_PRESET = ("--configs", "size1m")
+SMALL_PRESET = ("--configs", "debug")
 """Sets a size, so that none has to be chosen for this machine."""
 
 

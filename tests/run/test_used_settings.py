@@ -24,6 +24,9 @@ from reverie.run.used_settings import (
 )
 
 REFUSED = r"""
+train --agent random --configs size12m | preset 'size12m' .*agent 'dreamer'.*remove size
+train --configs vta_balls size12m | preset 'size12m' .*agent 'dreamer'
+offline --configs debug curious_replay | preset 'curious_replay' .*without environments
 train --bc.batch_size 16 | agent 'bc', not of 'dreamer'.*--dreamer\.batch_size 16
 train --agent iris --dreamer.opt.lr 1 | agent 'dreamer', not of 'iris'.*remove
 train --task catch --env.atari.sticky 0.9 | task 'catch'.*remove --env\.atari\.sticky

@@ -300,7 +300,7 @@ class BC(TrainedAgent):
             value = predictions[key].mode()[:, 0]
             if not space.is_discrete:
                 value = self.normalizer.denormalize(key, value)
-                low, high = (torch.as_tensor(x) for x in (space.low, space.high))
+                low, high = (torch.tensor(x) for x in (space.low, space.high))
                 value = value.clamp(low.to(value.device), high.to(value.device))
             action[key] = value.to(carry.prevact[key].dtype)
         return BCCarry(extractor_carry, head_carry, action), action
