@@ -113,6 +113,11 @@ class Space:
         return int((self.high - self.low).max()) if self.low.size else 0
 
     @property
+    def is_bounded(self) -> bool:
+        """True if every entry has a finite lowest and a finite highest value."""
+        return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
+
+    @property
     def nbytes(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 

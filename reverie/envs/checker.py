@@ -225,9 +225,7 @@ class _Checker:
                 f"the action {key!r} has a reserved name or the name of an observation",
                 "rename it",
             )
-        if space.dtype.kind == "f" and not (
-            np.isfinite(space.low).all() and np.isfinite(space.high).all()
-        ):
+        if not space.is_bounded:
             self.warn(
                 f"the action {key!r} has no finite bounds, so it cannot be scaled; "
                 "agents will use [-1, 1]",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from reverie.agents.remote import LimitsEnvSteps
 from reverie.run.size import describe_size
 from reverie.spaces import Spaces
@@ -54,12 +52,7 @@ def _describe_updates(run: OnlineRun) -> str:
 
 def describe_unbounded_actions(act_space: Spaces) -> str:
     """Return a warning about continuous actions without finite bounds, if any."""
-    names = [
-        repr(key)
-        for key, space in sorted(act_space.items())
-        if space.dtype.kind == "f"
-        and not (np.isfinite(space.low).all() and np.isfinite(space.high).all())
-    ]
+    names = [repr(key) for key, x in sorted(act_space.items()) if not x.is_bounded]
     if not names:
         return ""
     return (
