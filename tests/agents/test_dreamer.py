@@ -278,6 +278,31 @@ def test_loading_some_components():
         agent.load_weights(source.state_dict(), "unknown")
 
 
+def test_averages_that_are_not_loaded_are_copied_from_the_loaded_weights():
+    config = replace(TINY, representation="prototypes")
+    source, agent = make(config, seed=1), make(config, seed=2)
+    agent.load_weights(source.state_dict(), "enc|val")
+    assert_equal(agent.actor_critic.slowval, source.actor_critic.val)
+    loss = agent.world.representation
+    assert_equal(loss.slow_encoder, source.world.enc)
+    assert_equal(loss.slow_from_embed, loss.from_embed)
+    with torch.no_grad():
+        for module in (source.world.enc, agent.actor_critic.val):
+            for weight in module.parameters():
+                weight += 1
+    agent.load_weights(source.state_dict(), "dec|rew")
+    assert_equal(agent.actor_critic.slowval, source.actor_critic.val)
+    agent.load_weights(source.state_dict())
+    assert_equal(loss.slow_encoder, source.world.representation.slow_encoder)
+
+
+def assert_equal(module, other):
+    for tensor, expected in zip(
+        module.state_dict().values(), other.state_dict().values(), strict=True
+    ):
+        assert torch.equal(tensor, expected)
+
+
 def test_errors_for_weights_of_another_size_suggest_the_preset():
     preset = sized("size1m")
     config = replace(TINY, rssm=preset.rssm, value=preset.value)

@@ -45,7 +45,12 @@ from reverie.agents.dreamer.loss_scales import (
     step_priorities,
 )
 from reverie.agents.dreamer.sections import dreamer_sections
-from reverie.agents.dreamer.updates import SLOW_WEIGHTS, DreamerLoss, join_losses
+from reverie.agents.dreamer.updates import (
+    SLOW_WEIGHTS,
+    DreamerLoss,
+    copy_slow_weights,
+    join_losses,
+)
 from reverie.agents.explore import ENSEMBLE, EXPLORE_PREFIX, check_mode
 from reverie.agents.export_steps import IS_FIRST, StepModule, latent_world_steps
 from reverie.agents.open_loop import open_loop_videos
@@ -124,9 +129,8 @@ class Dreamer(TrainedAgent):
         self.actor_critic = make_actor_critic(self.world.width, act_space, config)
         self.explorer: Explorer | None = None
         if options.explore.policy == "plan2explore":
-            self.explorer = Explorer(
-                self.world, act_space, config, options.explore, make_actor_critic
-            )
+            args = (self.world, act_space, config, options.explore)
+            self.explorer = Explorer(*args, make_actor_critic)
         self.harmony: Harmony | None = None
         if config.harmony:
             names = REPRESENTATION_LOSSES.get(config.representation, self.obs_space)
@@ -247,9 +251,8 @@ class Dreamer(TrainedAgent):
             return action, carry
 
         inputs = {**self.obs_space, "is_first": IS_FIRST}
-        return ExportStep(
-            StepModule(step, self.world, self.actor_critic), inputs, self.initial
-        )
+        module = StepModule(step, self.world, self.actor_critic)
+        return ExportStep(module, inputs, self.initial)
 
     def world_steps(self) -> dict[str, ExportStep]:
         return latent_world_steps(self.world, self.obs_space, self.act_space)
@@ -321,9 +324,8 @@ class Dreamer(TrainedAgent):
         world = self.world_loss(state, batch, rng, training)
         behaviour = None
         if self.config.behaviour:
-            behaviour = self.actor_critic.losses(
-                self.world, world.states, batch, rng, training
-            )
+            args = (self.world, world.states, batch, rng, training)
+            behaviour = self.actor_critic.losses(*args)
         return join_losses(world, behaviour)
 
     def world_loss(
@@ -480,13 +482,17 @@ class Dreamer(TrainedAgent):
             own = {"state": carry.state._asdict(), "prevact": carry.prevact}
             tree_map(lambda tensor, value: tensor.copy_(value), own, saved)
 
+    def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
+        names = super().load_weights(state, components)
+        copy_slow_weights(self, names)
+        self.accelerator.weights_changed()
+        return names
+
     def _initialize(self, seed: int) -> None:
         generator, actor_critic = init_generator(seed), self.actor_critic
         for module in (self.world, actor_critic.pol, actor_critic.val):
             initialize(module, generator)
-        actor_critic.slowval.load_state_dict(actor_critic.val.state_dict())
-        if self.config.representation != "decoder":
-            self.world.initialize_slow()
+        copy_slow_weights(self)
         self.world.to(self.device)
         actor_critic.to(self.device)
         if self.explorer:

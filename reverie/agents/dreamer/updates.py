@@ -8,7 +8,7 @@ finite.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -195,3 +195,16 @@ def _without_gradients(leaves: list[Tensor]) -> Iterator[None]:
     finally:
         for leaf in leaves:
             leaf.requires_grad_(True)
+
+
+def copy_slow_weights(agent: Dreamer, loaded: Collection[str] | None = None) -> None:
+    """Copy weights to their moving averages.
+
+    After weights were loaded, `loaded` has the names of their components. Only the
+    averages of these weights are replaced, unless they were loaded, too.
+    """
+    critic, names = agent.actor_critic, ("val", "enc") if loaded is None else loaded
+    if "val" in names and "slowval" not in names:
+        critic.slowval.load_state_dict(critic.val.state_dict())
+    if "enc" in names and "representation" not in names:
+        agent.world.initialize_slow()
