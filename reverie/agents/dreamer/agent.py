@@ -492,7 +492,9 @@ class Dreamer(TrainedAgent):
         generator, actor_critic = init_generator(seed), self.actor_critic
         for module in (self.world, actor_critic.pol, actor_critic.val):
             initialize(module, generator)
-        copy_slow_weights(self)
+        actor_critic.slowval.load_state_dict(actor_critic.val.state_dict())
+        if self.config.representation != "decoder":
+            self.world.initialize_slow()
         self.world.to(self.device)
         actor_critic.to(self.device)
         if self.explorer:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from reverie.agents.dreamer.actor_critic import ActorCritic, BehaviourLoss, RewardFn
+from reverie.agents.explore import EXPLORE_PREFIX
 from reverie.agents.weights import trainable_parameters
 from reverie.api import Batch, Metrics, Rollout, State, WorldLoss
 from reverie.nets.optim.group import OptimizerGroup
@@ -197,14 +198,18 @@ def _without_gradients(leaves: list[Tensor]) -> Iterator[None]:
             leaf.requires_grad_(True)
 
 
-def copy_slow_weights(agent: Dreamer, loaded: Collection[str] | None = None) -> None:
-    """Copy weights to their moving averages.
+def copy_slow_weights(agent: Dreamer, loaded: Collection[str]) -> None:
+    """Copy weights that were loaded to their moving averages, if these were not loaded.
 
-    After weights were loaded, `loaded` has the names of their components. Only the
-    averages of these weights are replaced, unless they were loaded, too.
+    `loaded` has the names of the components that were loaded.
     """
-    critic, names = agent.actor_critic, ("val", "enc") if loaded is None else loaded
-    if "val" in names and "slowval" not in names:
-        critic.slowval.load_state_dict(critic.val.state_dict())
-    if "enc" in names and "representation" not in names:
+    critics = {"": agent.actor_critic}
+    if agent.explorer:
+        critics[EXPLORE_PREFIX] = agent.explorer.actor_critic
+    for prefix, critic in critics.items():
+        if f"{prefix}val" in loaded and f"{prefix}slowval" not in loaded:
+            critic.slowval.load_state_dict(critic.val.state_dict())
+    if agent.config.representation == "decoder":
+        return  # without a slow encoder
+    if "enc" in loaded and "representation" not in loaded:
         agent.world.initialize_slow()
