@@ -107,6 +107,17 @@ class CanRepeatUpdate(Protocol):
 
 
 @runtime_checkable
+class CanWarmUp(Protocol):
+    """Can load and tune the kernels of an update before the first one."""
+
+    def warm_up(self, batch: Batch) -> None:
+        """Run the kernels on a batch of the window `train`, without changing the agent.
+
+        Called in a thread, while the main thread calls `policy` (`run/warm_up.py`).
+        """
+
+
+@runtime_checkable
 class HasParameterCount(Protocol):
     """Can count its trainable parameters."""
 

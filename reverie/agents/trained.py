@@ -80,5 +80,9 @@ class TrainedAgent:
 
     def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
         names = load_components(self.components(), state, components)
+        self._complete_weights(names)
         self.accelerator.weights_changed()
         return names
+
+    def _complete_weights(self, loaded: list[str]) -> None:
+        """Set the weights that follow from those of the `loaded` components, if any."""

@@ -16,6 +16,7 @@ streams by their `priority`.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -28,7 +29,11 @@ GRAPH_PRIORITY = -3
 
 
 class SideStream(NamedTuple):
-    """Name and priority of a side stream; each device has one CUDA stream for each."""
+    """Name and priority of a side stream.
+
+    Each thread has its own CUDA stream for it, so that the work of other threads is
+    neither captured in a CUDA graph of this thread nor waited for.
+    """
 
     name: str
     priority: int = 0  # 0 to 2; higher runs first
@@ -48,19 +53,32 @@ def on_stream(like: Tensor, stream: SideStream) -> Iterator[None]:
     if like.device.type != "cuda":
         yield
         return
-    side = _cuda_stream(like.device, stream)
+    side = _find_stream(like.device, stream)
     side.wait_stream(torch.cuda.current_stream(like.device))
     with torch.cuda.stream(side):
         yield
 
 
 def wait_for(like: Tensor, stream: SideStream) -> None:
-    """Make the current stream wait for all earlier work of a side stream."""
-    if like.device.type == "cuda":
-        side = _cuda_stream(like.device, stream)
-        torch.cuda.current_stream(like.device).wait_stream(side)
+    """Make the current stream wait for all earlier work of a side stream.
+
+    While a CUDA graph is captured, this has no effect if the graph has no work on the
+    side stream, because a graph cannot wait for work that it does not contain.
+    """
+    if like.device.type != "cuda":
+        return
+    side = _find_stream(like.device, stream)
+    if torch.cuda.is_current_stream_capturing():
+        with torch.cuda.stream(side):
+            if not torch.cuda.is_current_stream_capturing():
+                return
+    torch.cuda.current_stream(like.device).wait_stream(side)
+
+
+def _find_stream(device: torch.device, stream: SideStream) -> Any:
+    return _cuda_stream(device, stream, threading.get_ident())
 
 
 @functools.cache
-def _cuda_stream(device: torch.device, stream: SideStream) -> Any:
+def _cuda_stream(device: torch.device, stream: SideStream, thread: int) -> Any:
     return torch.cuda.Stream(device, -stream.priority)  # type: ignore[no-untyped-call]

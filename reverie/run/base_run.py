@@ -24,6 +24,7 @@ from reverie.log.status import StatusLine
 from reverie.log.terminal import Epochs
 from reverie.log.timer import Rates, Timer, timed
 from reverie.log.usage import Usage
+from reverie.replay.buffer import Replay
 from reverie.run import checkpoint, device
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.clock import Clock
@@ -44,6 +45,7 @@ from reverie.run.ranks import Leader, make_leader
 from reverie.run.repeatable import train_or_abort
 from reverie.run.resources import Resources
 from reverie.run.signals import Interrupted, Stopper
+from reverie.run.warm_up import WarmUp, start_warm_up
 
 SAVING = "saving a checkpoint"
 """Activity that the status line shows while a checkpoint is written."""
@@ -84,7 +86,10 @@ class BaseRun(Resources):
         """Number of updates to trace with the profiler; 0 for no trace."""
         self.profiler: Profiler | None = None
         self.compiler: KernelCompiler | None = None
-        """Compiles the kernels of the agent in other processes."""
+        """Compiles the kernels of the agent in other processes, until the first update.
+        """
+        self.warm_up: WarmUp | None = None
+        """Thread that prepares the first update, until the first update."""
         self.policy_copy: PolicyCopy | None = None
         """Acts on another device, if `run.policy_devices` is set."""
         self.status = StatusLine("starting", self.print_message)
@@ -180,12 +185,34 @@ class BaseRun(Resources):
         if self.compiler:
             self._cleanup.callback(self.compiler.close)
 
-    def _wait_for_kernels(self) -> None:
-        """Wait until the compiler process has compiled the kernels of the agent."""
+    def _start_warm_up(self, replay: Replay) -> None:
+        """Prepare the first update in a thread, unless kernels are being compiled.
+
+        With several ranks, all of them run the first update together instead.
+        """
+        if self.leader is None and self.compiler is None:
+            args = self.agent, replay, self.device, self.config.deterministic
+            self.warm_up = start_warm_up(*args)
+            self._cleanup.callback(self._end_warm_up)
+
+    def _end_warm_up(self) -> None:
+        """Wait for the thread that prepares the first update, if there is one."""
+        warm_up, self.warm_up = self.warm_up, None
+        if warm_up:
+            warm_up.join()
+
+    def _prepare_first_update(self) -> None:
+        """Wait until kernels are compiled or loaded, and print what was not compiled.
+
+        Does nothing after the first update of this process.
+        """
+        if self.warm_up:
+            self._end_warm_up()
         if self.compiler is None:
             return
         self.status.begin("compiling kernels")
-        if reason := self.compiler.wait(self.stopper.is_set):
+        compiler, self.compiler = self.compiler, None
+        if reason := compiler.wait(self.stopper.is_set):
             self.print_message(
                 f"The kernels were not all compiled in advance ({reason}). The others "
                 "are compiled when they are first used, which takes longer."
@@ -199,6 +226,9 @@ class BaseRun(Resources):
         Return None if the run was asked to stop. An update that is running then is
         aborted, if possible, and repeated when the run is resumed.
         """
+        if self.compiler or self.warm_up:
+            with self.timer("start"):
+                self._prepare_first_update()
         if self.stopper.is_set():
             return None
         self.status.begin("update of the agent")

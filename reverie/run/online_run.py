@@ -218,9 +218,12 @@ class OnlineRun(BaseRun):
 
     @timed("start")
     def start(self) -> None:
-        """Restore the newest checkpoint, or reset the environments of a new run."""
+        """Restore the newest checkpoint, or reset the environments of a new run.
+
+        Meanwhile, a thread or other processes prepare the first update.
+        """
+        self._start_warm_up(self.replay)
         self._restore_or_reset()
-        self._wait_for_kernels()
 
     def _restore_or_reset(self) -> None:
         self.status.begin("loading the checkpoint, if there is one")

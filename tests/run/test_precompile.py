@@ -51,9 +51,11 @@ def test_a_run_prints_why_kernels_were_not_compiled(capsys):
         status=SimpleNamespace(begin=lambda activity: None),
         stopper=SimpleNamespace(is_set=lambda: False),
         print_message=print,
+        warm_up=None,
     )
-    BaseRun._wait_for_kernels(run)
+    BaseRun._prepare_first_update(run)
     assert "(out of memory)" in capsys.readouterr().out
+    assert run.compiler is None
 
 
 def test_nothing_is_started_without_a_gpu(monkeypatch):

@@ -51,6 +51,7 @@ from reverie.agents.dreamer.updates import (
     copy_slow_weights,
     join_losses,
 )
+from reverie.agents.dreamer.warm_up import compute_gradients
 from reverie.agents.explore import ENSEMBLE, EXPLORE_PREFIX, check_mode
 from reverie.agents.export_steps import IS_FIRST, StepModule, latent_world_steps
 from reverie.agents.open_loop import open_loop_videos
@@ -397,10 +398,9 @@ class Dreamer(TrainedAgent):
         if self.explorer:
             metrics |= self.explorer.report(self.world, loss.states, batch, rng)
         metrics.update(open_loop_videos(self.world, state, batch, rng))
-        self.carry["report"] = DreamerCarry(
-            tree_map(lambda x: x[:, -1].detach().clone(), loss.states),
-            {key: data[key][:, -1].clone() for key in self.act_space},
-        )
+        last = tree_map(lambda x: x[:, -1].detach().clone(), loss.states)
+        actions = {key: data[key][:, -1].clone() for key in self.act_space}
+        self.carry["report"] = DreamerCarry(last, actions)
         return metrics
 
     @property
@@ -434,6 +434,9 @@ class Dreamer(TrainedAgent):
 
     def sections(self, feed: Feed) -> dict[str, Callable[[], Any]]:
         return dreamer_sections(self, feed)
+
+    def warm_up(self, batch: Batch) -> None:
+        compute_gradients(self, batch)
 
     def nonfinite(self) -> list[str]:
         explore = self.explorer_update
@@ -482,11 +485,8 @@ class Dreamer(TrainedAgent):
             own = {"state": carry.state._asdict(), "prevact": carry.prevact}
             tree_map(lambda tensor, value: tensor.copy_(value), own, saved)
 
-    def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
-        names = super().load_weights(state, components)
-        copy_slow_weights(self, names)
-        self.accelerator.weights_changed()
-        return names
+    def _complete_weights(self, loaded: list[str]) -> None:
+        copy_slow_weights(self, loaded)
 
     def _initialize(self, seed: int) -> None:
         generator, actor_critic = init_generator(seed), self.actor_critic
