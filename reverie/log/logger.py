@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from reverie.api import Metrics, StateDict, UserError
+from reverie.log.device_sums import DeviceSums, RepeatedScalars, find_vector
 from reverie.log.jsonl import JsonlSink, length_of
 from reverie.log.media import MediaSink
 from reverie.log.messages import print_message
@@ -86,9 +87,10 @@ class Logger:
         self._start = time.monotonic() if log_seconds else None
         self.step = -1  # step of the last write
         self.has_final_write = False  # see `load_state_dict`
-        # By device and names of scalars. The scalars of one call of `add` are stacked,
-        # and added to the sums as one vector.
-        self._device_sums: dict[tuple[str, ...], _DeviceSums] = {}
+        # By device and names of scalars. The scalars of one call of `add` that have the
+        # same dtype are added to the sums as one vector.
+        self._device_sums: dict[tuple[str, ...], DeviceSums] = {}
+        self._repeated: dict[str, RepeatedScalars] = {}  # by prefix
         self._host_sums: dict[str, tuple[float, int]] = {}  # sum and count by name
         self._texts: dict[str, str] = {}
         self._images: dict[str, Tensor | np.ndarray] = {}  # and videos
@@ -112,21 +114,39 @@ class Logger:
         Tensors are copied or added on their device, so the caller may overwrite them.
         This does not wait for the device.
         """
-        on_device: dict[torch.device, dict[str, Tensor]] = {}
+        repeated = self._repeated.get(prefix)
+        if repeated and repeated.are(metrics):
+            for sums, vector in repeated.vectors:
+                sums.add(vector)
+            for name, number in repeated.numbers.items():
+                self._add_array(name, number)
+            return
+        on_device: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
+        numbers: dict[str, float] = {}
         for key, value in metrics.items():
             name = f"{prefix}/{key}" if prefix else key
             if isinstance(value, str):
                 self._texts[name] = value
             elif isinstance(value, Tensor) and value.ndim == 0 and not _is_score(name):
-                on_device.setdefault(value.device, {})[name] = value.detach()
+                group = value.device, value.dtype
+                on_device.setdefault(group, {})[name] = value
             elif _is_score(name):
                 self._add_scores(name, metrics, key, step)
             else:
                 self._add_array(name, value)
-        for device, scalars in on_device.items():
-            group = (str(device), *scalars)
-            sums = self._device_sums.setdefault(group, _DeviceSums())
-            sums.add(list(scalars.values()))
+                if isinstance(value, int | float):
+                    numbers[name] = value
+        vectors = []
+        for (device, _), scalars in on_device.items():
+            names = (str(device), *scalars)
+            sums = self._device_sums.setdefault(names, DeviceSums())
+            values = list(scalars.values())
+            sums.add(torch.stack(values).detach())
+            joined = find_vector(values)
+            vectors += [] if joined is None else [(sums, joined)]
+        count = len(numbers) + sum(len(x) for _, x in vectors)
+        if vectors and count == len(metrics):
+            self._repeated[prefix] = RepeatedScalars(dict(metrics), vectors, numbers)
 
     @timed("log")
     def write(self, step: int) -> Record:
@@ -227,9 +247,9 @@ class Logger:
         self._host_sums = dict(zip(host["names"], pairs, strict=True))
         for saved in state["device_sums"]:
             # Separate sums per group, so that results stay bit-identical.
-            sums = _DeviceSums()
-            sums.sum = torch.as_tensor(saved["sum"])
-            sums.count = torch.as_tensor(saved["count"])
+            sums = DeviceSums()
+            sums.sum = torch.tensor(saved["sum"])  # a copy, which `add` changes
+            sums.count = torch.tensor(saved["count"])
             self._device_sums[(saved["device"], *saved["names"])] = sums
         self._texts = dict(state["texts"])
         steps, values = state["score_steps"].tolist(), state["score_values"].tolist()
@@ -309,6 +329,7 @@ class Logger:
         for pending in (self._device_sums, self._host_sums, self._texts, self._images):
             pending.clear()
         self._scores.clear()
+        self._repeated.clear()
 
     def _call(self, sink: Sink, method: str, *args: Any) -> None:
         """Call a method of a sink; print a warning if it raises."""
@@ -329,37 +350,6 @@ class Logger:
             reason = (reason or "").partition("\n")[0]
             problem = f"Writing the {sink.name} log failed, the run continues"
             print_message(f"warning: {problem}. Reason: {reason}")
-
-
-class _DeviceSums:
-    """Sum and count of a fixed list of scalars on a device, with few kernels."""
-
-    def __init__(self) -> None:
-        self.sum: Tensor | None = None
-        self.count: Tensor | None = None
-
-    def add(self, scalars: list[Tensor]) -> None:
-        device = scalars[0].device
-        dtype = torch.float32 if device.type == "mps" else torch.float64
-        with torch.no_grad():
-            # Nearly all scalars are float32 and are stacked without a conversion.
-            # Others (counters) need more digits; `stack` then promotes all of them.
-            values = torch.stack(
-                [x if x.dtype == torch.float32 else x.to(dtype) for x in scalars]
-            )
-            counted = ~values.isnan()
-            values = values.to(dtype).nan_to_num(0.0, posinf=math.inf, neginf=-math.inf)
-            if self.sum is None or self.count is None:
-                self.sum, self.count = values, counted.to(torch.int64)
-            else:
-                self.sum = self.sum.to(device, dtype) + values
-                self.count = self.count.to(device) + counted
-
-    def read(self) -> tuple[list[float], list[int]]:
-        """Return sums and counts; waits for the device."""
-        assert self.sum is not None
-        assert self.count is not None
-        return self.sum.tolist(), self.count.tolist()
 
 
 def make_logger(

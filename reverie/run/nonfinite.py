@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from reverie.api import Agent, Metrics, UserError
 from reverie.run.checkpoint import Checkpoints
@@ -12,8 +15,9 @@ class NonfiniteCheck:
     """Raises an error after too many consecutive skipped updates.
 
     Agents skip an update whose loss or gradient is not finite, and count consecutive
-    skipped updates (metric `opt/consecutive_skips`). On a GPU the count is read only
-    every `CHECK_EVERY` updates, because reading it waits for the device.
+    skipped updates (metric `opt/consecutive_skips`). On other devices than a CPU, the
+    count is read only every `CHECK_EVERY` updates. Reading it would wait for the GPU,
+    so it is copied to host memory, and checked in a later update.
     """
 
     CHECK_EVERY = 50
@@ -24,6 +28,8 @@ class NonfiniteCheck:
         self.limit = limit
         self.checkpoints = checkpoints
         self._updates = 0
+        self._copy: tuple[Tensor, Any] | None = None
+        """Count that is being copied from a GPU, and the CUDA event after the copy."""
 
     def check(self, agent: Agent, metrics: Metrics) -> None:
         """Check the metrics of an update."""
@@ -31,10 +37,9 @@ class NonfiniteCheck:
         if skips is None:
             return
         self._updates += 1
-        on_gpu = isinstance(skips, torch.Tensor) and skips.device.type != "cpu"
-        if on_gpu and self._updates % self.CHECK_EVERY:
-            return
-        if int(skips) >= self.limit:
+        if isinstance(skips, Tensor) and skips.device.type != "cpu":
+            skips = self._read(skips)
+        if skips is not None and int(skips) >= self.limit:
             nonfinite = agent.nonfinite() or ["the loss"]
             names = ", ".join(nonfinite[: self.MAX_NAMES])
             others = len(nonfinite) - self.MAX_NAMES
@@ -45,6 +50,24 @@ class NonfiniteCheck:
                 "finite; `reverie check-env` finds NaN and huge values in an "
                 f"environment. {state}\n  Fix: {fix}"
             )
+
+    def _read(self, skips: Tensor) -> Tensor | None:
+        """Return the last count that was copied to the host, once; None if there is
+        none. Start a copy every `CHECK_EVERY` updates."""
+        if self._copy is not None:
+            count, copied = self._copy
+            if not copied.query():
+                return None
+            self._copy = None
+            return count
+        if self._updates % self.CHECK_EVERY:
+            return None
+        if skips.device.type != "cuda":
+            return skips
+        count = torch.empty_like(skips, device="cpu", pin_memory=True)
+        count.copy_(skips, non_blocking=True)
+        self._copy = count, torch.cuda.current_stream(skips.device).record_event()
+        return None
 
 
 def restart_advice(checkpoints: Checkpoints) -> tuple[str, str]:

@@ -7,9 +7,15 @@ import pytest
 import torch
 
 from reverie.kernels.graphs.policy import GraphedPolicy, WeightCopies
-from reverie.kernels.graphs.runner import WARM_UP, CudaGraphRunner, clone_outputs
+from reverie.kernels.graphs.runner import (
+    WARM_UP,
+    CudaGraphRunner,
+    clone_outputs,
+    pack_scalars,
+)
 from reverie.kernels.optim.low_precision_weights import LowPrecisionWeights
 from reverie.nets.blocks import MLP, MLPConfig, initialize
+from reverie.nets.streams import SideStream, on_stream, wait_for
 
 CPU = torch.device("cpu")
 
@@ -33,6 +39,37 @@ def test_cloned_outputs_are_independent():
     outputs["x"].zero_()
     assert cloned["x"].tolist() == [1, 1]
     assert cloned["n"] == 3.0
+
+
+def test_packed_scalars_are_elements_of_one_vector_per_dtype():
+    outputs = {
+        "a": torch.tensor(1.0, requires_grad=True),
+        "b": (torch.tensor(2), torch.ones(3)),
+        "c": torch.tensor(3.0),
+        "d": 4.0,
+    }
+    packed = pack_scalars(outputs)
+    assert [packed["a"].item(), packed["b"][0].item(), packed["c"].item()] == [1, 2, 3]
+    assert packed["c"].data_ptr() == packed["a"].data_ptr() + 4
+    assert packed["b"][0].dtype == torch.int64
+    assert packed["b"][1] is outputs["b"][1]
+    assert packed["d"] == 4.0
+    assert not packed["a"].requires_grad
+    assert list(packed) == list(outputs)
+
+
+@pytest.mark.gpu
+def test_a_graph_does_not_wait_for_a_side_stream_that_it_does_not_use():
+    stream = SideStream("test")
+    runner = CudaGraphRunner(
+        lambda x: (wait_for(x, stream), x + 1)[1], "sum", torch.device("cuda")
+    )
+    x = torch.tensor(1.0, device="cuda")
+    with on_stream(x, stream):
+        x.add_(1)
+    for _ in range(WARM_UP + 2):
+        assert runner(x).item() == 3.0
+    assert runner.find_graph(x)
 
 
 @pytest.mark.parametrize("half", [True, False])

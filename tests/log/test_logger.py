@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from reverie.api import UserError
+from reverie.log.device_sums import find_vector
 from reverie.log.jsonl import JsonlSink, read_lines
 from reverie.log.logger import Logger, LoggerConfig, make_logger
 from reverie.log.record import Record, Sink
@@ -95,6 +96,41 @@ def test_tensors_may_be_overwritten_after_add(logger):
     record = logger.write(0)
     assert record.scalars["x"] == 1.0
     assert record.videos["video"].max() == 0
+
+
+def test_the_same_tensors_with_new_values_are_averaged(logger):
+    vector = torch.tensor([1.0, 2.0, math.nan])
+    counts = torch.tensor([3])
+    metrics = dict(zip("abc", vector.unbind(), strict=True))
+    metrics |= {"n": counts.unbind()[0], "size": 7.0}
+    logger.add(metrics, prefix="train")
+    for value in (4.0, 6.0):
+        vector.fill_(value)
+        counts.fill_(int(value))
+        logger.add(metrics, prefix="train")
+    assert logger._repeated
+    other = {**metrics, "b": torch.tensor(100.0)}  # another tensor with this name
+    logger.add(other, prefix="train")
+    logger.add(metrics)  # without a prefix
+    scalars = logger.write(0).scalars
+    assert scalars["train/a"] == pytest.approx((1 + 4 + 6 + 6) / 4)
+    assert scalars["train/b"] == pytest.approx((2 + 4 + 6 + 100) / 4)
+    assert scalars["train/c"] == pytest.approx((4 + 6 + 6) / 3)
+    assert scalars["train/n"] == pytest.approx((3 + 4 + 6 + 6) / 4)
+    assert scalars["train/size"] == 7.0
+    assert scalars["a"] == 6.0
+    logger.add(metrics, prefix="train")
+    assert logger.write(1).scalars["train/a"] == 6.0
+
+
+def test_only_elements_of_one_vector_in_their_order_are_its_elements():
+    one, two = torch.arange(3.0), torch.arange(3.0)
+    assert find_vector(list(one.unbind())).data_ptr() == one.data_ptr()
+    assert find_vector(list(one.unbind())[::-1]) is None
+    assert find_vector(list(one.unbind())[:2]) is None
+    assert find_vector([*one.unbind()[:2], two.unbind()[2]]) is None
+    assert find_vector(list(torch.arange(6.0)[::2].unbind())) is None
+    assert find_vector([torch.tensor(1.0)]) is None
 
 
 def test_gradients_are_not_kept_alive(logger):

@@ -1,14 +1,18 @@
-"""Advice to restart a run whose losses or weights are not finite."""
+"""Runs whose losses or weights are not finite end with advice to restart them."""
 
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from reverie.api import UserError
 from reverie.run.checkpoint import Checkpoints, find_checkpoint
-from reverie.run.nonfinite import restart_advice
+from reverie.run.nonfinite import NonfiniteCheck, restart_advice
+
+AGENT = SimpleNamespace(nonfinite=lambda: ["loss/rew"])
 
 
 @pytest.fixture
@@ -28,3 +32,29 @@ def test_advice_names_only_checkpoints_that_exist(checkpoints):
     assert named
     assert find_checkpoint(checkpoints.folder / named[1]) == newest
     assert newest.name in left
+
+
+def test_the_limit_of_skipped_updates_is_checked_in_every_update(checkpoints):
+    check = NonfiniteCheck(3, checkpoints)
+    for count in (1, 2, 0, 1, 2):
+        check.check(AGENT, {"opt/consecutive_skips": torch.tensor(count)})
+    check.check(AGENT, {})
+    with pytest.raises(UserError, match=r"3 updates in a row .* loss/rew"):
+        check.check(AGENT, {"opt/consecutive_skips": torch.tensor(3)})
+
+
+@pytest.mark.gpu
+def test_the_check_does_not_wait_for_a_gpu(checkpoints):
+    check = NonfiniteCheck(3, checkpoints)
+    skips = torch.zeros((), dtype=torch.int64, device="cuda")
+    metrics = {"opt/consecutive_skips": skips}
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(check.CHECK_EVERY + 5):
+            check.check(AGENT, metrics)
+        skips.fill_(4)
+        with pytest.raises(UserError, match="4 updates in a row"):
+            for _ in range(10_000):
+                check.check(AGENT, metrics)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -135,7 +135,7 @@ class CapturedGraph:
             self.graph, stream=stream, capture_error_mode="thread_local"
         ):
             on_device = tree_map(lambda x: x.to(device, non_blocking=True), self.inputs)
-            self.outputs = function(*on_device)
+            self.outputs = pack_scalars(function(*on_device))
         if collective.is_synchronized():
             collective.captured_graphs.add(self)
 
@@ -153,6 +153,24 @@ class CapturedGraph:
         """Destroy the graph, which must not be replayed any more."""
         torch.cuda.synchronize()
         self.graph.reset()
+
+
+def pack_scalars(outputs: Any) -> Any:
+    """Return outputs whose scalars of each dtype are elements of one vector.
+
+    The logger adds such a vector to its sums with one kernel.
+    """
+    scalars: dict[torch.dtype, list[Tensor]] = {}
+    for x in filter(_is_device_scalar, tree_leaves(outputs)):
+        scalars.setdefault(x.dtype, []).append(x.detach())
+    packed = {dtype: iter(torch.stack(x).unbind()) for dtype, x in scalars.items()}
+    return tree_map(
+        lambda x: next(packed[x.dtype]) if _is_device_scalar(x) else x, outputs
+    )
+
+
+def _is_device_scalar(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.ndim == 0 and not x.is_pinned()
 
 
 def clone_outputs(outputs: Any) -> Any:

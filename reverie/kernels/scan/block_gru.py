@@ -1,4 +1,4 @@
-"""The gates of the block GRU as one kernel without gradients, for imagination."""
+"""The gates of the block GRU as one kernel without gradients, for single steps."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ class RSSMDynamics(nn.Module):
     def core(
         self, state: RSSMState, action: Float[Tensor, "B hidden"]
     ) -> Float[Tensor, "B D"]:
-        """Return the next `deter`. The GRU's reset gate scales the candidate."""
+        """Return the next `deter`."""
         blocks, deter = self.config.blocks, state.deter
         in0 = self._layer("dynin0", deter)
         in1 = self._layer("dynin1", state.stoch.flatten(-2))
@@ -150,7 +150,13 @@ class RSSMDynamics(nn.Module):
         x = torch.cat([slices, shared], -1).flatten(-2)
         for i in range(self.config.dynlayers):
             x = self._layer(f"dynhid{i}", x)
-        gates = self.dyngru(x).reshape(deter.shape[0], blocks, 3, -1)
+        return self.next_deter(x, deter)
+
+    def next_deter(
+        self, hidden: Float[Tensor, "B D"], deter: Float[Tensor, "B D"]
+    ) -> Float[Tensor, "B D"]:
+        """Return the next `deter`. The GRU's reset gate scales the candidate."""
+        gates = self.dyngru(hidden).reshape(len(deter), self.config.blocks, 3, -1)
         reset, candidate, update = (gate.flatten(-2) for gate in gates.unbind(-2))
         return update_deter(deter, reset, candidate, update)
 

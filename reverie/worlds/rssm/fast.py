@@ -142,6 +142,20 @@ class FastRSSMDynamics(RSSMDynamics):
         )
         return KLTerms(dyn, rep, post_entropy.mean(), prior_entropy.mean())
 
+    def next_deter(
+        self,
+        hidden: Float[Tensor, "B D"],
+        deter: Float[Tensor, "B D"],
+        out: Float[Tensor, "B D"] | None = None,
+    ) -> Float[Tensor, "B D"]:
+        """Return the next `deter`, in `out` if it is given."""
+        if torch.is_grad_enabled() or not self._has_fused_layers(deter):
+            assert out is None
+            return super().next_deter(hidden, deter)
+        weight, bias = self.dyngru.cast(hidden.dtype)
+        slices = hidden.view(len(hidden), self.config.blocks, -1).transpose(0, 1)
+        return block_gru_gates(torch.bmm(slices, weight), bias, deter, out)
+
     def sample(
         self, logits: Float[Tensor, "*b S K"], rng: Rng
     ) -> Float[Tensor, "*b S K"]:
@@ -197,7 +211,7 @@ class FastRSSMDynamics(RSSMDynamics):
                 noise = rng.exponential(following.stoch)
             wait_for(deter, HIDDEN_INPUTS)
             hidden = self._add_action(partial_hidden, actions[-1], weights)
-            self._write_deter(hidden, previous.deter, out=following.deter)
+            self.next_deter(hidden, previous.deter, out=following.deter)
             has_next = following is not steps[-1]
             if has_next:
                 partial_hidden = self._project_deter(following.deter, weights)
@@ -282,17 +296,6 @@ class FastRSSMDynamics(RSSMDynamics):
         embed = self._embed_policy_action(action, partial_hidden.in0)
         hidden.baddbmm_(embed.expand(len(hidden), -1, -1), weights.action)
         return rms_norm_silu_blocks(hidden, norm.scale, norm.eps, bias)
-
-    def _write_deter(
-        self,
-        hidden: Float[Tensor, "N D"],
-        deter: Float[Tensor, "N D"],
-        out: Float[Tensor, "N D"],
-    ) -> None:
-        """Write the next `deter`."""
-        weight, bias = self.dyngru.cast(hidden.dtype)
-        slices = hidden.view(len(hidden), self.config.blocks, -1).transpose(0, 1)
-        block_gru_gates(torch.bmm(slices, weight), bias, deter, out=out)
 
     def _write_stoch(
         self,
