@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
 
+from reverie.agents.options import BuildOptions
+from reverie.agents.random import RandomAgent, RandomConfig
 from reverie.api import UserError
 from reverie.run.checkpoint import Checkpoints, find_checkpoint
 from reverie.run.nonfinite import NonfiniteCheck, restart_advice
 
-AGENT = SimpleNamespace(nonfinite=lambda: ["loss/rew"])
+
+class NonfiniteAgent(RandomAgent):
+    def nonfinite(self):
+        return ["loss/rew"]
+
+
+AGENT = NonfiniteAgent({}, {}, RandomConfig(), BuildOptions(torch.device("cpu")))
 
 
 @pytest.fixture
@@ -54,7 +61,11 @@ def test_the_check_does_not_wait_for_a_gpu(checkpoints):
             check.check(AGENT, metrics)
         skips.fill_(4)
         with pytest.raises(UserError, match="4 updates in a row"):
-            for _ in range(10_000):
-                check.check(AGENT, metrics)
+            check_often(check, metrics)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def check_often(check, metrics):
+    for _ in range(10_000):
+        check.check(AGENT, metrics)
