@@ -300,6 +300,7 @@ def record_agent(request: Request, add: Callable[[Any], None]) -> None:
     import torch
 
     from reverie.kernels.recording import record_kernels
+    from reverie.run.device import enable_autotuning
     from reverie.run.factory import make_agent
 
     config, device = request.config, torch.device(request.device)
@@ -311,6 +312,12 @@ def record_agent(request: Request, add: Callable[[Any], None]) -> None:
         agent = make_agent(config, spaces, device, request.precision)
         record_policy(agent, request.obs_space, request.num_envs)
         record_update(agent, spaces, config, device)
+        if device.type == "cuda" and not config.deterministic:
+            # While workers compile the recorded kernels, let cuDNN choose algorithms as
+            # in the run. The choices are not shared with the run, but the libraries
+            # that are read, and the code that the CUDA driver compiles and caches, are.
+            enable_autotuning(device)
+            record_update(agent, spaces, config, device)
     del agent
     if device.type == "cuda":
         torch.cuda.empty_cache()
