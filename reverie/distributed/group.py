@@ -83,6 +83,7 @@ class Group:
             return
         for graph in list(captured_graphs):
             graph.reset()
+        captured_graphs.clear()
         dist.destroy_process_group()
 
 

@@ -29,6 +29,7 @@ class Log:
 
     def __init__(self):
         self.calls: list[str] = []
+        self.captured: set[str] = set()  # names of streams with work in a CUDA graph
         self.current = [FakeStream("main", self.calls)]
 
     def work(self) -> None:
@@ -51,6 +52,11 @@ def log(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", make)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: log.current[-1])
     monkeypatch.setattr(torch.cuda, "stream", use)
+    monkeypatch.setattr(
+        torch.cuda,
+        "is_current_stream_capturing",
+        lambda: log.current[-1].name in log.captured,
+    )
     streams._cuda_stream.cache_clear()
     yield log
     streams._cuda_stream.cache_clear()
@@ -72,6 +78,19 @@ def test_a_side_stream_starts_after_earlier_work_and_can_be_waited_for(log):
         "b2 waits for main",
         "b2 works",
     ]
+
+
+def test_a_graph_does_not_wait_for_a_stream_without_work_in_the_graph(log):
+    like = torch.zeros(1).as_subclass(OnGPU)
+    for stream in (SLOW, QUICK):
+        with streams.on_stream(like, stream):
+            log.work()
+    log.captured |= {"main", "b2"}
+    log.calls.clear()
+    streams.wait_for(like, SLOW)
+    assert log.calls == []
+    streams.wait_for(like, QUICK)
+    assert log.calls == ["main waits for b2"]
 
 
 def test_without_a_gpu_work_runs_in_program_order(log):
