@@ -42,6 +42,9 @@ PROGRAMS = {
     "replay": Program("--capacity 5000 --repeats 20 --resident-steps 20000"),
     "update": Program("debug --updates 5"),
     "vta": Program("--batch 8 --belief 16 --updates 5 --chunk 64"),
+    "equal_time": Program(
+        "--tasks catch --seconds 15 --seeds 1 --out {out}/equal_time"
+    ),
     "scan": Program("--sizes 12m", gpu_reason="it measures CUDA kernels"),
     "iris": Program("crafter", gpu_reason="its networks have the sizes of the paper"),
     "curves": Program(
