@@ -293,7 +293,7 @@ def _exit_with_run() -> None:
 
 
 def record_agent(request: Request, add: Callable[[Any], None]) -> None:
-    """Build the agent, and record the kernels of a policy step and an update.
+    """Build the agent; record the kernels of a policy step, an update and a report.
 
     `add` is called with each kernel.
     """
@@ -311,14 +311,19 @@ def record_agent(request: Request, add: Callable[[Any], None]) -> None:
     with record_kernels(add):
         agent = make_agent(config, spaces, device, request.precision)
         record_policy(agent, request.obs_space, request.num_envs)
-        record_update(agent, spaces, config, device)
+        feed = open_zeros_feed(agent, spaces, config, device)
+        record_update(agent, feed)
+        # Without these kernels, only the first report takes longer, so errors, such as
+        # too little memory, are left to the report of the run.
+        with contextlib.suppress(Exception):
+            record_report(agent, feed)
         if device.type == "cuda" and not config.deterministic:
             # While workers compile the recorded kernels, let cuDNN choose algorithms as
             # in the run. The choices are not shared with the run, but the libraries
             # that are read, and the code that the CUDA driver compiles and caches, are.
             enable_autotuning(device)
-            record_update(agent, spaces, config, device)
-    del agent
+            record_update(agent, feed)
+    del agent, feed
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
@@ -329,12 +334,8 @@ def record_policy(agent: Any, obs_space: Any, num_envs: int) -> None:
     agent.policy(agent.initial(num_envs), obs)
 
 
-def record_update(agent: Any, spaces: Any, config: Config, device: Any) -> None:
-    """Run one update on a replay buffer of zeros.
-
-    An agent with a schedule updates only some components at a time, so all of its
-    `sections` are run instead.
-    """
+def open_zeros_feed(agent: Any, spaces: Any, config: Config, device: Any) -> Any:
+    """Return a feed of batches from a replay buffer of zeros."""
     from reverie.replay.buffer import Replay
     from reverie.run import parts
 
@@ -353,9 +354,23 @@ def record_update(agent: Any, spaces: Any, config: Config, device: Any) -> None:
         seed=0,
     )
     replay.add_episode({key: x.zeros(steps) for key, x in replay.spaces.items()})
-    feed = parts.open_feed(replay, device, deterministic=True)  # no prefetch thread
+    return parts.open_feed(replay, device, deterministic=True)  # no prefetch thread
+
+
+def record_update(agent: Any, feed: Any) -> None:
+    """Run one update.
+
+    An agent with a schedule updates only some components at a time, so all of its
+    `sections` are run instead.
+    """
     if agent.schedule is None:
         agent.train(feed)
         return
     for section in agent.sections(feed).values():
         section()
+
+
+def record_report(agent: Any, feed: Any) -> None:
+    """Run the report of the agent on one batch."""
+    if "report" in agent.windows:
+        agent.report(feed)

@@ -123,14 +123,25 @@ def test_kernels_are_compiled_once_for_the_same_settings(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("agent", ["dreamer", "iris"])
-def test_a_policy_step_and_an_update_are_recorded(monkeypatch, tmp_path, agent):
+def test_a_policy_step_an_update_and_a_report_are_recorded(
+    monkeypatch, tmp_path, agent
+):
     recording = pytest.importorskip("reverie.kernels.recording")
     monkeypatch.setattr(recording, "record_kernels", lambda add: nullcontext())
     agents, make_agent = [], factory.make_agent
 
     def make(*args):
-        agents.append(make_agent(*args))
-        return agents[-1]
+        built = make_agent(*args)
+        built.reports, report = 0, built.report
+
+        def count_reports(feed):
+            metrics = report(feed)
+            built.reports += 1
+            return metrics
+
+        built.report = count_reports
+        agents.append(built)
+        return built
 
     monkeypatch.setattr(factory, "make_agent", make)
     name = "iris_tiny" if agent == "iris" else "debug"
@@ -141,6 +152,7 @@ def test_a_policy_step_and_an_update_are_recorded(monkeypatch, tmp_path, agent):
     request = Request(config, *spaces, 2, "cpu", "float32", str(tmp_path / "marker"))
     precompile.record_agent(request, pytest.fail)
     (built,) = agents
+    assert built.reports == 1
     if agent == "dreamer":
         assert built.updates_taken == 1
     else:
