@@ -108,12 +108,13 @@ class CanRepeatUpdate(Protocol):
 
 @runtime_checkable
 class CanWarmUp(Protocol):
-    """Can load and tune the kernels of an update before the first one."""
+    """Can load the kernels of an update before the first one."""
 
     def warm_up(self, batch: Batch) -> None:
         """Run the kernels on a batch of the window `train`, without changing the agent.
 
-        Called in a thread, while the main thread calls `policy` (`run/warm_up.py`).
+        Called in a thread, after weights were loaded and before the first update
+        (`run/warm_up.py`). Meanwhile, the main thread may call `policy` and `report`.
         """
 
 

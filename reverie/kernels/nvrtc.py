@@ -143,8 +143,8 @@ def load(
     source: str, names: Sequence[str], device: torch.device
 ) -> list[ctypes.c_void_p]:
     """Compile `source` for `device` and return handles of the named functions."""
-    if source in _pending:
-        _pending.pop(source).result()
+    if (pending := _pending.pop(source, None)) is not None:
+        pending.result()
     code = compile_cached(source, architecture(device))
     _ensure_context()
     module = ctypes.c_void_p()

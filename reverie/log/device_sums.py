@@ -22,9 +22,11 @@ class DeviceSums:
 
     def add(self, values: Tensor) -> None:
         dtype = torch.float32 if values.device.type == "mps" else torch.float64
-        with torch.no_grad():
+        # The sums are changed in place, also outside of the inference mode.
+        with torch.inference_mode(False), torch.no_grad():
             counted = values == values  # False for NaN
-            values = values.to(dtype) if self.sum is None else values
+            if self.sum is None:
+                values = values.to(dtype)  # later, `+=` converts them
             values = values.nan_to_num(0.0, posinf=math.inf, neginf=-math.inf)
             if self.sum is None or self.count is None:
                 self.sum, self.count = values, counted.to(torch.int64)
@@ -43,7 +45,7 @@ class DeviceSums:
 
 
 class RepeatedScalars(NamedTuple):
-    """Metrics that are added again and again, as the same tensors with new values.
+    """Metrics that are added repeatedly, as the same tensors with new values.
 
     Updates that are CUDA graphs return such metrics. If names and types need not be
     examined again, `Logger.add` takes an eighth of the time.
@@ -55,7 +57,7 @@ class RepeatedScalars(NamedTuple):
     numbers: dict[str, float]
     """All other metrics by their full names."""
 
-    def are(self, metrics: Metrics) -> bool:
+    def matches(self, metrics: Metrics) -> bool:
         """True if `metrics` has the same keys, in the same order, and values."""
         return (
             len(metrics) == len(self.metrics)
@@ -65,10 +67,14 @@ class RepeatedScalars(NamedTuple):
 
 
 def find_vector(scalars: list[Tensor]) -> Tensor | None:
-    """Return the vector whose elements are `scalars`, in this order; None if there is
-    none."""
+    """Return the vector that has exactly `scalars` as its elements, or None."""
     vector = scalars[0]._base
-    if vector is None or vector.shape != (len(scalars),) or vector.stride() != (1,):
+    if (
+        vector is None
+        or vector.requires_grad
+        or vector.shape != (len(scalars),)
+        or vector.stride() != (1,)
+    ):
         return None
     addresses = range(vector.data_ptr(), sys.maxsize, vector.itemsize)
     same = all(x.data_ptr() == a for x, a in zip(scalars, addresses, strict=False))

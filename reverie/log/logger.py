@@ -115,7 +115,7 @@ class Logger:
         This does not wait for the device.
         """
         repeated = self._repeated.get(prefix)
-        if repeated and repeated.are(metrics):
+        if repeated and repeated.matches(metrics):
             for sums, vector in repeated.vectors:
                 sums.add(vector)
             for name, number in repeated.numbers.items():
@@ -143,7 +143,8 @@ class Logger:
             values = list(scalars.values())
             sums.add(torch.stack(values).detach())
             joined = find_vector(values)
-            vectors += [] if joined is None else [(sums, joined)]
+            if joined is not None:
+                vectors.append((sums, joined))
         count = len(numbers) + sum(len(x) for _, x in vectors)
         if vectors and count == len(metrics):
             self._repeated[prefix] = RepeatedScalars(dict(metrics), vectors, numbers)

@@ -86,10 +86,9 @@ class BaseRun(Resources):
         """Number of updates to trace with the profiler; 0 for no trace."""
         self.profiler: Profiler | None = None
         self.compiler: KernelCompiler | None = None
-        """Compiles the kernels of the agent in other processes, until the first update.
-        """
+        """Compiles kernels in other processes, until the first update."""
         self.warm_up: WarmUp | None = None
-        """Thread that prepares the first update, until the first update."""
+        """Thread that loads kernels, until the first update."""
         self.policy_copy: PolicyCopy | None = None
         """Acts on another device, if `run.policy_devices` is set."""
         self.status = StatusLine("starting", self.print_message)
@@ -186,9 +185,10 @@ class BaseRun(Resources):
             self._cleanup.callback(self.compiler.close)
 
     def _start_warm_up(self, replay: Replay) -> None:
-        """Prepare the first update in a thread, unless kernels are being compiled.
+        """Load the kernels of the first update in a thread, if they are compiled.
 
-        With several ranks, all of them run the first update together instead.
+        Call it after the weights were loaded. With several ranks, all of them run the
+        first update together instead.
         """
         if self.leader is None and self.compiler is None:
             args = self.agent, replay, self.device, self.config.deterministic
@@ -196,10 +196,11 @@ class BaseRun(Resources):
             self._cleanup.callback(self._end_warm_up)
 
     def _end_warm_up(self) -> None:
-        """Wait for the thread that prepares the first update, if there is one."""
+        """Wait for the thread that loads kernels, if there is one."""
         warm_up, self.warm_up = self.warm_up, None
         if warm_up:
-            warm_up.join()
+            warm_up.wait()
+            torch.cuda.empty_cache()
 
     def _prepare_first_update(self) -> None:
         """Wait until kernels are compiled or loaded, and print what was not compiled.
@@ -207,6 +208,10 @@ class BaseRun(Resources):
         Does nothing after the first update of this process.
         """
         if self.warm_up:
+            self.status.begin("loading kernels")
+            self.warm_up.wait(self.stopper.is_set)
+            if self.stopper.is_set():
+                return  # the thread is ended when the run is closed
             self._end_warm_up()
         if self.compiler is None:
             return
@@ -407,6 +412,7 @@ class BaseRun(Resources):
 
     def _begin_save(self) -> None:
         """Update the status line; raise if the run folder was deleted or moved."""
+        self._end_warm_up()  # it changes and restores parts of the agent
         self.status.begin(SAVING)
         check_lock(self.path, self._lock)
 

@@ -52,8 +52,8 @@ class NonfiniteCheck:
             )
 
     def _read(self, skips: Tensor) -> Tensor | None:
-        """Return the last count that was copied to the host, once; None if there is
-        none. Start a copy every `CHECK_EVERY` updates."""
+        """Start to read the count every `CHECK_EVERY` updates; return it in a later
+        call, when it has been copied. Otherwise, return None."""
         if self._copy is not None:
             count, copied = self._copy
             if not copied.query():
@@ -63,7 +63,7 @@ class NonfiniteCheck:
         if self._updates % self.CHECK_EVERY:
             return None
         if skips.device.type != "cuda":
-            return skips
+            return skips  # the caller waits for the device
         count = torch.empty_like(skips, device="cpu", pin_memory=True)
         count.copy_(skips, non_blocking=True)
         self._copy = count, torch.cuda.current_stream(skips.device).record_event()

@@ -218,11 +218,7 @@ class OnlineRun(BaseRun):
 
     @timed("start")
     def start(self) -> None:
-        """Restore the newest checkpoint, or reset the environments of a new run.
-
-        Meanwhile, a thread or other processes prepare the first update.
-        """
-        self._start_warm_up(self.replay)
+        """Restore the newest checkpoint, or reset the environments of a new run."""
         self._restore_or_reset()
 
     def _restore_or_reset(self) -> None:
@@ -250,6 +246,7 @@ class OnlineRun(BaseRun):
             )
         if weights:
             self.print_message(load_initial_weights(agent, self.config))
+        self._start_warm_up(self.replay)
         self.status.begin("resetting the environments")
         if self.config.run.episodes:
             self.status.begin("reading the recorded episodes")
@@ -459,6 +456,8 @@ class OnlineRun(BaseRun):
     def _restore(self, path: Path) -> None:
         loop = checkpoint.read_part(path, "loop")
         self.agent.load_state_dict(checkpoint.read_part(path, "agent"))
+        if loop["final_log"] is None:  # else the run was complete
+            self._start_warm_up(self.replay)
         states = self.replay_states[path] = self._read_parts(path, self.replays)
         for name, state in states.items():
             self.replays[name].load(state)

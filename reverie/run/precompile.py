@@ -319,10 +319,11 @@ def record_agent(request: Request, add: Callable[[Any], None]) -> None:
             record_report(agent, feed)
         if device.type == "cuda" and not config.deterministic:
             # While workers compile the recorded kernels, let cuDNN choose algorithms as
-            # in the run. The choices are not shared with the run, but the libraries
-            # that are read, and the code that the CUDA driver compiles and caches, are.
+            # in the run. The run has to choose again, but this is faster, because
+            # libraries have been read and the CUDA driver has cached compiled code.
             enable_autotuning(device)
-            record_update(agent, feed)
+            with contextlib.suppress(Exception):  # all kernels are recorded already
+                record_update(agent, feed)
     del agent, feed
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -1,10 +1,13 @@
-"""Prepare the first update of an agent while the run collects its first steps.
+"""Load the kernels of the first update while the run collects its first steps.
 
 On a GPU, the first update takes seconds, because kernels are loaded and cuDNN measures
 which of its convolution algorithms are fastest. Meanwhile, the loop would wait. Before
 the first update, it also has to collect as many steps as a batch has, or to load the
 replay buffer of the run that it resumes. So a thread runs the kernels on a batch of
 zeros at the same time.
+
+cuDNN remembers its choices per thread. Those for backward passes are used by the run,
+because PyTorch computes all backward passes in one thread.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,6 +27,9 @@ from reverie.replay.buffer import Replay
 SWITCH_SECONDS = 2e-4
 """Switch interval of Python's threads during the warm-up. With the default of 5 ms, the
 main thread would wait that long after each call that releases the lock of Python."""
+MIN_FREE_BYTES = 24 << 30
+"""With less free GPU memory, there is no warm-up: it needs the memory of an update, and
+kernels are then not compiled in advance, either (`precompile.py`)."""
 
 
 class WarmUp:
@@ -30,35 +37,34 @@ class WarmUp:
 
     def __init__(self, agent: CanWarmUp, replay: Replay, device: torch.device):
         self._agent, self._replay, self._device = agent, replay, device
-        self._switch_seconds = sys.getswitchinterval()
-        sys.setswitchinterval(SWITCH_SECONDS)
+        self._stream: Any = None
+        if device.type == "cuda":
+            # The weights were written on the current stream.
+            current = torch.cuda.current_stream(device)
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._stream.wait_stream(current)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def join(self) -> None:
-        """Wait until the thread has ended, and release its GPU memory."""
-        self._thread.join()
-        sys.setswitchinterval(self._switch_seconds)
-        torch.cuda.empty_cache()
+    def wait(self, should_stop: Callable[[], object] = lambda: False) -> None:
+        """Wait until the thread has ended, or `should_stop` returns a true value."""
+        while self._thread.is_alive() and not should_stop():
+            self._thread.join(0.1)
 
     def _run(self) -> None:
-        # errors, such as too little memory, are raised again by the first update
-        with contextlib.suppress(Exception), _new_stream(self._device):
-            arrays = self._replay.empty_batch("train")
-            batch = {
-                key: torch.zeros_like(torch.from_numpy(array), device=self._device)
-                for key, array in arrays.items()
-            }
-            self._agent.warm_up(batch)
-
-
-def _new_stream(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Return a context for a new CUDA stream; on a CPU, it does nothing."""
-    if device.type != "cuda":
-        return contextlib.nullcontext()
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    context: contextlib.AbstractContextManager[Any] = torch.cuda.stream(stream)
-    return context
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_SECONDS)
+        try:
+            # errors, such as too little memory, are raised again by the first update
+            with contextlib.suppress(Exception), torch.cuda.stream(self._stream):
+                arrays = self._replay.empty_batch("train")
+                batch = {
+                    key: torch.zeros_like(torch.from_numpy(array), device=self._device)
+                    for key, array in arrays.items()
+                }
+                self._agent.warm_up(batch)
+        finally:
+            sys.setswitchinterval(before)
 
 
 def start_warm_up(
@@ -66,10 +72,13 @@ def start_warm_up(
 ) -> WarmUp | None:
     """Start the warm-up of an agent; None if it has none or would not benefit.
 
-    Deterministic runs have no other threads.
+    Deterministic runs have none, because the choices of cuDNN would depend on when the
+    thread runs.
     """
-    can_warm_up = isinstance(agent, CanWarmUp) and "train" in agent.windows
-    if device.type != "cuda" or deterministic or not can_warm_up:
+    if device.type != "cuda" or deterministic or "train" not in agent.windows:
         return None
-    assert isinstance(agent, CanWarmUp)
+    if not isinstance(agent, CanWarmUp):
+        return None
+    if torch.cuda.mem_get_info(device)[0] < MIN_FREE_BYTES:
+        return None
     return WarmUp(agent, replay, device)

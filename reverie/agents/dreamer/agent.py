@@ -45,12 +45,8 @@ from reverie.agents.dreamer.loss_scales import (
     step_priorities,
 )
 from reverie.agents.dreamer.sections import dreamer_sections
-from reverie.agents.dreamer.updates import (
-    SLOW_WEIGHTS,
-    DreamerLoss,
-    copy_slow_weights,
-    join_losses,
-)
+from reverie.agents.dreamer.slow_weights import SLOW_WEIGHTS, copy_slow_weights
+from reverie.agents.dreamer.updates import DreamerLoss, join_losses
 from reverie.agents.dreamer.warm_up import compute_gradients
 from reverie.agents.explore import ENSEMBLE, EXPLORE_PREFIX, check_mode
 from reverie.agents.export_steps import IS_FIRST, StepModule, latent_world_steps

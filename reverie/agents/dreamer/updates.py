@@ -8,7 +8,7 @@ finite.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,21 +16,17 @@ import torch
 from torch import Tensor
 
 from reverie.agents.dreamer.actor_critic import ActorCritic, BehaviourLoss, RewardFn
-from reverie.agents.explore import EXPLORE_PREFIX
+from reverie.agents.dreamer.slow_weights import SLOW_WEIGHTS
 from reverie.agents.weights import trainable_parameters
 from reverie.api import Batch, Metrics, Rollout, State, WorldLoss
 from reverie.nets.optim.group import OptimizerGroup
 from reverie.nets.optim.optimizer import Optimizer
 from reverie.nets.rng import Rng
-from reverie.nets.streams import SideStream, on_stream
+from reverie.nets.streams import on_stream
 from reverie.nets.tree import tree_map
 
 if TYPE_CHECKING:
     from reverie.agents.dreamer.agent import Dreamer
-
-SLOW_WEIGHTS = SideStream("slow weights")
-"""Stream on which moving averages of weights are updated, while other work that does
-not use them continues."""
 
 MakeOptimizer = Callable[..., Optimizer]
 """Builds an optimizer from named parameters, an optimizer config, and optionally the
@@ -196,20 +192,3 @@ def _without_gradients(leaves: list[Tensor]) -> Iterator[None]:
     finally:
         for leaf in leaves:
             leaf.requires_grad_(True)
-
-
-def copy_slow_weights(agent: Dreamer, loaded: Collection[str]) -> None:
-    """Copy weights that were loaded to their moving averages, if these were not loaded.
-
-    `loaded` has the names of the components that were loaded.
-    """
-    critics = {"": agent.actor_critic}
-    if agent.explorer:
-        critics[EXPLORE_PREFIX] = agent.explorer.actor_critic
-    for prefix, critic in critics.items():
-        if f"{prefix}val" in loaded and f"{prefix}slowval" not in loaded:
-            critic.slowval.load_state_dict(critic.val.state_dict())
-    if agent.config.representation == "decoder":
-        return  # without a slow encoder
-    if "enc" in loaded and "representation" not in loaded:
-        agent.world.initialize_slow()

@@ -156,20 +156,22 @@ class CapturedGraph:
 
 
 def pack_scalars(outputs: Any) -> Any:
-    """Return outputs whose scalars of each dtype are elements of one vector.
+    """Return outputs whose scalars are elements of one vector per device and dtype.
 
     The logger adds such a vector to its sums with one kernel.
     """
-    scalars: dict[torch.dtype, list[Tensor]] = {}
-    for x in filter(_is_device_scalar, tree_leaves(outputs)):
-        scalars.setdefault(x.dtype, []).append(x.detach())
-    packed = {dtype: iter(torch.stack(x).unbind()) for dtype, x in scalars.items()}
+    scalars: dict[Any, list[Tensor]] = {}
+    for x in filter(_is_scalar, tree_leaves(outputs)):
+        scalars.setdefault((x.device, x.dtype), []).append(x.detach())
+    packed = {group: iter(torch.stack(x).unbind()) for group, x in scalars.items()}
     return tree_map(
-        lambda x: next(packed[x.dtype]) if _is_device_scalar(x) else x, outputs
+        lambda x: next(packed[x.device, x.dtype]) if _is_scalar(x) else x, outputs
     )
 
 
-def _is_device_scalar(x: Any) -> bool:
+def _is_scalar(x: Any) -> bool:
+    """True for tensors without dimensions, except in pinned memory, which the graph
+    must write."""
     return isinstance(x, Tensor) and x.ndim == 0 and not x.is_pinned()
 
 

@@ -150,7 +150,7 @@ class FastRSSMDynamics(RSSMDynamics):
     ) -> Float[Tensor, "B D"]:
         """Return the next `deter`, in `out` if it is given."""
         if torch.is_grad_enabled() or not self._has_fused_layers(deter):
-            assert out is None
+            assert out is None  # only imagination with fused layers passes it
             return super().next_deter(hidden, deter)
         weight, bias = self.dyngru.cast(hidden.dtype)
         slices = hidden.view(len(hidden), self.config.blocks, -1).transpose(0, 1)
