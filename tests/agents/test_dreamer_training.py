@@ -158,12 +158,23 @@ def test_losses_as_priorities(signal):
 
 
 def test_an_unknown_priority_signal_is_an_error():
-    for signal in ("surprise", "repval", "barlow"):
+    for signal in ("surprise", "repval", "barlow", "infonce", "boundary"):
         with pytest.raises(UserError, match=r"is not a loss of each step(.|\n)*model"):
             make(replace(TINY, priosignal=signal))
-    agent = make(replace(TINY, priosignal="infonce"))  # not with this representation
-    with pytest.raises(UserError, match="model"):
-        agent.train(RandomFeed(agent))
+    contrastive = replace(TINY, representation="infonce")
+    with pytest.raises(UserError, match="infonce"):  # without a decoder
+        make(replace(contrastive, priosignal="image"))
+    with pytest.raises(UserError, match="model, con"):
+        make(replace(TINY, behaviour=False, priosignal="policy"))
+    for config in (
+        replace(contrastive, priosignal="infonce"),
+        replace(contrastive, draw=True, priosignal="image"),
+        replace(TINY, world="vta", priosignal="boundary"),
+    ):
+        agent = make(config)
+        feed = RandomFeed(agent)
+        agent.train(feed)
+        assert feed.priorities
 
 
 def test_imagination_from_the_last_steps_only():

@@ -8,20 +8,27 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.agents.dreamer.config import WORLDS, DreamerConfig, LossScales
+from reverie.agents.dreamer.config import (
+    REPRESENTATION_LOSSES,
+    WORLDS,
+    DreamerConfig,
+    LossScales,
+)
 from reverie.api import Metrics, UserError
 from reverie.distributed.collective import mean_contribution
 from reverie.spaces import Spaces
 
 ACTOR_CRITIC_LOSSES = ("policy", "value", "repval")
-NOT_BY_STEP = ("barlow", "repval")
+WITHOUT_STEP_VALUES = ("barlow", "repval")
 """Losses with one value per batch, or without a value for the last step."""
 
 
 def check_names(obs_space: Spaces, config: DreamerConfig) -> None:
-    """Raise if an observation has the name of a loss, or `priosignal` of no loss.
+    """Raise if the keys of observations or `priosignal` are not valid names.
 
-    Plug-in worlds may have other losses, so `step_priorities` checks the name for them.
+    An observation must not have the name of a loss. `priosignal` must be the name of a
+    loss with a value for each step. Plug-in worlds may have other losses, so
+    `step_priorities` checks their names.
     """
     losses = vars(config.loss_scales).keys()
     for key in obs_space.keys() & {*losses, "prevact"}:
@@ -29,9 +36,22 @@ def check_names(obs_space: Spaces, config: DreamerConfig) -> None:
             f"The observation key {key!r} is reserved for a loss or batch key.\n"
             "  Fix: rename it in the environment."
         )
-    names = ["model", *sorted({*losses, *obs_space} - {"rec", *NOT_BY_STEP})]
-    if config.world in WORLDS and config.priosignal not in ("", *names):
-        raise _unknown_signal(config.priosignal, names)
+    signals = ["model", *sorted(_step_losses(obs_space, config))]
+    if config.world in WORLDS and config.priosignal not in ("", *signals):
+        raise _unknown_signal(config.priosignal, signals)
+
+
+def _step_losses(obs_space: Spaces, config: DreamerConfig) -> set[str]:
+    """Return the names of the losses with a value for each step."""
+    names = {"rew", "con", "dyn", "rep"}
+    if config.representation == "decoder" or config.has_detached_decoder:
+        names |= obs_space.keys()
+    names |= {*REPRESENTATION_LOSSES.get(config.representation, ())}
+    if config.behaviour:
+        names |= {*ACTOR_CRITIC_LOSSES}
+    if config.world == "vta":
+        names |= {"boundary", "boundary_rate"}
+    return names - {*WITHOUT_STEP_VALUES}
 
 
 def scaled_means(
@@ -61,7 +81,9 @@ def step_priorities(
     if not (signal := config.priosignal):
         return None
     scales = vars(config.loss_scales)
-    by_step = {k: x for k, x in losses.items() if x.ndim and k not in NOT_BY_STEP}
+    by_step = {
+        k: x for k, x in losses.items() if x.ndim and k not in WITHOUT_STEP_VALUES
+    }
     if signal == "model":
         priority = sum(
             scales.get(k, scales["rec"]) * x
