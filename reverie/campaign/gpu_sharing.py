@@ -50,12 +50,12 @@ class GpuUsage(NamedTuple):
 class GpuSharing:
     """Chooses `num_slots`, the number of runs at the same time on this machine.
 
-    `device` is the setting `device` of the runs. `processes` is the number of processes
-    of a run, each of which uses a GPU.
+    `device` is the setting `device` of the runs. `gpus_per_run` is the number of
+    processes of a run, each of which uses a GPU.
     """
 
     def __init__(
-        self, config: CampaignConfig, device: str = "auto", processes: int = 1
+        self, config: CampaignConfig, device: str = "auto", gpus_per_run: int = 1
     ):
         self.gpus = visible_gpus() if device == "auto" else []
         self.assigns_gpus = bool(self.gpus)  # False if --device selects one GPU
@@ -70,15 +70,16 @@ class GpuSharing:
                 f"--workers {config.workers} has no effect: the runs use a GPU.\n"
                 f"  Fix: --per-gpu {config.workers}, or --device cpu."
             )
-        if 0 < len(self.gpus) < processes:
+        if 0 < len(self.gpus) < gpus_per_run:
             raise UserError(
-                f"Each run has {processes} processes, with one GPU each, but the "
+                f"Each run has {gpus_per_run} processes, with one GPU each, but the "
                 f"number of GPUs is {len(self.gpus)}.\n"
                 f"  Fix: --devices {len(self.gpus)}, or --device cpu."
             )
-        self.processes = processes
-        # runs on separate GPUs; with one process per run, this is the number of GPUs
-        self.groups = count = max(1, len(self.gpus) // processes)
+        self.gpus_per_run = gpus_per_run
+        count = max(1, len(self.gpus) // gpus_per_run)
+        self.gpu_sets = count
+        """Number of sets of GPUs; each run uses one set, with a GPU per process."""
         self.is_fixed = is_cpu or config.per_gpu != "auto"  # `num_slots` is final
         per_gpu = int(config.per_gpu) if config.per_gpu != "auto" else 1
         self.num_slots = max(1, config.workers) if is_cpu else per_gpu * count
@@ -117,9 +118,9 @@ class GpuSharing:
             measured = [use for path in folders if (use := read_gpu_usage(path))]
             if measured:
                 total = torch.cuda.get_device_properties(0).total_memory / GIB
-                cores = cpu_cores() / (self.groups * self.processes)
+                cores = cpu_cores() / (self.gpu_sets * self.gpus_per_run)
                 per_gpu = runs_per_gpu(measured, total, cores, self.mps is not None)
-                self.is_fixed, self.num_slots = True, per_gpu * self.groups
+                self.is_fixed, self.num_slots = True, per_gpu * self.gpu_sets
                 print_message(f"{per_gpu} runs per GPU, after measuring the first run")
         return self.num_slots
 

@@ -80,7 +80,7 @@ def submit(spec: CampaignSpec, program: Sequence[str] = PROGRAM) -> list[RunStat
     number = int(options.get("jobs", 0)) or default_jobs(spec)
     has_gpus = ray.cluster_resources().get("GPU", 0) > 0
     num_cpus = float(options.get("num_cpus", 1))
-    num_gpus = float(options.get("num_gpus", has_gpus * spec.processes))
+    num_gpus = float(options.get("num_gpus", has_gpus * _gpus_per_worker(spec)))
     check_resources(ray, options.get("address", "auto"), CPU=num_cpus, GPU=num_gpus)
     remote: Any = ray.remote(work).options(
         num_cpus=num_cpus,
@@ -109,6 +109,10 @@ def submit(spec: CampaignSpec, program: Sequence[str] = PROGRAM) -> list[RunStat
         ray.shutdown()
 
 
+def _gpus_per_worker(spec: CampaignSpec) -> int:
+    return 0 if spec.device == "cpu" else spec.gpus_per_run
+
+
 def check_resources(ray: Any, address: str, **needed: float) -> None:
     """Print a message if no machine has the resources that a worker reserves.
 
@@ -120,12 +124,12 @@ def check_resources(ray: Any, address: str, **needed: float) -> None:
         if number <= most:
             continue
         problem = (
-            f"Each worker reserves {number:g} {name}s, but no machine of the Ray "
-            f"cluster has more than {most:g}."
+            f"The number of {name}s that each worker reserves is {number:g}, but no "
+            f"machine of the Ray cluster has more than {most:g}."
         )
         if address == "local":
-            option = f"num_{name.lower()}s"
-            raise UserError(f"{problem}\n  Fix: --ray address=local,{option}={most:g}")
+            option = f"num_{name.lower()}s={most:g} in the options of --ray"
+            raise UserError(f"{problem}\n  Fix: {option}, or fewer --devices per run.")
         print_message(f"{problem} The workers start when such a machine joins.")
 
 

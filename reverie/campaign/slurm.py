@@ -9,6 +9,7 @@ killed and started again at any time (`jobs.py`).
 from __future__ import annotations
 
 import os
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,9 @@ def check_options(spec: CampaignSpec) -> None:
     """Raise if the options are not valid, or jobs cannot be submitted from here."""
     options = parse_options("--slurm", spec.config.slurm, EXAMPLE)
     options.pop("jobs", None)
-    make_executor(_import_submitit(), Path(spec.config.logdir) / LOGS, options)
+    # with `cluster=local`, submitit creates the folder at once
+    with tempfile.TemporaryDirectory() as folder:
+        make_executor(_import_submitit(), Path(folder), options)
 
 
 def submit(spec: CampaignSpec) -> list[RunStatus]:
@@ -110,14 +113,22 @@ def make_executor(submitit: Any, folder: Path, options: dict[str, str]) -> Any:
         else f"slurm_{name}": value
         for name, value in options.items()
     }
-    parameters = {k: int(v) if v.isdigit() else v for k, v in prefixed.items()}
+    parameters = {name: _parse_value(value) for name, value in prefixed.items()}
     try:
         executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
         executor.update_parameters(**parameters)
-    except (TypeError, ValueError, NameError, RuntimeError) as error:
+    except (TypeError, ValueError, NameError, RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
         raise UserError(
-            f"submitit does not accept --slurm: {str(error).splitlines()[0]}\n"
+            f"submitit does not accept --slurm: {reason}\n"
             "  Fix: use options of sbatch with underscores, such as "
             "partition=gpu,time=240, on a machine that has the command sbatch."
         ) from None
     return executor
+
+
+def _parse_value(text: str) -> int | bool | str:
+    """Convert numbers, `true` and `false`."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    return int(text) if text.isdigit() else text

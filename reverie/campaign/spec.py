@@ -27,6 +27,7 @@ from reverie.api import UserError
 from reverie.campaign.queue import QueuedRun
 from reverie.envs import action_repeat, benchmark_tasks, check_available
 from reverie.run.config import Config
+from reverie.run.ranks import check_processes
 from reverie.run.spec_file import (
     ResolveCommand,
     add_settings,
@@ -107,6 +108,8 @@ class CampaignSpec:
     runs: tuple[QueuedRun, ...] = ()
     processes: int = 1
     """Maximum number of processes of a run (`--devices`)."""
+    gpus_per_run: int = 1
+    """Maximum number of processes of a run that is not limited to a CPU."""
     device: str = "auto"
     """The setting `device` of all runs; auto if they differ."""
 
@@ -155,7 +158,7 @@ def load_spec(
                 "  Fix: remove it, and use reverie campaign FOLDER --status"
             )
         if key not in options:
-            known = [*options, "configs", "settings"]
+            known = [*sorted(options - {"status"}), "configs", "settings"]
             raise unknown_key(origin, key, known, "campaign", "`settings:`")
     flags: list[tuple[str, Any]] = []
     new_methods = []
@@ -190,7 +193,7 @@ def plan_runs(spec: CampaignSpec, resolve: ResolveCommand) -> CampaignSpec:
     tasks = _expand_tasks(spec.config.tasks)
     seeds, size = parse_seeds(spec.config.seeds), spec.size
     runs: list[QueuedRun] = []
-    processes, devices = 1, set()
+    processes, gpus_per_run, devices, uses_size = 1, 1, set(), False
     for task in tasks:
         check_available(task)
         for presets in spec.methods:
@@ -202,22 +205,30 @@ def plan_runs(spec: CampaignSpec, resolve: ResolveCommand) -> CampaignSpec:
                 # that `resolve` has chosen. The first choice is saved, so that all
                 # machines use the same size.
                 if config.size:
-                    size = size or config.size
+                    size, uses_size = size or config.size, True
                     with_size = (size, *presets)
                     arguments = _train_arguments(task, with_size, spec.settings)
                     config = resolve(COMMAND, arguments)
+                check_processes(config)
             except UserError as error:
                 method = f" with {label}" if label else ""
                 message = f"Task {task}{method}: {error}"
                 raise UserError(message) from None
             frames = _total_frames(task, config)
             processes = max(processes, config.processes)
+            if config.device != "cpu":
+                gpus_per_run = max(gpus_per_run, config.processes)
             devices.add(config.device)
             for seed in seeds:
                 parts = [_file_name(task), _file_name(label), f"seed{seed}"]
                 name = "-".join(filter(None, parts))
                 command = [COMMAND, *arguments, "--seed", str(seed)]
                 runs.append(QueuedRun(name, task, label, seed, command, frames))
+    if size and not uses_size:
+        raise UserError(
+            f"size: {size} has no effect, because presets or settings set the network "
+            "size.\n  Fix: remove it from the file of the campaign."
+        )
     for name, count in Counter(run.name for run in runs).items():
         if count > 1:
             raise UserError(
@@ -226,7 +237,12 @@ def plan_runs(spec: CampaignSpec, resolve: ResolveCommand) -> CampaignSpec:
             )
     device = devices.pop() if len(devices) == 1 else "auto"
     return replace(
-        spec, size=size, runs=tuple(runs), processes=processes, device=device
+        spec,
+        size=size,
+        runs=tuple(runs),
+        processes=processes,
+        gpus_per_run=gpus_per_run,
+        device=device,
     )
 
 

@@ -155,9 +155,10 @@ class Worker(Monitor):
 
     def __init__(self, spec: CampaignSpec, program: Sequence[str] = PROGRAM):
         super().__init__(spec)
-        self.sharing = GpuSharing(spec.config, spec.device, spec.processes)
-        count, assigns_gpus = self.sharing.num_slots, self.sharing.assigns_gpus
-        self.slots = ProcessSlots(program, count, assigns_gpus, spec.processes)
+        self.sharing = GpuSharing(spec.config, spec.device, spec.gpus_per_run)
+        gpus = spec.gpus_per_run if self.sharing.assigns_gpus else 0
+        count = self.sharing.num_slots
+        self.slots = ProcessSlots(program, count, gpus, spec.processes)
         self.runs: list[ClaimedRun] = []
         self._problem_times: dict[tuple[str, str], float] = {}
         self._scan_time = self._heartbeat_time = float("-inf")

@@ -30,7 +30,7 @@ def campaign(argv: list[str]) -> int:
     with StatusLine("checking the settings of all runs"):
         file, flags = find_campaign(argv)
         names = dict(configs.parse_flags(flags))
-        if "status" in names and names["status"] in (None, "True", "true"):
+        if "status" in names and str(names["status"] or True).lower() == "true":
             _check_status_flags(names)
             return _print_status(file)
         spec = load_campaign(file, flags)
@@ -100,7 +100,7 @@ def run_campaign(spec: CampaignSpec) -> int:
     elif config.ray:
         ray_workers.open_cluster(config.ray)
     else:
-        GpuSharing(config, spec.device, spec.processes)
+        GpuSharing(config, spec.device, spec.gpus_per_run)
     spec = worker.create_campaign(spec)
     path = Path(spec.config.logdir)
     resume = f"reverie campaign {shlex.quote(str(path))}"

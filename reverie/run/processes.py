@@ -106,18 +106,19 @@ def stop_processes(
 class ProcessSlots:
     """Starts processes in a number of slots.
 
-    `processes` is the number of processes that the program starts (`--devices`).
+    `processes` is the number of processes that the program starts (`--devices`), and
+    `gpus` the number of GPUs that it may use; 0 if it selects them itself.
     """
 
     def __init__(
         self,
         program: Sequence[str],
         count: int,
-        assign_gpus: bool = True,
+        gpus: int = 1,
         processes: int = 1,
     ):
         self.program = list(program)
-        self.count, self.assign_gpus, self.processes = count, assign_gpus, processes
+        self.count, self.gpus, self.processes = count, gpus, processes
         self.free = list(range(count))
         """Slots without a process. The caller of `start` removes the slot from this
         list, and adds it again when the process has ended."""
@@ -132,9 +133,7 @@ class ProcessSlots:
     ) -> RunProcess:
         """Start the program with these arguments and environment variables."""
         log_start = log.stat().st_size if log.exists() else 0
-        slot_variables = slot_environment(
-            slot, self.count, self.assign_gpus, self.processes
-        )
+        slot_variables = slot_environment(slot, self.count, self.gpus, self.processes)
         with explain_write_errors(log):
             descriptor = open_append(log)
         with open(descriptor, "ab") as out:
@@ -151,22 +150,22 @@ class ProcessSlots:
 
 
 def slot_environment(
-    slot: int, count: int, assign_gpus: bool = True, processes: int = 1
+    slot: int, count: int, gpus: int = 1, processes: int = 1
 ) -> dict[str, str]:
     """Return environment variables that assign CPU threads and GPUs to a slot.
 
-    The threads are those of each of the `processes` in the slot. With `assign_gpus`,
-    each process gets one GPU, if there are enough for several slots.
+    The threads are those of each of the `processes` in the slot. Each slot gets this
+    number of `gpus`, if there are enough for several slots.
     """
     variables: dict[str, str] = {}
     if not any(name in os.environ for name in THREAD_VARIABLES):
         threads = max(1, cpu_cores() // (count * processes))
         variables |= dict.fromkeys(THREAD_VARIABLES, str(threads))
-    gpus = visible_gpus()
-    groups = len(gpus) // processes
-    if assign_gpus and min(count, groups) > 1:
-        first = slot % groups * processes
-        variables[GPU_VARIABLE] = ",".join(gpus[first : first + processes])
+    names = visible_gpus()
+    sets = len(names) // gpus if gpus else 0
+    if min(count, sets) > 1:
+        first = slot % sets * gpus
+        variables[GPU_VARIABLE] = ",".join(names[first : first + gpus])
     return variables
 
 

@@ -113,8 +113,8 @@ class Sweep(Resources):
         self.config = spec.config
         self.goal: Goal = "max" if spec.config.goal == "max" else "min"
         self.stopper = Stopper()
-        assign_gpus = "device" not in {*spec.settings, *spec.ranges}
-        self.slots = ProcessSlots(program, spec.config.jobs, assign_gpus)
+        gpus = 0 if "device" in {*spec.settings, *spec.ranges} else 1
+        self.slots = ProcessSlots(program, spec.config.jobs, gpus)
         self.pending: list[RunningTrial] = []  # trials with seeds not started yet
         self.runs: list[TrialRun] = []
         self._series: dict[int, MetricSeries] = {}  # of finished trials, for pruning

@@ -100,7 +100,32 @@ def test_options_that_submitit_does_not_have_are_refused(tmp_path):
         slurm.make_executor(submitit, tmp_path, {**options, "name": "x", "slurm": "y"})
 
 
-@pytest.mark.parametrize("options", ["slurm gpu", "slurm nodez=2", "ray jobs=x"])
+@pytest.mark.parametrize("message", ["", "no sbatch\nsecond line"])
+def test_options_reach_submitit_as_numbers_and_booleans(message, tmp_path):
+    received = {}
+
+    class Executor:
+        def __init__(self, folder, cluster):
+            assert cluster == "slurm"
+
+        def update_parameters(self, **parameters):
+            received.update(parameters)
+            assert "slurm_gres" not in received, message
+
+    submitit = SimpleNamespace(AutoExecutor=Executor)
+    options = {"time": "240", "exclusive": "True", "wckey": "false"}
+    slurm.make_executor(submitit, tmp_path, options)
+    expected = {"slurm_time": 240, "slurm_exclusive": True, "slurm_wckey": False}
+    assert received == expected
+    reason = message.partition("\n")[0] or "AssertionError"
+    with pytest.raises(slurm.UserError, match=f"accept --slurm: {reason}"):
+        slurm.make_executor(submitit, tmp_path, {"gres": "gpu:1"})
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["slurm gpu", "slurm nodez=2", "slurm cluster=local,nodez=2", "ray jobs=x"],
+)
 def test_invalid_options_leave_no_folder(options, tmp_path, capsys):
     pytest.importorskip("submitit")
     folder = tmp_path / "campaign"

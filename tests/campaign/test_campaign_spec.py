@@ -96,6 +96,7 @@ def test_seeds():
         ("--tasks catch --seed 3", "--seeds"),
         ("--tasks catch --per-gpu 0", "--per-gpu auto"),
         ("--tasks catch --retries -1", "retries"),
+        ("--tasks catch --configs debug --devices 99", "cannot be divided among 99"),
         ("--tasks catch catch --configs debug --configs debug", "Two runs"),
     ],
 )
@@ -128,6 +129,8 @@ def test_unknown_keys_of_a_file_are_refused(tmp_path):
         ("tasks: [catch]\nconfigs: [{a: debug}]", "must list the presets"),
         ("tasks: [catch]\nrun: {steps: 3}", "'run' in .* is a setting of runs"),
         ("tasks: [catch]\nstatus: true", "status in .* has no effect"),
+        ("tasks: [catch]\nstatuz: true", "Unknown key 'statuz'"),
+        ("tasks: [catch]\nsize: size1m\nconfigs: [debug]", "size1m has no effect"),
         ("tasks: [catch]\ntasks: [memory]", r"the key 'tasks' twice \(line 2\)"),
     ],
 )
@@ -143,7 +146,8 @@ def test_flags_that_status_does_not_use_are_refused(tmp_path, capsys):
     (tmp_path / "queue").mkdir()
     assert main(["campaign", str(tmp_path), "--status", "--tasks", "memory"]) == 2
     assert "--tasks has no effect with --status" in capsys.readouterr().err
-    assert main(["campaign", str(tmp_path), "--status"]) == 0
+    for words in (["--status"], ["--status", "TRUE"], ["--status=true"]):
+        assert main(["campaign", str(tmp_path), *words]) == 0
 
 
 def test_a_setting_that_differs_between_runs_is_refused_with_its_source(tmp_path):
@@ -208,9 +212,11 @@ def test_commands_in_messages_are_quoted_for_a_shell(tmp_path):
 
 def test_processes_and_device_of_the_runs():
     spec = load("--tasks catch --configs size1m --configs size1m multicpu")
-    assert (spec.processes, spec.device) == (2, "auto")
+    assert (spec.processes, spec.gpus_per_run, spec.device) == (2, 1, "auto")
     spec = load("--tasks catch --configs debug --devices 3 --device cpu")
-    assert (spec.processes, spec.device) == (3, "cpu")
+    assert (spec.processes, spec.gpus_per_run, spec.device) == (3, 1, "cpu")
+    spec = load("--tasks catch --configs size1m --devices 3")
+    assert (spec.processes, spec.gpus_per_run, spec.device) == (3, 3, "auto")
 
 
 def test_number_of_runs_per_gpu(monkeypatch, tmp_path):
@@ -226,10 +232,10 @@ def test_number_of_runs_per_gpu(monkeypatch, tmp_path):
         GpuSharing(CampaignConfig(mps=False, per_gpu="1"))
     with pytest.raises(UserError, match="--workers 3 has no effect"):
         GpuSharing(CampaignConfig(workers=3))
-    assert GpuSharing(CampaignConfig(per_gpu="3"), processes=2).num_slots == 3
+    assert GpuSharing(CampaignConfig(per_gpu="3"), gpus_per_run=2).num_slots == 3
     with pytest.raises(UserError, match="Each run has 3 processes"):
-        GpuSharing(CampaignConfig(), processes=3)
-    assert GpuSharing(CampaignConfig(), "cpu", processes=3).num_slots == 1
+        GpuSharing(CampaignConfig(), gpus_per_run=3)
+    assert GpuSharing(CampaignConfig(), "cpu", gpus_per_run=3).num_slots == 1
     assert runs_per_gpu([GpuUsage(9.0, None)], 24.0, 16) == 2  # memory
     assert runs_per_gpu([GpuUsage(30.0, None)], 24.0, 16) == 1
     assert runs_per_gpu([GpuUsage(1.0, 0.9)], 140.0, 16) == 2  # utilization

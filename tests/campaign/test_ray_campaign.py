@@ -38,7 +38,7 @@ def test_workers_that_need_more_than_any_machine_has(capsys):
     ray_workers.check_resources(ray, "local", CPU=4, GPU=0)
     assert not capsys.readouterr().err
     ray_workers.check_resources(ray, "auto", CPU=4, GPU=1)
-    assert "reserves 1 GPUs, but no machine" in capsys.readouterr().err
+    assert "worker reserves is 1, but no machine" in capsys.readouterr().err
     with pytest.raises(UserError, match="num_cpus=4"):
         ray_workers.check_resources(ray, "local", CPU=8, GPU=0)
 

@@ -24,10 +24,10 @@ def test_slots_divide_cores_and_gpus(monkeypatch):
     found = [slot_environment(slot, 3).get("CUDA_VISIBLE_DEVICES") for slot in range(3)]
     assert found == ["0", "1", "0"]
     assert "CUDA_VISIBLE_DEVICES" not in slot_environment(0, 1)
-    assert "CUDA_VISIBLE_DEVICES" not in slot_environment(0, 2, assign_gpus=False)
-    assert "CUDA_VISIBLE_DEVICES" not in slot_environment(0, 2, processes=2)
+    assert "CUDA_VISIBLE_DEVICES" not in slot_environment(0, 2, gpus=0)
+    assert "CUDA_VISIBLE_DEVICES" not in slot_environment(0, 2, gpus=2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3,5,7,9")
-    assert slot_environment(3, 4, processes=2)["CUDA_VISIBLE_DEVICES"] == "5,7"
+    assert slot_environment(3, 4, gpus=2)["CUDA_VISIBLE_DEVICES"] == "5,7"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     assert slot_environment(1, 2)["CUDA_VISIBLE_DEVICES"] == "7"
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
