@@ -35,11 +35,13 @@ def main(connection: int, parent_pipe: int, memory: int, use_death_signal: int) 
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     _exit_with_parent(parent_pipe, bool(use_death_signal))
     slots: list[EnvSlot] = []
+    exit_if_copy = _CopyCheck()
     try:
         with socket.socket(fileno=connection) as sock:
             try:
-                _serve(sock, memory, slots)
+                _serve(sock, memory, slots, exit_if_copy)
             except UserError as error:
+                exit_if_copy()
                 payload = pickle.dumps((isinstance(error, EnvFailure), str(error)))
                 messages.Connection(sock).send(messages.USER_ERROR, payload)
     except OSError:
@@ -48,9 +50,13 @@ def main(connection: int, parent_pipe: int, memory: int, use_death_signal: int) 
         slot.close()
 
 
-def _serve(sock: socket.socket, memory: int, slots: list[EnvSlot]) -> None:
+def _serve(
+    sock: socket.socket,
+    memory: int,
+    slots: list[EnvSlot],
+    exit_if_copy: Callable[[], None],
+) -> None:
     """Build the environments, add them to `slots`, and answer messages until `QUIT`."""
-    exit_if_copy = _CopyCheck()
     connection = messages.Connection(sock)
 
     def answer(kind: bytes, payload: bytes = b"") -> None:

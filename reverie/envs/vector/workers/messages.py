@@ -10,7 +10,9 @@ import os
 import select
 import socket
 import struct
+import sys
 import time
+from pathlib import Path
 
 BUILD, ATTACH, RUN, GET_STATE, LOAD_STATE, QUIT = b"b", b"a", b"r", b"g", b"l", b"q"
 """Requests of the main process: build the environments, map the shared memory, run the
@@ -22,7 +24,8 @@ HEADER = struct.Struct("!cI")
 """Kind and size of the payload."""
 MIN_TIMEOUT = 0.1
 """Socket timeout in seconds once a deadline has passed."""
-
+CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+"""File with the CPU time that a container may use in each period, in microseconds."""
 
 POLL_SECONDS = 0.005
 """Time for which a process polls for a message before it sleeps until one arrives."""
@@ -86,17 +89,31 @@ class Connection:
 
 
 def should_poll(workers: int) -> bool:
-    """True if there are enough CPU cores to poll for messages (see `Connection`).
+    """True if the machine has enough CPU cores to poll for messages (see `Connection`).
 
-    The main process and each worker then use a core all the time, and as many cores
-    must be left for other threads and processes. Variables that limit the number of
-    threads of this process, as in parallel runs on one machine, count as its cores.
+    The main process and each worker may then use a core all the time, and as many cores
+    must be left for other threads and processes. The ranks of a data-parallel run share
+    the cores. Variables that limit the number of threads of this process, as in
+    parallel runs on one machine, count as its cores.
     """
     if not hasattr(select, "poll"):
         return False
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    cores = min(cores, _container_cores())
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if ranks.isdecimal() and int(ranks):
+        cores //= int(ranks)
     limit = os.environ.get("OMP_NUM_THREADS", "")
     if limit.isdecimal():
         cores = min(cores, int(limit))
     return cores >= 2 * (workers + 1)
+
+
+def _container_cores() -> int:
+    """Return the number of cores that a container may use (cgroup version 2)."""
+    try:
+        quota, period = CPU_LIMIT.read_text().split()
+        return int(quota) // int(period)
+    except (OSError, ValueError):  # no container, or "max": no limit
+        return sys.maxsize
