@@ -117,7 +117,7 @@ def host_store() -> Any:
 
 
 def has_reported_failure(store: Any) -> bool:
-    """True if a process that uses the store of `host_store` prints why it ended."""
+    """True if a process that uses the store of `host_store` prints its error."""
     return bool(_with_prefix(store).check([FAILURE]))
 
 

@@ -151,7 +151,9 @@ class Heartbeat:
                 # The main thread gets an error of its connection, too, and prints it.
                 # End the process only if the main thread has not done so in time.
                 if not self._stop.wait(self.timeout / 2):
-                    self.fail("The process that connects the ranks has ended.")
+                    self.fail(
+                        "The process that hosts the store of the ranks has ended."
+                    )
                 return
             # Limit the elapsed time: if this process was suspended, the missing
             # heartbeats of the other ranks do not mean that they hang.

@@ -82,6 +82,14 @@ def run_processes(count: int, arguments: Sequence[str]) -> int:
             process.wait()
 
 
+def signal_name(number: int) -> str:
+    """Return a name such as SIGKILL; real-time signals have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def _wait(processes: list[subprocess.Popen[bytes]]) -> tuple[int, str]:
     """Wait until all processes have ended; kill those that do not end in time.
 
@@ -97,8 +105,8 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> tuple[int, str]:
         if failed and first_failure is None:
             first_failure = failed[0]
             if first_failure < 0 and ended_at is None:
-                name = signal.Signals(-first_failure).name
-                killed = f"Rank {codes.index(first_failure)} was killed by {name}."
+                rank, name = codes.index(first_failure), signal_name(-first_failure)
+                killed = f"Rank {rank} was killed by {name}."
         if None not in codes:
             code = first_failure or codes[0] or 0
             # negative if a signal ended the process; convert it as a shell does

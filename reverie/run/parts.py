@@ -108,8 +108,9 @@ def check_shard_count(config: Config, checkpoints: Checkpoints) -> None:
             continue  # a damaged checkpoint, which is moved when the run is restored
         if saved_ranks != world_size():
             raise UserError(
-                f"The replay buffer of this run is sharded over {saved_ranks} ranks, "
-                f"but this command has {world_size()}.\n  Fix: --devices "
+                "The number of ranks that share the replay buffer of this run is "
+                f"{saved_ranks}, but this command has {world_size()}.\n"
+                "  Fix: --devices "
                 f"{saved_ranks}, or start {saved_ranks} processes with torchrun or "
                 "srun."
             )

@@ -51,7 +51,7 @@ from reverie.run.memory import batch_settings
 from reverie.run.parts import Shard
 from reverie.run.shards import COMMANDS as SHARD_COMMANDS
 from reverie.run.shards import FollowerShard, OtherShards, ShardFeed
-from reverie.run.signals import ALWAYS_HANDLED, HANDLED_IF_DEFAULT
+from reverie.run.signals import ALWAYS_HANDLED, HANDLED_IF_DEFAULT, Interrupted
 from reverie.run.timeouts import UpdateTimeout
 from reverie.storage.run_spaces import RunSpaces
 
@@ -120,8 +120,10 @@ def _open_group(launch: Launch) -> Iterator[Group]:
     try:
         yield group
     except BaseException as error:
-        # this process prints the error; the others end without a message
-        group.heartbeat.claim_message(type(error).__name__)
+        # This process prints the error; the others end without a message. After a
+        # signal, they get the command to stop.
+        if not isinstance(error, Interrupted):
+            group.heartbeat.claim_message(type(error).__name__)
         raise
     finally:
         group.close()

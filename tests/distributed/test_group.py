@@ -19,6 +19,7 @@ from reverie.cli.main import main
 from reverie.distributed import collective, group, heartbeat
 from reverie.distributed.launch import Launch, find_launch
 from reverie.run import ranks as run_ranks
+from reverie.run.launcher import signal_name
 
 
 def test_the_rank_of_a_process_is_that_of_its_launcher():
@@ -174,6 +175,11 @@ def test_a_rank_that_is_killed_while_it_starts_is_reported(tmp_path):
     assert errors.count("Rank 1 was killed by SIGKILL.") == 1, errors
 
 
+def test_signals_have_a_name():
+    assert signal_name(signal.SIGKILL) == "SIGKILL"
+    assert signal_name(40) == "signal 40"  # a real-time signal
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("sends_to_all", [False, True])
 def test_sigint_to_the_command_saves_the_run(tmp_path, sends_to_all):
@@ -197,6 +203,7 @@ def test_sigint_to_the_command_saves_the_run(tmp_path, sends_to_all):
     assert "Saved. Run the same command again to resume." in errors
     assert "Traceback" not in errors
     assert "connection" not in errors
+    assert errors.count("reverie: ") <= 1, errors
 
 
 @pytest.mark.extended
