@@ -35,6 +35,7 @@ from reverie.api import UserError
 from reverie.patterns import select_names
 from reverie.storage.limits import (
     MAX_JSON_BYTES,
+    InvalidFile,
     is_shell_pipe,
     parse_json,
     parse_yaml,
@@ -205,8 +206,10 @@ def read_config_file(path: Path) -> dict[str, Any]:
     try:
         data = parse_json(text) if path.suffix == ".json" else parse_yaml(text)
     except (yaml.YAMLError, ValueError) as error:
+        subject = "it " if isinstance(error, InvalidFile) else ""
+        reason = subject + " ".join(str(error).split())
         raise ConfigError(
-            f"The config file {path} is not valid: {' '.join(str(error).split())}\n"
+            f"The config file {path} is not valid: {reason}\n"
             "  Fix: correct the line named above."
         ) from None
     if data is None:

@@ -382,6 +382,8 @@ class _Checker:
             kind, fix = "range", f"widen `low` and `high` in {declared}"
             if not self.is_gymnasium:
                 fix += " (for integers, `high` is exclusive)"
+            elif space.is_discrete and not space.shape:
+                fix = f"increase `n` or change `start` in {declared}"
         self.add(severity, f"{where}: {key!r} {problem}", fix, topic=f"{kind} {key}")
 
     def _check_aliasing(self, obs: Obs, next_obs: Obs) -> None:

@@ -122,9 +122,10 @@ class DecisionMargins(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Changes the result of every operation by a random relative error of 2^-23 (ε).
+    """Changes the result of every operation by a random relative error.
 
-    This is the rounding error of another order of operations, as in other libraries.
+    It is the spacing of the floating-point numbers of the result at 1, such as 2^-23
+    for float32. This simulates another order of operations, as in other libraries.
     """
 
     def __init__(self, seed: int):

@@ -56,7 +56,7 @@ def describe_unbounded_actions(act_space: Spaces) -> str:
     if not names:
         return ""
     return (
-        f"\n  warning: the action {', '.join(names)} has no finite bounds, so it is "
-        "not rescaled, and agents act in about [-1, 1].\n"
+        f"\n  warning: entries of the action {' and '.join(names)} have no finite "
+        "bounds. They are not rescaled, and agents act in about [-1, 1].\n"
         "  Fix: set finite bounds in the action space of the environment."
     )

@@ -172,7 +172,7 @@ def _check_presets_used(config: Config, command: str, presets: Sequence[str]) ->
             name, reason = reasons[0]
             raise ConfigError(
                 f"The preset {preset!r} has no effect in this run, which uses none of "
-                f"its settings ({name}: {reason}).\n"
+                f"its settings. For example, {name} is not used: {reason}.\n"
                 f"  Fix: remove {preset} from --configs."
             )
 
