@@ -47,9 +47,15 @@ class WarmUp:
         self._thread.start()
 
     def wait(self, should_stop: Callable[[], object] = lambda: False) -> None:
-        """Wait until the thread has ended, or `should_stop` returns a true value."""
+        """Wait until the thread has ended, or `should_stop` returns a true value.
+
+        Later work on the GPU then waits for that of the thread, which restores what it
+        has changed.
+        """
         while self._thread.is_alive() and not should_stop():
             self._thread.join(0.1)
+        if self._stream is not None and not self._thread.is_alive():
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def _run(self) -> None:
         before = sys.getswitchinterval()
