@@ -64,10 +64,15 @@ class NonfiniteCheck:
             return None
         if skips.device.type != "cuda":
             return skips  # the caller waits for the device
-        count = torch.empty_like(skips, device="cpu", pin_memory=True)
-        count.copy_(skips, non_blocking=True)
-        self._copy = count, torch.cuda.current_stream(skips.device).record_event()
+        self._copy = copy_to_host(skips)
         return None
+
+
+def copy_to_host(value: Tensor) -> tuple[Tensor, Any]:
+    """Start to copy a tensor from a GPU; return the copy, and the event after it."""
+    copy = torch.empty_like(value, device="cpu", pin_memory=True)
+    copy.copy_(value, non_blocking=True)
+    return copy, torch.cuda.current_stream(value.device).record_event()
 
 
 def restart_advice(checkpoints: Checkpoints) -> tuple[str, str]:

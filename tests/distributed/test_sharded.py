@@ -36,7 +36,7 @@ def test_a_sharded_run_is_resumed_exactly_by_the_same_number_of_ranks(ranks, tmp
     whole, part = str(tmp_path / "whole"), str(tmp_path / "part")
     expected, _ = ranks.launch(2, run, whole, 60, SHARDED)
     ranks.launch(2, run, part, 42, SHARDED)
-    assert "sharded over 2 ranks, but this command has 1" in resume_alone(part)
+    assert "of this run is 2, but this command has 1" in resume_alone(part)
     actual, _ = ranks.launch(2, run, part, 60, SHARDED)
     assert largest_error(actual["agent"], expected["agent"]) == 0
     assert actual["log"][-1] == expected["log"][-1]

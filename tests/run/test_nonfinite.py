@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from reverie.agents.options import BuildOptions
 from reverie.agents.random import RandomAgent, RandomConfig
 from reverie.api import UserError
+from reverie.run import nonfinite
 from reverie.run.checkpoint import Checkpoints, find_checkpoint
 from reverie.run.nonfinite import NonfiniteCheck, restart_advice
 
@@ -48,6 +50,36 @@ def test_the_limit_of_skipped_updates_is_checked_in_every_update(checkpoints):
     check.check(AGENT, {})
     with pytest.raises(UserError, match=r"3 updates in a row .* loss/rew"):
         check.check(AGENT, {"opt/consecutive_skips": torch.tensor(3)})
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps"])
+def test_the_count_on_another_device_is_checked_in_a_later_update(
+    device, checkpoints, monkeypatch
+):
+    """The tensors are on the CPU, but name another device."""
+
+    named = torch.device(device)
+
+    class OnDevice(torch.Tensor):
+        device = named
+
+    copies = []
+
+    def copy_to_host(value):
+        copied = iter([False, True])
+        copies.append(value.clone())
+        return copies[-1], SimpleNamespace(query=lambda: next(copied))
+
+    monkeypatch.setattr(nonfinite, "copy_to_host", copy_to_host)
+    check = NonfiniteCheck(3, checkpoints)
+    skips = torch.tensor(4).as_subclass(OnDevice)
+    metrics = {"opt/consecutive_skips": skips}
+    later = 2 if device == "cuda" else 0  # the copy is ready after two updates
+    for _ in range(check.CHECK_EVERY + later - 1):
+        check.check(AGENT, metrics)
+    with pytest.raises(UserError, match="4 updates in a row"):
+        check.check(AGENT, metrics)
+    assert len(copies) == (device == "cuda")
 
 
 @pytest.mark.gpu
