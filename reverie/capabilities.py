@@ -114,7 +114,7 @@ class CanWarmUp(Protocol):
         """Run the kernels on a batch of the window `train`, without changing the agent.
 
         Called in a thread, after weights were loaded and before the first update
-        (`run/warm_up.py`). Meanwhile, the main thread may call `policy` and `report`.
+        (`run/warm_up.py`). Meanwhile, the main thread may call `policy`.
         """
 
 

@@ -23,6 +23,7 @@ from reverie.distributed.group import (
 )
 from reverie.distributed.launch import Launch
 from reverie.log.messages import print_message
+from reverie.storage.system import signal_name
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 10.0
@@ -80,14 +81,6 @@ def run_processes(count: int, arguments: Sequence[str]) -> int:
             if process.poll() is None:
                 process.kill()
             process.wait()
-
-
-def signal_name(number: int) -> str:
-    """Return a name such as SIGKILL; real-time signals have none."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> tuple[int, str]:

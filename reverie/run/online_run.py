@@ -320,6 +320,7 @@ class OnlineRun(BaseRun):
         """Log the agent's report on some batches, if enough rows are stored."""
         if not feed.ready("report"):
             return
+        self._end_warm_up()  # it changes and restores normalizers, which a report reads
         self.status.begin("report on replay batches")
         consecutive = self.agent.windows["report"].consec
         for _ in range(self.config.run.report_batches * consecutive):

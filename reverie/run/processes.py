@@ -25,6 +25,7 @@ import torch
 from reverie.storage.atomic import open_append
 from reverie.storage.limits import open_regular
 from reverie.storage.os_errors import explain_write_errors
+from reverie.storage.system import signal_name
 
 PROGRAM = (sys.executable, "-m", "reverie")
 """Program that the processes run, without its arguments."""
@@ -178,7 +179,7 @@ def visible_gpus() -> list[str]:
     """Return the GPUs that this process may use, as in `CUDA_VISIBLE_DEVICES`."""
     visible = os.environ.get(GPU_VARIABLE)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return visible.split(",") if visible else [str(i) for i in range(count)]
+    return visible.split(",") if visible and count else [str(i) for i in range(count)]
 
 
 def kill_with_parent() -> Callable[[], None] | None:
@@ -198,7 +199,7 @@ def kill_with_parent() -> Callable[[], None] | None:
 def describe_exit(output: str, exit_code: int) -> str:
     """Return the error of a failed process, from its output and exit code."""
     if exit_code < 0:
-        return f"killed by {signal.Signals(-exit_code).name}"
+        return f"killed by {signal_name(-exit_code)}"
     errors = re.findall(r"^reverie: (.*?)(?=^  Fix: |\Z)", output, re.M | re.S)
     if exit_code == 2 and errors:
         return " ".join(errors[-1].split())

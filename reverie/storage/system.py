@@ -11,6 +11,7 @@ import functools
 import importlib
 import operator
 import os
+import signal
 import sys
 import time
 from typing import IO, Any
@@ -75,3 +76,11 @@ def physical_memory() -> int | None:
     if not hasattr(os, "sysconf"):
         return None
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def signal_name(number: int) -> str:
+    """Return a name such as SIGKILL; real-time signals have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

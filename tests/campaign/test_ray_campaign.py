@@ -47,6 +47,7 @@ def test_address_without_ray_is_an_error(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         check_reachable(address)
+        check_reachable(address.replace("127.0.0.1", "[127.0.0.1]"))
     started = []
     ray = SimpleNamespace(init=lambda **options: started.append(options))
     with pytest.raises(UserError, match=f"Could not connect to Ray at {address}"):

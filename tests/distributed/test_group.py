@@ -19,7 +19,6 @@ from reverie.cli.main import main
 from reverie.distributed import collective, group, heartbeat
 from reverie.distributed.launch import Launch, find_launch
 from reverie.run import ranks as run_ranks
-from reverie.run.launcher import signal_name
 
 
 def test_the_rank_of_a_process_is_that_of_its_launcher():
@@ -173,11 +172,6 @@ def test_a_rank_that_is_killed_while_it_starts_is_reported(tmp_path):
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGKILL
     assert errors.count("Rank 1 was killed by SIGKILL.") == 1, errors
-
-
-def test_signals_have_a_name():
-    assert signal_name(signal.SIGKILL) == "SIGKILL"
-    assert signal_name(40) == "signal 40"  # a real-time signal
 
 
 @pytest.mark.extended

@@ -34,6 +34,18 @@ def test_slots_divide_cores_and_gpus(monkeypatch):
     assert "OMP_NUM_THREADS" not in slot_environment(0, 2)
 
 
+def test_gpus_that_cuda_does_not_find_are_not_assigned(monkeypatch):
+    monkeypatch.setattr(processes.torch.cuda, "is_available", lambda: False)
+    for value in ("-1", "0", ""):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+        assert processes.visible_gpus() == []
+
+
+def test_signals_have_a_name():
+    assert describe_exit("", -signal.SIGKILL) == "killed by SIGKILL"
+    assert describe_exit("", -40) == "killed by signal 40"  # a real-time signal
+
+
 def test_error_of_a_process_is_its_last_message():
     said = "step 3\nreverie: There is no\nsetting 'x'.\n  Fix: another\n"
     assert describe_exit(said, 2) == "There is no setting 'x'."

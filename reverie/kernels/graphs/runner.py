@@ -88,12 +88,14 @@ class CudaGraphRunner:
         if collective.is_synchronized():
             progress.allow(CAPTURE_SECONDS)  # it may take much longer than an update
         states = [generator.get_state() for generator in self.generators]
+        stream = torch.cuda.current_stream(self.device)
         try:
             return CapturedGraph(
                 *(self.function, inputs, self.device, self.generators),
                 *(self.priority, self.static_inputs),
             )
         except RuntimeError as error:
+            torch.cuda.set_stream(stream)  # PyTorch may leave that of the capture
             for generator, state in zip(self.generators, states, strict=True):
                 _end_capture(generator, state)
             reason = str(error).splitlines()[0]

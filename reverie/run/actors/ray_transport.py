@@ -134,7 +134,8 @@ def check_reachable(address: str) -> None:
     """
     host, colon, port = address.rpartition(":")
     if colon and "://" not in address:
-        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+        target = host.strip("[]"), int(port)  # an IPv6 address has brackets
+        socket.create_connection(target, CONNECT_SECONDS).close()
 
 
 def first_line(error: Exception) -> str:

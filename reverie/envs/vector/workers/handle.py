@@ -21,6 +21,7 @@ from reverie.envs.vector.env_slot import HEALTHY_STEPS, EnvFailure
 from reverie.envs.vector.workers import messages
 from reverie.envs.vector.workers.shared_memory import STEP
 from reverie.spaces import Spaces
+from reverie.storage.system import signal_name
 
 # Code that a worker executes. It first sets the import path of the main process; `-P`
 # keeps the current folder out of the import path until then.
@@ -185,5 +186,5 @@ class WorkerHandle:
         except subprocess.TimeoutExpired:
             return "it closed its connection"
         if code < 0:
-            return f"it was killed by {signal.Signals(-code).name}"
+            return f"it was killed by {signal_name(-code)}"
         return f"it exited with code {code}"
