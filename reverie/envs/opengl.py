@@ -9,12 +9,14 @@ driver may crash the process. A `MUJOCO_GL` that is already set is kept.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 from collections.abc import Callable, MutableMapping
 from ctypes.util import find_library
 from functools import cache
+from importlib import import_module
 
 from reverie.api import UserError
 
@@ -54,6 +56,7 @@ def select_backend(
     backend works and `render` is true, raises `UserError`, which suggests
     `no_images_flag` (a flag that disables rendering) as a fix.
     """
+    _import_triton()
     environ = os.environ if environ is None else environ
     probe = probe or probe_backend
     no_images_fix = f", or disable images: {no_images_flag}" if no_images_flag else ""
@@ -98,6 +101,18 @@ def probe_backend(name: str) -> str:
         return f"lib{LIBRARIES[name]} is not installed"
     lines = process.stderr.strip().splitlines()
     return lines[-1] if lines else f"driver exited with status {process.returncode}"
+
+
+def _import_triton() -> None:
+    """Import Triton, if it is installed, before the simulator loads an OpenGL driver.
+
+    Triton and Mesa contain different versions of LLVM. The process crashes if Triton is
+    imported after Mesa has created a context, as some functions of PyTorch do.
+    Processes that have not imported PyTorch, such as workers, do not need Triton.
+    """
+    if "torch" in sys.modules:
+        with contextlib.suppress(ImportError):
+            import_module("triton")
 
 
 def _check_user_choice(

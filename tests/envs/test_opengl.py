@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from ctypes.util import find_library
 from typing import Any
 
@@ -32,6 +33,18 @@ def select(
     return opengl.select_backend(
         environ=environ, probe=drivers, platform=platform, **options
     )
+
+
+@pytest.mark.parametrize("has_torch", [True, False])
+def test_triton_is_imported_before_a_driver(
+    has_torch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported: list[str] = []
+    monkeypatch.setattr(opengl, "import_module", imported.append)
+    if not has_torch:
+        monkeypatch.delitem(sys.modules, "torch")
+    select({}, FakeDrivers("egl"))
+    assert imported == ["triton"] * has_torch
 
 
 def test_egl_is_preferred() -> None:

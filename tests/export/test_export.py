@@ -138,6 +138,18 @@ def test_onnx_and_torch_files_act_as_the_agent(tmp_path, monkeypatch):
         assert batch.act(np.stack([obs] * 7)).shape == (7,)
 
 
+@pytest.mark.extended
+def test_onnx_files_of_dreamer_have_any_batch_size(tmp_path, monkeypatch):
+    """Other agents are exported by the slow tests."""
+    monkeypatch.setattr(verify, "STEPS", 10)
+    player = player_of(tmp_path, "dreamer, continuous")
+    exported = export_policy(player, tmp_path / "out", "onnx", with_world=True)
+    assert set(exported.comparisons) == {"policy", "observe", "imagine", "decode"}
+    for batch in (1, 2, 5):
+        policy = Policy(tmp_path / "out", batch=batch)
+        assert policy.act(np.zeros((batch, 3), np.float32)).shape == (batch, 2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("greedy", [True, False])
 @pytest.mark.parametrize("name", AGENTS)

@@ -88,14 +88,12 @@ class CudaGraphRunner:
         if collective.is_synchronized():
             progress.allow(CAPTURE_SECONDS)  # it may take much longer than an update
         states = [generator.get_state() for generator in self.generators]
-        stream = torch.cuda.current_stream(self.device)
         try:
             return CapturedGraph(
                 *(self.function, inputs, self.device, self.generators),
                 *(self.priority, self.static_inputs),
             )
         except RuntimeError as error:
-            torch.cuda.set_stream(stream)  # PyTorch may leave that of the capture
             for generator, state in zip(self.generators, states, strict=True):
                 _end_capture(generator, state)
             reason = str(error).splitlines()[0]
@@ -133,11 +131,18 @@ class CapturedGraph:
         # share it and could not be replayed in parallel. `thread_local` lets other
         # threads (a prefetching feed) allocate and copy during the capture.
         stream = torch.cuda.Stream(priority=priority)  # type: ignore[no-untyped-call]
-        with torch.cuda.graph(
+        current = torch.cuda.current_stream(device)
+        capture = torch.cuda.graph(
             self.graph, stream=stream, capture_error_mode="thread_local"
-        ):
-            on_device = tree_map(lambda x: x.to(device, non_blocking=True), self.inputs)
-            self.outputs = pack_scalars(function(*on_device))
+        )
+        try:
+            with capture:
+                on_device = tree_map(
+                    lambda x: x.to(device, non_blocking=True), self.inputs
+                )
+                self.outputs = pack_scalars(function(*on_device))
+        finally:
+            torch.cuda.set_stream(current)  # a failed capture does not always do this
         if collective.is_synchronized():
             collective.captured_graphs.add(self)
 

@@ -156,7 +156,7 @@ class RSSMDynamics(nn.Module):
         self, hidden: Float[Tensor, "B D"], deter: Float[Tensor, "B D"]
     ) -> Float[Tensor, "B D"]:
         """Return the next `deter`. The GRU's reset gate scales the candidate."""
-        gates = self.dyngru(hidden).reshape(len(deter), self.config.blocks, 3, -1)
+        gates = self.dyngru(hidden).reshape(deter.shape[0], self.config.blocks, 3, -1)
         reset, candidate, update = (gate.flatten(-2) for gate in gates.unbind(-2))
         return update_deter(deter, reset, candidate, update)
 
