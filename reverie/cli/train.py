@@ -15,7 +15,7 @@ from reverie import config as configs
 from reverie.api import UserError
 from reverie.cli.arguments import Arguments, parse_arguments, to_config
 from reverie.config import check_minimum
-from reverie.distributed.launch import find_launch
+from reverie.distributed.launch import describe_separate_task, find_launch
 from reverie.log.messages import print_message
 from reverie.log.status import StatusLine
 from reverie.run import precompile
@@ -151,6 +151,8 @@ def _run(command: str, loop: str, argv: list[str], **options: bool) -> int:
 
         run_follower()
         return 0
+    if separate := describe_separate_task():
+        print_message(separate)
     if command in ("train", "train_eval"):
         precompile.start_compiler_early()
     with StatusLine("importing PyTorch"), garbage_collection_disabled():

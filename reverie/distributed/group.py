@@ -20,15 +20,13 @@ import torch.distributed as dist
 from reverie.api import UserError
 from reverie.distributed.collective import captured_graphs
 from reverie.distributed.heartbeat import FAILURE, RANK_TIMEOUT, Heartbeat
-from reverie.distributed.launch import MASTER_PORT, Launch
+from reverie.distributed.launch import Launch
+from reverie.distributed.store import connect_store, open_store, with_prefix
 
 UPDATE_TIMEOUT = timedelta(minutes=10)
 """Maximum time to wait for another rank in an update, which may compile kernels."""
 COMMAND_TIMEOUT = timedelta(days=365)
 """Maximum time to wait for the next command of rank 0, which may be evaluating."""
-AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-"""Environment variable that torchrun sets to `True` if it hosts the store. Otherwise,
-rank 0 hosts it."""
 LOST_RANK_EXIT_CODE = 2
 """Exit code of a process that ends because another one is lost."""
 
@@ -45,10 +43,16 @@ class Group:
     """The process group; the subgroup `control` transmits commands of rank 0.
 
     If a rank is lost, the heartbeat thread calls `fail` with the reason, or with an
-    empty string if another rank prints the reason.
+    empty string if another rank prints the reason. `show` prints which ranks have not
+    started after some time.
     """
 
-    def __init__(self, launch: Launch, fail: Callable[[str], None]):
+    def __init__(
+        self,
+        launch: Launch,
+        fail: Callable[[str], None],
+        show: Callable[[str], None] = lambda text: None,
+    ):
         self.launch = launch
         self.in_command = False  # True during a command, and after one that failed
         has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
@@ -58,14 +62,14 @@ class Group:
         with explain_lost_rank():
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if has_nccl else "gloo",
-                store=_connect_store(UPDATE_TIMEOUT, launch.rank == 0),
+                store=open_store(launch, UPDATE_TIMEOUT, show),
                 rank=launch.rank,
                 world_size=launch.world_size,
                 timeout=UPDATE_TIMEOUT,
             )
             self.control = dist.new_group(backend="gloo", timeout=COMMAND_TIMEOUT)
             # a separate connection, because calls on one connection block each other
-            store = _connect_store(timedelta(seconds=RANK_TIMEOUT), False)
+            store = connect_store(timedelta(seconds=RANK_TIMEOUT))
             self.heartbeat = Heartbeat(launch, store, fail)
             dist.barrier(group=None)
             self.heartbeat.start()
@@ -87,54 +91,16 @@ class Group:
         dist.destroy_process_group()
 
 
-def _connect_store(timeout: timedelta, is_host: bool) -> Any:
-    """Connect to the TCPStore at MASTER_ADDR, in the launcher or in rank 0.
-
-    Keys are prefixed with the number of restarts: after torchrun has restarted the
-    processes, its store may still have the addresses of those that ended.
-    """
-    is_in_launcher = os.environ.get(AGENT_STORE) == "True"
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        os.environ.get("MASTER_ADDR", "127.0.0.1"),
-        int(os.environ.get("MASTER_PORT", MASTER_PORT)),
-        is_master=is_host and not is_in_launcher,
-        wait_for_workers=False,
-        timeout=timeout,
-    )
-    return _with_prefix(store)
-
-
-def _with_prefix(store: Any) -> Any:
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return dist.PrefixStore(f"reverie/{attempt}", store)  # type: ignore[attr-defined]
-
-
-def host_store() -> Any:
-    """Return a store for processes on this machine; its port is `store.port`."""
-    return dist.TCPStore(  # type: ignore[attr-defined]
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False
-    )
-
-
 def has_reported_failure(store: Any) -> bool:
     """True if a process that uses the store of `host_store` prints its error."""
-    return bool(_with_prefix(store).check([FAILURE]))
-
-
-def store_variables(port: int) -> dict[str, str]:
-    """Return the environment variables of processes that use the store at a port."""
-    return {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        AGENT_STORE: "True",
-    }
+    return bool(with_prefix(store).check([FAILURE]))
 
 
 def lost_rank_message(reason: str) -> str:
     """Return the error message of a run that ends because a process is lost."""
     return (
         f"{reason} All processes of this run end; its last checkpoint is intact.\n"
-        "  Fix: see the first error message above, if there is one. The same command "
+        "  Fix: see the error messages of the other processes. The same command "
         "resumes the run; --run.rank_timeout gives slow ranks more time."
     )
 

@@ -36,6 +36,36 @@ class Launch(NamedTuple):
         return dict(zip(TORCHRUN, map(str, values), strict=True))
 
 
+def master_address(environ: Mapping[str, str] | None = None) -> tuple[str, int]:
+    """Return the address and the port of the store.
+
+    `environ` replaces `os.environ`.
+    """
+    env = os.environ if environ is None else environ
+    port = env.get("MASTER_PORT", str(MASTER_PORT))
+    if not (port.isdecimal() and 0 < int(port) < 65536):
+        raise UserError(
+            f"MASTER_PORT is {port!r}, which is not the number of a port.\n"
+            f"  Fix: export MASTER_PORT={MASTER_PORT}, or another free port."
+        )
+    return env.get("MASTER_ADDR", "127.0.0.1"), int(port)
+
+
+def describe_separate_task(environ: Mapping[str, str] | None = None) -> str:
+    """Return a message if this is one of several tasks of `srun` that are not ranks.
+
+    `environ` replaces `os.environ`.
+    """
+    env = os.environ if environ is None else environ
+    rank, tasks, _ = (env.get(name, "") for name in SLURM)
+    if "MASTER_ADDR" in env or not tasks.isdecimal() or int(tasks) < 2:
+        return ""
+    return (
+        f"task {rank} of the {tasks} tasks of srun trains a run of its own; set "
+        "MASTER_ADDR to train one run together"
+    )
+
+
 def find_launch(environ: Mapping[str, str] | None = None) -> Launch:
     """Return the rank of this process and the number of processes.
 
@@ -66,4 +96,7 @@ def find_launch(environ: Mapping[str, str] | None = None) -> Launch:
             f"RANK is {launch.rank}, but WORLD_SIZE is {launch.world_size}.\n"
             "  Fix: start the run by torchrun, srun or `reverie train --devices 2`."
         )
-    return launch if launch.world_size > 1 else Launch()
+    if launch.world_size == 1:
+        return Launch()
+    master_address(env)  # raises if it is not valid
+    return launch

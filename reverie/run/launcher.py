@@ -15,14 +15,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from reverie.distributed.group import (
-    has_reported_failure,
-    host_store,
-    lost_rank_message,
-    store_variables,
-)
+from reverie.distributed.group import has_reported_failure, lost_rank_message
 from reverie.distributed.launch import Launch
+from reverie.distributed.store import host_store, store_variables
 from reverie.log.messages import print_message
+from reverie.run.signals import ALWAYS_HANDLED, HANDLED_IF_DEFAULT
 from reverie.storage.system import signal_name
 
 POLL_SECONDS = 0.1
@@ -64,13 +61,15 @@ def run_processes(count: int, arguments: Sequence[str]) -> int:
             timer.daemon = True
             timer.start()
 
-    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+    names = (*ALWAYS_HANDLED, *HANDLED_IF_DEFAULT)
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
     before = {number: signal.signal(number, forward) for number in numbers}
     try:
         code, killed = _wait(processes)
-        if killed and not received and not has_reported_failure(store):
-            print_message(f"reverie: {lost_rank_message(killed)}")
+        if killed and not received:
+            is_reported = has_reported_failure(store)
+            message = killed if is_reported else lost_rank_message(killed)
+            print_message(f"reverie: {message}")
         if signal.SIGINT in received and code == 128 + signal.SIGTERM:
             return 128 + signal.SIGINT
         return code
@@ -87,7 +86,7 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> tuple[int, str]:
     """Wait until all processes have ended; kill those that do not end in time.
 
     Returns the exit code, and which rank was killed if this was the first failure. The
-    other ranks report it only if they were already connected to it.
+    other ranks report only that they lost a connection, if they had one.
     """
     first_failure: int | None = None
     killed = ""
@@ -96,10 +95,16 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> tuple[int, str]:
         codes = [process.poll() for process in processes]
         failed = [code for code in codes if code]
         if failed and first_failure is None:
-            first_failure = failed[0]
+            # the others fail because they lose the connection to a rank that was killed
+            first_failure = min(failed)
             if first_failure < 0 and ended_at is None:
                 rank, name = codes.index(first_failure), signal_name(-first_failure)
                 killed = f"Rank {rank} was killed by {name}."
+                if -first_failure == signal.SIGKILL:
+                    killed = f"{killed[:-1]}, for example because memory ran out."
+            if codes[0] is not None:
+                for process in processes[1:]:
+                    process.terminate()  # has no effect on ranks that had started
         if None not in codes:
             code = first_failure or codes[0] or 0
             # negative if a signal ended the process; convert it as a shell does

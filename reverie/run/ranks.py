@@ -28,9 +28,7 @@ from reverie.distributed.group import (
     LOST_RANK_EXIT_CODE,
     Group,
     explain_lost_rank,
-    host_store,
     lost_rank_message,
-    store_variables,
 )
 from reverie.distributed.launch import Launch, find_launch
 from reverie.distributed.messages import (
@@ -42,6 +40,7 @@ from reverie.distributed.messages import (
     receive_batch,
     scatter_batch,
 )
+from reverie.distributed.store import host_store, store_variables
 from reverie.log.messages import print_message
 from reverie.run import device as devices
 from reverie.run.config import Config
@@ -102,9 +101,10 @@ def run_follower(make_env: MakeEnv | None = None) -> None:
     `make_env` builds the environments of this rank, if the replay is sharded; None for
     the environments of the task.
     """
-    _ignore_signals()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # end without a message
     warnings.simplefilter("ignore")  # rank 0 shows them
     with _open_group(find_launch()) as group:
+        _ignore_signals()
         follower = Follower(group, make_env)
         try:
             follower.run()
@@ -116,7 +116,7 @@ def run_follower(make_env: MakeEnv | None = None) -> None:
 def _open_group(launch: Launch) -> Iterator[Group]:
     """Context of the process group of a run."""
     _limit_threads(launch)
-    group = Group(launch, _fail)
+    group = Group(launch, _fail, print_message)
     try:
         yield group
     except BaseException as error:
