@@ -344,7 +344,10 @@ class OnlineRun(BaseRun):
 
     def _run_metrics(self) -> Metrics:
         replay = {f"replay/{k}": v for k, v in self.replay.metrics().items()}
-        return {**replay, **self.collector.metrics(), **super()._run_metrics()}
+        env = self.collector.metrics()
+        if self.other_shards:
+            env = {k: x + self.other_shards.env_metrics[k] for k, x in env.items()}
+        return {**replay, **env, **super()._run_metrics()}
 
     @timed("save")
     def save(self) -> None:

@@ -11,6 +11,8 @@ writes one checkpoint with the state of all ranks.
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
@@ -54,12 +56,22 @@ class Collected(NamedTuple):
     """Metrics of the episodes that ended, of each rank."""
     is_ready: bool = True
     """True if their replay buffers have enough rows for every batch."""
+    env_metrics: Metrics | None = None
+    """Sums over their environments since the start of the process, such as errors."""
 
 
 class RankFailure(NamedTuple):
     """Answer of a rank that raised a `UserError`, with its message."""
 
     message: str
+
+
+class Answer(NamedTuple):
+    """Answer of a rank to a command other than `COLLECT`."""
+
+    value: Any
+    warnings: tuple[str, ...] = ()
+    """Messages of warnings, for example of damaged files. Rank 0 shows them."""
 
 
 def check_can_act_remotely(agent: Agent, name: str) -> None:
@@ -100,6 +112,8 @@ class OtherShards:
         self._collecting = ExitStack()  # holds the context of a `COLLECT` command
         self.is_ready = False
         """True if the replay buffers of all other ranks are ready to be sampled."""
+        self.env_metrics: Counter[str] = Counter()
+        """Sums over the environments of all other ranks."""
 
     def reset(self) -> None:
         """Reset the environments of a new run."""
@@ -122,6 +136,9 @@ class OtherShards:
             answers = gather_objects(None, self._group)[1:]
         check_answers(answers)
         self.is_ready = all(answer.is_ready for answer in answers)
+        self.env_metrics = Counter()
+        for answer in answers:
+            self.env_metrics.update(answer.env_metrics or {})
         return Collected(
             sum(answer.rows for answer in answers),
             sum(answer.env_steps for answer in answers),
@@ -146,8 +163,12 @@ class OtherShards:
         with self._call() as send:
             send(command, value)
             answers = gather_objects(None, self._group)[1:]
-        check_answers(answers)
-        return answers
+        for rank, answer in enumerate(answers, 1):
+            for text in answer.warnings:
+                warnings.warn(f"Rank {rank}: {text}", RuntimeWarning, stacklevel=3)
+        values = [answer.value for answer in answers]
+        check_answers(values)
+        return values
 
 
 def check_answers(answers: list[Any]) -> None:
@@ -206,7 +227,17 @@ class FollowerShard:
         self._replay_states: dict[str, StateDict] = {}  # replay states by checkpoint
 
     def run_command(self, command: str, value: Any) -> Any:
-        """Run a command of rank 0 and return its result."""
+        """Run a command of rank 0 and return its answer."""
+        if command == COLLECT:
+            return self._run_command(command, value)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("ignore")
+            for category in (UserWarning, RuntimeWarning):
+                warnings.simplefilter("always", category)
+            result = self._run_command(command, value)
+        return Answer(result, tuple(str(warning.message) for warning in caught))
+
+    def _run_command(self, command: str, value: Any) -> Any:
         try:
             if command == RESET:
                 self.agent.policy_rng().load_state_dict(self._policy_rng)
@@ -243,7 +274,8 @@ class FollowerShard:
         if len(rows):
             self.replay.add(rows.values, rows.streams)
         metrics = (rows.metrics,) if rows.metrics else ()
-        return Collected(len(rows), rows.env_steps, metrics, self._is_ready)
+        counts = self.collector.metrics()
+        return Collected(len(rows), rows.env_steps, metrics, self._is_ready, counts)
 
     def _save(self) -> dict[str, StateDict]:
         """Write the replay buffer; return this rank's parts of the checkpoint."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import shutil
+import warnings
 from pathlib import Path
 
 import pytest
@@ -29,6 +32,27 @@ def resume_alone(logdir: str) -> str:
         train(dataclasses.replace(config, run=longer))
     assert read_config(Path(logdir)) == config  # the saved settings did not change
     return str(error.value)
+
+
+def run_with_warnings(logdir: str, steps: int, task: str) -> tuple[list[str], int]:
+    """Return the warnings of this rank and the last number of environment errors."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = run(logdir, steps, {**SHARDED, "task": task})
+    errors = [record.get("env/errors", 0) for record in result["log"]] if result else []
+    return [str(x.message) for x in caught], int(max(errors, default=0))
+
+
+@pytest.mark.extended
+def test_rank_0_reports_what_happens_on_other_ranks(ranks, tmp_path):
+    task, logdir = "failing_env:FailingEnv", tmp_path / "run"
+    (_, errors), _ = ranks.launch(2, run_with_warnings, str(logdir), 40, task)
+    assert errors == 1
+    shutil.rmtree(logdir / "replay" / "rank1")
+    (messages, _), _ = ranks.launch(2, run_with_warnings, str(logdir), 50, task)
+    assert messages
+    for message in messages:
+        assert re.search(r"^Rank 1: .*/rank1/.*The replay continues without", message)
 
 
 @pytest.mark.extended
