@@ -11,6 +11,12 @@ from reverie.cli.arguments import explain_path_errors, parse_arguments, to_confi
 from reverie.cli.explain import explain
 from reverie.distributed.launch import find_launch
 
+LOOP_SETTINGS = (
+    *("run.steps", "run.clock", "run.train_ratio"),
+    *("run.log_every", "run.save_every", "run.report_every", "run.eval_every"),
+)
+"""Settings of the training loop, which only `--end-to-end` uses."""
+
 
 def bench(argv: list[str]) -> int:
     """Measure the speed of updates or of environments on this machine."""
@@ -31,6 +37,7 @@ def bench(argv: list[str]) -> int:
             bench_envs(*parse_bench_envs_arguments(argv[1:]))
             return 0
         options, resolve = parse_bench_arguments(argv)
+        _check_options(options)
         if launch.world_size > 1 or resolve([], {}).devices > 1:
             return _bench_devices(resolve([], {}), options, launch.world_size, argv)
         if options.end_to_end:
@@ -56,7 +63,9 @@ def _bench_devices(config: Any, options: Any, world_size: int, argv: list[str]) 
         )
     if world_size == 1:
         from reverie.run.launcher import run_processes
+        from reverie.run.ranks import check_processes
 
+        check_processes(config)
         return run_processes(config.devices, ["bench", *argv])
     from reverie.bench.devices import bench_devices
     from reverie.run.ranks import run_on_ranks
@@ -88,7 +97,31 @@ def parse_bench_arguments(argv: list[str]) -> tuple[Any, Callable[..., Any]]:
         check_flags_used(config, "bench", arguments.flags)
         return config
 
+    for name, _ in arguments.flags:
+        if name.replace("-", "_") in LOOP_SETTINGS and not options.end_to_end:
+            raise UserError(
+                f"--{name} has no effect: the benchmark measures updates without a "
+                "training loop.\n"
+                f"  Fix: remove --{name}, or add --end-to-end to measure a whole run."
+            )
     return options, resolve
+
+
+def _check_options(options: Any) -> None:
+    """Raise if an option has no effect together with the others."""
+    from reverie.bench.update import BenchConfig
+
+    names = {"updates": "without --end-to-end"}
+    if options.end_to_end:
+        names = dict.fromkeys(("repeats", "seconds", "steps"), "with --end-to-end")
+    if not options.vary:
+        names["jobs"] = "without --bench.vary"
+    default = BenchConfig()
+    for name, reason in names.items():
+        if getattr(options, name) != getattr(default, name):
+            raise UserError(
+                f"--bench.{name} has no effect {reason}.\n  Fix: remove it."
+            )
 
 
 def parse_bench_envs_arguments(argv: list[str]) -> tuple[Any, Any]:

@@ -159,6 +159,8 @@ def _run(command: str, loop: str, argv: list[str], **options: bool) -> int:
         run: Callable[..., Path] = resolve_name(loop)
         config, train_options = parse_training_command(command, argv)
         from reverie.run.ranks import run_on_ranks
+    if launch.world_size > 1 and dict(configs.parse_flags(argv)).get("devices"):
+        _check_devices(config.processes, launch.world_size)
     if config.processes > 1 and launch.world_size == 1:
         from reverie.run.device import check_train_devices
         from reverie.run.launcher import run_processes
@@ -176,6 +178,15 @@ def _run(command: str, loop: str, argv: list[str], **options: bool) -> int:
     )
     print_message(f"Done: {path}")
     return 0
+
+
+def _check_devices(devices: int, world_size: int) -> None:
+    """Raise if `--devices` is not the number of processes that a launcher started."""
+    if devices != world_size:
+        raise UserError(
+            f"--devices is {devices}, but the number of processes that were started "
+            f"for this run is {world_size}.\n  Fix: remove --devices."
+        )
 
 
 @contextlib.contextmanager

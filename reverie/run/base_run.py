@@ -152,6 +152,11 @@ class BaseRun(Resources):
         )
         self.logger.timer = self.timer
         if self.profile:
+            if not self.agent.windows.keys() - {"report"}:
+                raise UserError(
+                    "--profile has no effect: this agent does not train.\n"
+                    "  Fix: remove --profile, or choose another --agent."
+                )
             self.profiler = Profiler(
                 self.profile, self.path, self.device, self.timer, self.print_message
             )

@@ -75,6 +75,25 @@ def test_agent_on_sequences_is_measured(tmp_path, capsys):
     assert json.loads(output.read_text())["ratios"].keys() == {"update"}
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--run.steps 100", "--run.steps has no effect"),
+        ("--run.save-every 10", "--run.save-every has no effect"),
+        ("--bench.updates 50", "--bench.updates has no effect without --end-to-end"),
+        ("--bench.jobs 3", "--bench.jobs has no effect without --bench.vary"),
+        ("--end-to-end --bench.repeats 5", "no effect with --end-to-end"),
+        ("--devices 99", "cannot be divided among 99 processes"),
+    ],
+)
+def test_options_without_effect_are_refused(words, message, capsys):
+    command = ["bench", "--configs", "debug", "--task", "catch", *words.split()]
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Fix: " in error
+
+
 def test_misspelled_option_gets_a_suggestion(capsys):
     assert main(["bench", "--bench.sconds", "1"]) == 2
     assert "Did you mean 'bench.seconds'?" in capsys.readouterr().err

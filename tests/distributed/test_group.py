@@ -159,6 +159,14 @@ def test_more_processes_than_sequences_are_refused_before_they_start(
     assert f"Fix: --devices {count}, or" in error
 
 
+def test_devices_other_than_the_started_processes_are_refused(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    command = ["train", "--configs", "debug", "--task", "catch", "--device", "cpu"]
+    assert main([*command, "--devices", "3"]) == 2
+    assert "started for this run is 2.\n  Fix: remove" in capsys.readouterr().err
+
+
 @pytest.mark.extended
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
 def test_a_rank_that_is_killed_while_it_starts_is_reported(tmp_path):

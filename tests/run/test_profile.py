@@ -47,6 +47,12 @@ def test_a_trace_of_no_updates_is_refused(tmp_path, capsys, count):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_trace_of_an_agent_that_does_not_train_is_refused(tmp_path, capsys):
+    words = ["--task", "catch", "--agent", "random", "--logdir", str(tmp_path / "run")]
+    assert main(["train", "--configs", "debug", *words, "--profile", "3"]) == 2
+    assert "--profile has no effect" in capsys.readouterr().err
+
+
 @pytest.mark.extended
 def test_a_run_on_sequences_that_ends_early_writes_a_shorter_trace(tmp_path, capsys):
     words = ["train", "--configs", "vta_balls_small", "--vta.batch_size", "4"]
