@@ -50,6 +50,7 @@ class Progress:
     def __init__(self, queue: Queue, retries: int):
         self.queue, self.retries = queue, retries
         self._printed: dict[str, tuple[str, int]] = {}  # state and attempts by run
+        self._failures: dict[str, int] = {}  # failed attempts by run
         self._table_lines = 0  # height of the table on the terminal
         self._summary_time = -math.inf
 
@@ -77,13 +78,23 @@ class Progress:
         self._table_lines = len(lines)
 
     def _print_changes(self, statuses: Sequence[RunStatus]) -> None:
-        """Print a line for each run whose state has changed since the last call."""
+        """Print a line for each run whose state has changed since the last call.
+
+        Also print the failures since then of a run that was already started again. The
+        first call prints a failure only if the run has not been started again.
+        """
         for status in statuses:
             key = status.run.name
             state = status.state, len(status.attempts)
-            if state != self._printed.get(key, ("waiting", 0)):
+            errors = [a.error for a in status.attempts if a.result == "failed"]
+            printed = self._failures.get(key, len(errors) - (status.state == "failed"))
+            for number, error in enumerate(errors[printed:], start=printed + 1):
+                retry = "" if number > self.retries else " It will be restarted."
+                print_message(f"{key}: failed: {error}{retry}")
+            is_new = state != self._printed.get(key, ("waiting", 0))
+            if is_new and status.state != "failed":
                 print_message(f"{key}: {self._describe(status)}")
-            self._printed[key] = state
+            self._printed[key], self._failures[key] = state, len(errors)
         now = time.monotonic()
         if now - self._summary_time >= SUMMARY_SECONDS:
             self._summary_time = now
@@ -95,9 +106,6 @@ class Progress:
             count = len(status.attempts)
             attempt = f", attempt {count}" if count > 1 else ""
             return f"running on {last.claim.get('machine', '')}{attempt}"
-        if status.state == "failed":
-            retry = "" if status.failures > self.retries else " It will be restarted."
-            return f"failed: {status.error}{retry}"
         score = read_latest(self.queue.run_folder(status.run.name)).score
         if status.state == "finished" and score is not None:
             return f"finished, score {format_number(score)}"

@@ -12,11 +12,12 @@ the first run starts.
 
 from __future__ import annotations
 
+import difflib
 import re
 import shlex
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,11 @@ import yaml
 
 from reverie import config as configs
 from reverie.api import UserError
-from reverie.campaign.queue import QueuedRun
+from reverie.campaign import config_files
+from reverie.campaign.queue import QueuedRun, RunStatus
 from reverie.envs import action_repeat, benchmark_tasks, check_available
 from reverie.run.config import Config
+from reverie.run.folder import resolve_logdir
 from reverie.run.ranks import check_processes
 from reverie.run.spec_file import (
     ResolveCommand,
@@ -44,6 +47,17 @@ MAX_SEEDS = 10_000
 PER_RUN_SETTINGS = {"task": "tasks", "seed": "seeds", "logdir": "logdir"}
 """Settings of `train` that differ between runs, and the options of the campaign that
 are used instead of them."""
+
+SAVED_OPTIONS = ("retries", "stale_seconds")
+"""Options that are saved in the file, unless they have their default."""
+MACHINE_OPTIONS = ("per_gpu", "mps", "workers", "slurm", "ray")
+"""Options that are not saved, because they depend on the machine."""
+CHECKSUMS = "config_sha256"
+"""Key of the checksums of the config files."""
+MIN_STALE_SECONDS = 20.0
+"""Four times the time between two heartbeats (`worker.py`), which may be late."""
+OPTION_SIMILARITY = 0.65
+"""Similarity that a suggested option of the campaign needs, from 0 to 1."""
 
 FILE_EXAMPLES = {"tasks": "tasks: [catch, memory]", "seeds": "seeds: 3"}
 """Lines of a YAML file, for error messages."""
@@ -69,7 +83,8 @@ class CampaignConfig:
     retries: int = 2
     """How often a run that failed is started again."""
     stale_seconds: float = 60.0
-    """Time without a heartbeat after which a run of another machine is taken over."""
+    """Time without a heartbeat after which a run of another machine is taken over; at
+    least 20."""
     slurm: str = ""
     """Submit SLURM jobs as workers, with these options: jobs=4,partition=gpu,time=240.
     Needs submitit."""
@@ -82,7 +97,14 @@ class CampaignConfig:
     """Print the state of all runs and exit."""
 
     def __post_init__(self) -> None:
-        configs.check_minimum(self, workers=0, retries=0, stale_seconds=1)
+        configs.check_minimum(self, workers=0, retries=0)
+        if not self.stale_seconds >= MIN_STALE_SECONDS:
+            raise UserError(
+                f"stale_seconds must be at least {MIN_STALE_SECONDS:g}, not "
+                f"{self.stale_seconds:g}, because a late heartbeat would otherwise let "
+                "other workers take over a healthy run.\n"
+                f"  Fix: --stale-seconds {MIN_STALE_SECONDS:g}"
+            )
         if self.slurm and self.ray:
             raise UserError(
                 "--slurm and --ray cannot be used together.\n  Fix: remove one of them."
@@ -112,6 +134,11 @@ class CampaignSpec:
     """Maximum number of processes of a run that is not limited to a CPU."""
     device: str = "auto"
     """The setting `device` of all runs; auto if they differ."""
+    config_sha256: dict[str, str] = field(default_factory=dict)
+    """Checksums of the config files, by path."""
+    is_saved: bool = False
+    """True if only the file in the folder of the campaign defines the runs, and no
+    flags."""
 
     def to_yaml(self) -> str:
         """Return the YAML file of everything that defines the runs."""
@@ -119,8 +146,11 @@ class CampaignSpec:
             "tasks": list(self.config.tasks),
             "seeds": parse_seeds(self.config.seeds),
             "configs": [list(presets) for presets in self.methods],
+            **non_default_options(self.config, SAVED_OPTIONS),
             "settings": self.settings,
         }
+        if self.config_sha256:
+            data[CHECKSUMS] = self.config_sha256
         if self.size:
             data["size"] = self.size
         return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
@@ -143,26 +173,15 @@ def load_spec(
     }
     in_file = set(settings)
     methods = _parse_methods(origin, data.pop("configs", None))
+    saved_checksums = pop_mapping(Path(origin), data, CHECKSUMS)
     size = str(data.pop("size", "") or "")
     _convert_values(origin, data)
     options = {field.name for field in fields(CampaignConfig)}
-    for key in data:
-        if key in ("task", "seed"):
-            raise UserError(
-                f"Unknown key {key!r} in {origin}.\n"
-                f"  Fix: {FILE_EXAMPLES[PER_RUN_SETTINGS[key]]}"
-            )
-        if key == "status":
-            raise UserError(
-                f"status in {origin} has no effect.\n"
-                "  Fix: remove it, and use reverie campaign FOLDER --status"
-            )
-        if key not in options:
-            known = [*sorted(options - {"status"}), "configs", "settings"]
-            raise unknown_key(origin, key, known, "campaign", "`settings:`")
+    _check_keys(origin, data, options)
+    parsed = configs.parse_flags(arguments)
     flags: list[tuple[str, Any]] = []
     new_methods = []
-    for name, value in configs.parse_flags(arguments):
+    for name, value in parsed:
         if name == "configs":  # each occurrence is a method
             new_methods.append(value)
         elif name == "seeds" and isinstance(value, list):
@@ -172,8 +191,7 @@ def load_spec(
         else:  # an option of the campaign is returned, a setting is added to `settings`
             flags += add_settings(settings, [(name, value)], options)
     if "config" in settings:  # workers may run in other folders
-        paths = [Path(path).expanduser().absolute() for path in settings["config"]]
-        settings["config"] = [str(path) for path in paths]
+        settings["config"] = config_files.absolute_paths(settings["config"])
     methods = _parse_methods("the flags", new_methods) or methods or ((),)
     layer = configs.flag_layer(CampaignConfig, flags, CampaignConfig())
     config = configs.resolve(CampaignConfig, [(origin, data), ("the flags", layer)])
@@ -184,8 +202,44 @@ def load_spec(
                 f"{source} sets {name}, which differs between the runs of a campaign.\n"
                 f"  Fix: --{PER_RUN_SETTINGS[name]}"
             )
-    spec = CampaignSpec(config, methods, settings, size)
-    return plan_runs(spec, resolve)
+    is_saved = is_file_of_campaign(file, config)
+    if is_saved:
+        config_files.check_unchanged(saved_checksums)
+    spec = plan_runs(CampaignSpec(config, methods, settings, size), resolve)
+    other_options = options - {"tasks", "seeds"}
+    return replace(
+        spec,
+        config_sha256=config_files.checksums(settings.get("config", [])),
+        is_saved=is_saved
+        and all(name.replace("-", "_") in other_options for name, _ in parsed),
+    )
+
+
+def is_file_of_campaign(file: Path | None, config: CampaignConfig) -> bool:
+    """True if this is the file in the folder of the campaign."""
+    saved = resolve_logdir(config.logdir) / SPEC_FILE
+    return file is not None and file.expanduser().resolve() == saved.resolve()
+
+
+def read_saved_options(file: Path) -> CampaignConfig:
+    """Return the options that are saved in the file of a campaign, and defaults."""
+    data = configs.read_config_file(file)
+    saved = {name: data[name] for name in SAVED_OPTIONS if name in data}
+    return configs.resolve(CampaignConfig, [(str(file), saved)])
+
+
+def read_checksums(folder: Path) -> dict[str, str]:
+    """Return the checksums in the folder of a campaign; empty for a new one."""
+    file = folder / SPEC_FILE
+    data = configs.read_config_file(file) if file.exists() else {}
+    return pop_mapping(file, data, CHECKSUMS)
+
+
+def non_default_options(config: CampaignConfig, names: Sequence[str]) -> dict[str, Any]:
+    """Return those of the named options that do not have their default."""
+    default = CampaignConfig()
+    values = {name: getattr(config, name) for name in names}
+    return {name: x for name, x in values.items() if x != getattr(default, name)}
 
 
 def plan_runs(spec: CampaignSpec, resolve: ResolveCommand) -> CampaignSpec:
@@ -212,8 +266,8 @@ def plan_runs(spec: CampaignSpec, resolve: ResolveCommand) -> CampaignSpec:
                 check_processes(config)
             except UserError as error:
                 method = f" with {label}" if label else ""
-                message = f"Task {task}{method}: {error}"
-                raise UserError(message) from None
+                text = _suggest_option(error) or str(error)
+                raise UserError(f"Task {task}{method}: {text}") from None
             frames = _total_frames(task, config)
             processes = max(processes, config.processes)
             if config.device != "cpu":
@@ -268,22 +322,81 @@ def parse_seeds(text: str) -> list[int]:
     return list(range(numbers[0]))
 
 
-def check_extends(folder: Path, runs: Sequence[QueuedRun], old: Sequence[Any]) -> None:
+def check_extends(
+    folder: Path,
+    runs: Sequence[QueuedRun],
+    old: Sequence[RunStatus],
+    is_saved: bool = False,
+) -> None:
     """Raise unless the runs in a folder are part of the campaign.
 
     `runs` are those of the campaign; `old` has the status of each run in the folder.
-    Tasks, seeds and methods can be added; settings of existing runs cannot change.
+    Tasks, seeds and methods can be added; settings of existing runs cannot change. With
+    `is_saved`, the file in the folder defines `runs`, so the error is a change of it.
     """
     new = {run.name: run for run in runs}
     for status in old:
-        name = status.run.name
-        if name not in new or new[name].command != status.run.command:
-            command = shlex.join(["reverie", *status.run.command])
+        name, before = status.run.name, _shell_command(status.run)
+        if name in new and new[name].command == status.run.command:
+            continue
+        if not is_saved:
             raise UserError(
                 f"{folder} is the folder of another campaign: its run {name} is "
-                f"`{command}`.\n  Fix: reverie campaign {shlex.quote(str(folder))} to "
+                f"`{before}`.\n  Fix: reverie campaign {shlex.quote(str(folder))} to "
                 "resume it, or choose another --logdir."
             )
+        after = f"now is `{_shell_command(new[name])}`" if name in new else "is missing"
+        raise UserError(
+            f"{folder / SPEC_FILE} differs from the runs that the campaign already "
+            f"has: the run {name} was `{before}` and {after}.\n"
+            "  Fix: undo the change of the file. To change settings, or to remove a "
+            "task or seed, start another campaign with another --logdir."
+        )
+
+
+def _shell_command(run: QueuedRun) -> str:
+    return shlex.join(["reverie", *run.command])
+
+
+def _check_keys(origin: str, data: dict[str, Any], options: set[str]) -> None:
+    """Raise if a YAML file has keys that are not options of the campaign."""
+    for key in data:
+        if key in ("task", "seed"):
+            raise UserError(
+                f"Unknown key {key!r} in {origin}.\n"
+                f"  Fix: {FILE_EXAMPLES[PER_RUN_SETTINGS[key]]}"
+            )
+        if key == "status":
+            raise UserError(
+                f"status in {origin} has no effect.\n"
+                "  Fix: remove it, and use reverie campaign FOLDER --status"
+            )
+        if key not in options:
+            known = [*sorted(options - {"status"}), "configs", "settings"]
+            raise unknown_key(origin, key, known, "campaign", "`settings:`")
+
+
+def _suggest_option(error: UserError) -> str:
+    """Return the message for an unknown flag that is similar to a campaign option.
+
+    It is empty for other errors, and if the flag is the last part of a setting's name.
+    """
+    if not isinstance(error, configs.UnknownSetting):
+        return ""
+    name = error.name[-100:].replace("-", "_")  # the time to compare is quadratic
+    names = [*(field.name for field in fields(CampaignConfig)), "configs"]
+    last_parts = {x.rpartition(".")[2] for x in configs.settings_of(Config)}
+    is_flag = error.origin.startswith("the flag ") and "." not in name
+    if not is_flag or name in last_parts:
+        return ""
+    close = difflib.get_close_matches(name, names, n=1, cutoff=OPTION_SIMILARITY)
+    if not close:
+        return ""
+    return (
+        f"There is no setting {error.name!r:.200} ({error.origin}). Did you mean "
+        f"--{close[0].replace('_', '-')}, an option of the campaign?\n"
+        "  Fix: `reverie campaign --help` lists all options."
+    )
 
 
 def _train_arguments(

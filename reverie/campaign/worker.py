@@ -23,10 +23,16 @@ from pathlib import Path
 import yaml
 
 from reverie.api import UserError
+from reverie.campaign.config_files import check_unchanged
 from reverie.campaign.gpu_sharing import GpuSharing
 from reverie.campaign.progress import Progress, format_table
 from reverie.campaign.queue import Claim, Queue, RunStatus, write_shared
-from reverie.campaign.spec import SPEC_FILE, CampaignSpec, check_extends
+from reverie.campaign.spec import (
+    SPEC_FILE,
+    CampaignSpec,
+    check_extends,
+    read_checksums,
+)
 from reverie.log.messages import print_message
 from reverie.run.folder import LOCK, is_locked, read_exit_record, resolve_logdir
 from reverie.run.processes import PROGRAM, ProcessSlots, RunProcess, stop_processes
@@ -70,7 +76,8 @@ def create_campaign(spec: CampaignSpec) -> CampaignSpec:
             "  Fix: choose another --logdir."
         )
     queue = Queue(path)
-    check_extends(path, spec.runs, queue.statuses())
+    check_extends(path, spec.runs, queue.statuses(), spec.is_saved)
+    check_unchanged(read_checksums(path))
     make_folder(path, parents=True)
     settings = yaml.safe_load(spec.to_yaml())
     # workers on this machine may then import the modules that the settings name
@@ -199,8 +206,20 @@ class Worker(Monitor):
         )
 
     def start_runs(self) -> None:
-        """Claim runs for the free slots, and start them."""
+        """Claim runs for the free slots, and start them.
+
+        If a config file has changed, no runs are started. Running ones continue, and
+        without any, the error is raised.
+        """
         claimable = self.claimable()
+        if claimable and self.slots.free:
+            try:
+                check_unchanged(self.spec.config_sha256)
+            except UserError as error:
+                if not self.runs:
+                    raise
+                self._print_problem("no other run is started", str(error))
+                return
         while claimable and self.slots.free and not self.stopper.is_set():
             status = claimable.pop(0)
             try:

@@ -16,7 +16,7 @@ from reverie.log.status import StatusLine
 
 if TYPE_CHECKING:
     from reverie.campaign.queue import RunStatus
-    from reverie.campaign.spec import CampaignSpec
+    from reverie.campaign.spec import CampaignConfig, CampaignSpec
 
 CAMPAIGN_HELP = """\
 Runs `reverie train` for all combinations of task, method and seed. Give --configs once
@@ -103,10 +103,12 @@ def run_campaign(spec: CampaignSpec) -> int:
         GpuSharing(config, spec.device, spec.gpus_per_run)
     spec = worker.create_campaign(spec)
     path = Path(spec.config.logdir)
-    resume = f"reverie campaign {shlex.quote(str(path))}"
+    resume = _resume_command(path, config)
+    join = f"reverie campaign {shlex.quote(str(path))}"
+    separator = ", or " if join == resume else f": {resume}\n  "
     print_message(
         f"{len(spec.runs)} runs of `reverie train`\n  campaign folder {path}\n"
-        f"  resume, or start a worker on another machine: {resume}"
+        f"  resume{separator}start a worker on another machine: {join}"
     )
     if config.slurm:
         statuses = slurm.submit(spec)
@@ -124,6 +126,19 @@ def run_campaign(spec: CampaignSpec) -> int:
     return 0
 
 
+def _resume_command(path: Path, config: CampaignConfig) -> str:
+    """Return the command that resumes a campaign on this machine.
+
+    It contains the options that are not saved in the folder of the campaign.
+    """
+    from reverie.campaign.spec import MACHINE_OPTIONS, non_default_options
+
+    words = ["reverie", "campaign", str(path)]
+    for name, value in non_default_options(config, MACHINE_OPTIONS).items():
+        words += [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(words)
+
+
 def _check_status_flags(names: Collection[str]) -> None:
     """Raise if flags would have no effect, because --status starts no runs."""
     unused = [name for name in names if name not in ("status", "logdir")]
@@ -138,15 +153,16 @@ def _print_status(file: Path | None) -> int:
     """Print the state of all runs of the campaign that this spec file belongs to."""
     from reverie.campaign.progress import format_table
     from reverie.campaign.queue import QUEUE, Queue
-    from reverie.campaign.spec import CampaignConfig
+    from reverie.campaign.spec import read_saved_options
 
     if file is None or not (file.parent / QUEUE).is_dir():
         raise UserError(
             "--status needs the folder of a campaign.\n"
             "  Fix: reverie campaign FOLDER --status"
         )
-    queue = Queue(file.parent)
-    print(format_table(queue.statuses(), queue, CampaignConfig().retries))
+    config = read_saved_options(file)
+    queue = Queue(file.parent, config.stale_seconds)
+    print(format_table(queue.statuses(), queue, config.retries))
     return 0
 
 

@@ -63,6 +63,58 @@ def test_failed_run_is_named_with_its_fix(tmp_path, program, monkeypatch, capsys
     assert [starts(folder, name) for name in names] == [1, 1]
 
 
+@pytest.fixture
+def run_program(program, monkeypatch):
+    """`reverie campaign` executes the program instead of `reverie train`."""
+    run_worker = partial(worker.run_worker, program=program)
+    monkeypatch.setattr(worker, "run_worker", run_worker)
+
+
+def test_resume_command_and_status_have_the_options_of_the_campaign(
+    tmp_path, run_program, capsys
+):
+    folder = tmp_path / "campaign"
+    words = "campaign --tasks catch --configs debug --device cpu --workers 2"
+    assert main([*words.split(), "--retries", "4", "--logdir", str(folder)]) == 0
+    resume = f"resume: reverie campaign {folder} --workers 2\n"
+    err = capsys.readouterr().err
+    assert (
+        f"{resume}  start a worker on another machine: reverie campaign {folder}\n"
+        in (err)
+    )
+    queue = Queue(folder)
+    queue.add([make_run("other")])
+    queue.open_worker()
+    claim = queue.claim(queue.statuses()[-1])
+    queue.end_attempt(claim, "failed", "The simulator is missing.")
+    assert main(["campaign", str(folder), "--status"]) == 0
+    assert "other failed (attempt 1 of 5)" in capsys.readouterr().out
+
+
+def test_change_of_the_saved_file_is_named(tmp_path, run_program, capsys):
+    folder = tmp_path / "campaign"
+    words = "campaign --tasks catch,memory --seeds 2 --configs debug --logdir"
+    assert main([*words.split(), str(folder)]) == 0
+    file = folder / "campaign.yaml"
+    original = file.read_text()
+    file.write_text(original.replace("settings: {}", "settings: {run.steps: 7}"))
+    old = "reverie train --configs debug --task catch --seed 0"
+    new = "reverie train --configs debug --run.steps 7 --task catch --seed 0"
+    assert main(["campaign", str(folder), "--workers", "2"]) == 2
+    err = capsys.readouterr().err
+    assert f"{file} differs from the runs that the campaign already has" in err
+    assert f"the run catch-debug-seed0 was `{old}` and now is `{new}`.\n" in err
+    assert "Fix: undo the change" in err
+    assert "another --logdir" in err
+    file.write_text(original.replace("- memory\n", ""))
+    assert main(["campaign", str(folder)]) == 2
+    assert "--task memory --seed 0` and is missing.\n" in capsys.readouterr().err
+    file.write_text(original)
+    assert main(["campaign", str(folder), "--seeds", "1"]) == 2  # a flag is the cause
+    assert f"Fix: reverie campaign {folder} to resume" in capsys.readouterr().err
+    assert main(["campaign", str(folder)]) == 0
+
+
 @pytest.mark.extended
 def test_slurm_jobs_are_workers(tmp_path, monkeypatch, capsys):
     pytest.importorskip("submitit")

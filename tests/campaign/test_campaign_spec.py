@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +13,7 @@ from reverie.campaign.gpu_sharing import (
     read_gpu_usage,
     runs_per_gpu,
 )
+from reverie.campaign.queue import RunStatus
 from reverie.campaign.spec import (
     CampaignConfig,
     check_extends,
@@ -96,6 +96,13 @@ def test_seeds():
         ("--tasks catch --seed 3", "--seeds"),
         ("--tasks catch --per-gpu 0", "--per-gpu auto"),
         ("--tasks catch --retries -1", "retries"),
+        ("--tasks catch --stale-seconds 5", "not 5, .*\n  Fix: --stale-seconds 20"),
+        ("--tasks catch --stale-seconds nan", "at least 20, not nan"),
+        ("--tasks catch --worker 2", "the flag --worker.* Did you mean --workers,"),
+        ("--tasks catch --retry 2", "Did you mean --retries, .*\n  Fix: .* --help"),
+        ("--tasks catch --per-gp 2", "Did you mean --per-gpu,"),
+        ("--tasks catch --env.worker 2", "Did you mean 'env.vector.workers'"),
+        ("--tasks catch --eps 2", r"Did you mean '.*\.eps'"),
         ("--tasks catch --configs debug --devices 99", "cannot be divided among 99"),
         ("--tasks catch catch --configs debug --configs debug", "Two runs"),
     ],
@@ -139,6 +146,17 @@ def test_mistakes_in_a_file_are_refused(text, message, tmp_path):
     file.write_text(text)
     with pytest.raises(UserError, match=message):
         load(file=file)
+
+
+def test_options_that_change_how_runs_are_retried_are_saved(tmp_path):
+    file = tmp_path / "campaign.yaml"
+    flags = "--retries 5 --stale-seconds 90 --workers 2 --per-gpu 3"
+    file.write_text(load(f"--tasks catch --configs debug {flags}").to_yaml())
+    saved = load(file=file).config
+    assert (saved.retries, saved.stale_seconds) == (5, 90.0)
+    assert (saved.workers, saved.per_gpu) == (0, "auto")  # depend on the machine
+    assert load("--retries 3", file).config.retries == 3
+    assert "retries" not in load("--retries 2", file).to_yaml()  # the default
 
 
 def test_flags_that_status_does_not_use_are_refused(tmp_path, capsys):
@@ -203,7 +221,7 @@ def test_commands_in_messages_are_quoted_for_a_shell(tmp_path):
     assert str(error.value).endswith(f"Fix: reverie campaign '{folder}'")
     (run,) = load("--tasks catch").runs
     command = [*run.command, "--config", "my settings.yaml"]
-    old = SimpleNamespace(run=replace(run, command=command))
+    old = RunStatus(replace(run, command=command))
     with pytest.raises(UserError) as error:
         check_extends(folder, [run], [old])
     assert "--config 'my settings.yaml'`" in str(error.value)

@@ -46,6 +46,18 @@ def test_failing_run_is_named_and_the_others_finish(tmp_path, program, capsys):
     assert [starts(folder, name) for name in statuses] == [4, 2, 1]
 
 
+def test_error_of_a_run_that_is_restarted_at_once_is_printed(tmp_path, program, capsys):
+    folder = tmp_path / "campaign"
+    runs = [make_run("flaky", fail=2)]
+    spec = create_campaign(make_spec(folder, runs, retries=2))
+    (status,) = run_worker(spec, program)
+    assert (status.state, status.failures) == ("finished", 2)
+    error = "flaky: failed: The simulator is missing. It will be restarted.\n"
+    assert capsys.readouterr().err.count(error) == 2
+    run_worker(spec, program)
+    assert "failed" not in capsys.readouterr().err  # printed by the earlier command
+
+
 def test_full_disk_is_reported_once_and_the_worker_tries_again(
     tmp_path, program, monkeypatch, capsys
 ):
