@@ -70,10 +70,11 @@ class Arguments(NamedTuple):
     def refuse_other_flags(self, command: str, options: Collection[str]) -> None:
         """Raise an error if there are flags that `take_options` did not remove."""
         for flag, _ in self.flags:
+            names = ", ".join(f"--{name}" for name in options)
+            fix = f"choose from {names}." if names else f"{command} --help"
             raise UserError(
                 f"`{command}` has no option --{flag}."
-                f"{configs.suggest(flag.replace('-', '_'), options)}\n"
-                f"  Fix: choose from {', '.join('--' + name for name in options)}."
+                f"{configs.suggest(flag.replace('-', '_'), options)}\n  Fix: {fix}"
             )
 
     def refuse_presets(self, reason: str, has_settings: bool = True) -> None:

@@ -144,6 +144,7 @@ def test_commands(trained, tmp_path, capsys, monkeypatch):
     [
         (["pack"], "Fix: reverie pack LOGDIR"),
         (["pack", "RUN"], "Fix: reverie pack LOGDIR"),
+        (["pack", "RUN", "--out", "x"], "Fix: reverie pack --help"),
         (["pack", "nowhere", "a.reverie"], "nowhere does not exist"),
         (["pack", "RUN", "a.reverie", "--fast", "1"], "no option --fast"),
         (["pack", "RUN", "no/folder/a.reverie"], "a.reverie"),
