@@ -63,7 +63,7 @@ class HasEpisodeLosses(Protocol):
         """Return named losses `(B, T)` and a mask of the rows that count.
 
         Sequences start at the first row of an episode; `batch["mask"]` is False for
-        padding. Losses have no gradient and do not depend on later rows.
+        padding. Losses have no gradient.
         """
 
 
@@ -113,8 +113,7 @@ class CanWarmUp(Protocol):
     def warm_up(self, batch: Batch) -> None:
         """Run the kernels on a batch of the window `train`, without changing the agent.
 
-        Called in a thread, after weights were loaded and before the first update
-        (`run/warm_up.py`). Meanwhile, the main thread may call `policy`.
+        Called in a thread before the first update, while another calls `policy`.
         """
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -66,6 +66,15 @@ class HeldOutConfig:
             raise ValueError("length must be 0 (all rows) or at least 2, not 1")
 
 
+@runtime_checkable
+class ScalesEpisodeLosses(Protocol):
+    """An agent with scales for the sum of its losses that selects a checkpoint. Without
+    this method, all scales are 1."""
+
+    def episode_loss_scale(self, name: str) -> float:
+        """Return the scale of a loss of `episode_losses`; 0 leaves it out."""
+
+
 class EpisodeLosses(NamedTuple):
     """Losses of one episode, averaged over its rows."""
 
@@ -92,6 +101,8 @@ class HeldOutResults(NamedTuple):
     ensembles: dict[str, RolloutEnsembles]
     media: Metrics
     """Videos and figures by name."""
+    scales: dict[str, float]
+    """Scales of losses in the sum that selects the best checkpoint."""
 
 
 def evaluate_held_out(
@@ -99,11 +110,14 @@ def evaluate_held_out(
 ) -> HeldOutResults:
     """Evaluate an agent on the held-out episodes of a feed, with center crops."""
     losses = list(episode_losses(agent, feed, crop, config))
+    scales: dict[str, float] = {}
+    if isinstance(agent, ScalesEpisodeLosses):
+        scales = {name: agent.episode_loss_scale(name) for name in mean_losses(losses)}
     if not isinstance(agent, HasWorldModelEnv):
-        return HeldOutResults(losses, {}, {}, {})
+        return HeldOutResults(losses, {}, {}, {}, scales)
     errors, media = open_loop_errors(agent.world_model_env(seed=0), feed, crop, config)
     if not config.ensemble.samples:
-        return HeldOutResults(losses, errors, {}, media)
+        return HeldOutResults(losses, errors, {}, media, scales)
     single = replace(config, batch=1, episodes=config.ensemble.episodes)
     episodes = (
         {key: value[0].cpu().numpy() for key, value in batch.items()}
@@ -112,19 +126,22 @@ def evaluate_held_out(
     ensembles, figures = sample_ensembles(
         agent.world_model_env(seed=1), episodes, config.ensemble, config.context
     )
-    return HeldOutResults(losses, errors, ensembles, {**media, **figures})
+    media = {**media, **figures}
+    return HeldOutResults(losses, errors, ensembles, media, scales)
 
 
 def to_metrics(results: HeldOutResults) -> Metrics:
     """Return scalars, videos and figures for the log.
 
-    `loss` selects the best checkpoint: the sum of the losses or, without losses, of the
-    open-loop errors.
+    `loss` selects the best checkpoint: the sum of the losses, multiplied by their
+    scales, or, without losses, the sum of the open-loop errors.
     """
     means = mean_losses(results.losses)
     metrics: Metrics = {f"loss/{key}": value for key, value in means.items()}
     if means:
-        metrics["loss"] = sum(means.values())
+        scaled = {key: results.scales.get(key, 1.0) for key in means}
+        # without the losses of scale 0, which may be NaN
+        metrics["loss"] = sum(x * means[key] for key, x in scaled.items() if x)
     for key, errors in results.errors.items():
         for name in OpenLoopErrors._fields:
             curve = np.nanmean(getattr(errors, name), 0)

@@ -89,7 +89,7 @@ IN_ENVIRONMENT = tuple(
 
 TRAINING_SETTINGS = (
     *("opt.", "batch_size", "batch_length", "loss_scales.", "priosignal"),
-    *("representation", "harmony", "harmony_opt."),
+    *("representation", "draw", "harmony", "harmony_opt."),
 )
 """Settings of agents that only affect training. Not every agent has all of them."""
 

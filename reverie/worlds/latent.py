@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from reverie.api import Batch, Obs, WorldLoss
+from reverie.api import Batch, Obs, UserError, WorldLoss
 from reverie.capabilities import ObsEncoder
 from reverie.nets.decoder import Decoder, DecoderConfig
 from reverie.nets.distributions import Distribution
@@ -224,7 +224,15 @@ class LatentWorldBase(nn.Module):
         feat = self.features(states)
         losses: dict[str, Tensor] = {}
         if self.representation is not None:
-            assert embed is not None
+            if embed is None:
+                raise UserError(
+                    f"The world {type(self).__name__} computes its losses without the "
+                    "embedding, which the representation "
+                    f"{self.networks.representation!r} needs.\n"
+                    "  Fix: call super().loss in the world, or "
+                    "self.prediction_losses(states, batch, embed) with the output of "
+                    "the encoder, or use --dreamer.representation decoder."
+                )
             losses |= self.representation(feat, embed, batch)
         if self.dec is not None:
             losses |= self.decoder_losses(states, batch)

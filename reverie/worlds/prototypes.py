@@ -17,14 +17,15 @@ The first step of every sequence is skipped, because its latent state is compute
 state stored in the replay buffer, which may be outdated: it is not assigned to
 prototypes, and its losses are zero. The losses of the T - 1 other steps are multiplied
 by T / (T - 1), so that the mean over all T steps is equal to the mean of the original
-losses over these T - 1 steps.
+losses over these T - 1 steps. In the evaluation on episodes, whose batches have a mask,
+T is the number of rows of each episode without padding, and padding has no assignments.
 """
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, UInt8
+from jaxtyping import Bool, Float, UInt8
 from torch import Tensor, nn
 
 from reverie.api import Batch, UserError
@@ -49,6 +50,8 @@ FROZEN_UPDATES = 10_000
 """Updates before prototypes are trained."""
 MAX_SHIFT = 3
 """Largest shift of a view in pixels."""
+VIEW = "prototypes/view"
+"""Batch key with the index of the view of each sequence."""
 
 
 class Prototypes(RepresentationLoss):
@@ -90,15 +93,30 @@ class Prototypes(RepresentationLoss):
         offset = MAX_SHIFT * (2 * rng.uniform(zeros) - 1)  # (x, y) in pixels
         for key in self.image_keys:
             views[key] = shift_images(views[key], offset)
+        index = torch.arange(self.views, device=zeros.device)
+        views[VIEW] = index.repeat(size // self.views)
         return views
 
     def forward(
         self, feat: Float[Tensor, "B T F"], embed: Float[Tensor, "B T E"], batch: Batch
     ) -> dict[str, Tensor]:
+        if VIEW not in batch:
+            raise UserError(
+                "The world computes the losses of the representation 'prototypes' on a "
+                "batch without the two views of each sequence.\n"
+                "  Fix: call super().loss in the world, or "
+                "self.with_augmented_views(state, batch, rng) at the start of its loss "
+                "and self.average_views(loss) at its end, or use "
+                "--dreamer.representation decoder."
+            )
+        mask = batch.get("mask")
+        masks = [None if mask is None else mask[i :: self.views, 1:] for i in (0, 1)]
         with torch.no_grad():
             slow = self.slow_encoder(batch, embed.dtype)[:, 1:]
             slow_scores = self._scores(self.slow_from_embed(slow).float())[0]
-            by_view = [self._assign(slow_scores[i :: self.views]) for i in (0, 1)]
+            by_view = [
+                self._assign(slow_scores[i :: self.views], masks[i]) for i in (0, 1)
+            ]
             targets = torch.stack(by_view, 1).flatten(0, 1)
             other_targets = torch.stack(by_view[::-1], 1).flatten(0, 1)
         embed, feat = embed[:, 1:], feat[:, 1:]
@@ -109,7 +127,7 @@ class Prototypes(RepresentationLoss):
             "proto_temp": _cross_entropy(targets, feat_scores),
             "proto_norm": (embed_norm - 1).square() + (feat_norm - 1).square(),
         }
-        return {name: _prepend_zero_loss(loss) for name, loss in losses.items()}
+        return {name: _prepend_zero_loss(loss, mask) for name, loss in losses.items()}
 
     @torch.no_grad()
     def initialize_slow(self, encoder: nn.Module) -> None:
@@ -143,11 +161,17 @@ class Prototypes(RepresentationLoss):
         weight = torch.where(trained, weight, weight.detach())
         return F.linear(F.normalize(x, dim=-1), weight), x.norm(dim=-1)
 
-    def _assign(self, scores: Float[Tensor, "B T P"]) -> Float[Tensor, "B T P"]:
+    def _assign(
+        self, scores: Float[Tensor, "B T P"], mask: Bool[Tensor, "B T"] | None
+    ) -> Float[Tensor, "B T P"]:
         """Return assignments of the steps of one view, balanced over all ranks.
 
         Called without gradients, so `all_gather_with_grad` only gathers the scores.
         """
+        if mask is not None:
+            masked = torch.zeros_like(scores)
+            masked[mask] = sinkhorn(scores[mask])
+            return masked
         size, length = scores.shape[:2]
         local = local_sequences()
         first = local.start * length if local else 0
@@ -196,7 +220,17 @@ def _cross_entropy(target: Tensor, scores: Tensor) -> Float[Tensor, "B T"]:
     return -(target * F.log_softmax(scores / TEMPERATURE, -1)).sum(-1)
 
 
-def _prepend_zero_loss(loss: Float[Tensor, "B T"]) -> Tensor:
-    """Prepend a loss of zero, and scale the others so that the mean does not change."""
+def _prepend_zero_loss(
+    loss: Float[Tensor, "B _"], mask: Bool[Tensor, "B T"] | None
+) -> Float[Tensor, "B T"]:
+    """Prepend a loss of zero, and scale the others so that the mean does not change.
+
+    With a mask, this is the mean of each sequence over the rows in the mask. The losses
+    of other rows are zero.
+    """
+    if mask is not None:
+        rows = mask.sum(1, keepdim=True)
+        scaled = loss * (rows / (rows - 1).clamp(min=1))
+        return F.pad(torch.where(mask[:, 1:], scaled, 0.0), (1, 0))
     steps = loss.shape[1]
     return F.pad(loss * ((steps + 1) / max(1, steps)), (1, 0))

@@ -13,6 +13,10 @@ distinguish observations. This is an advantage over a decoder, whose loss is a s
 pixels, if there is noise in the background, or if important objects are small.
 
 All statistics are computed over the global batch of a data-parallel run.
+
+Batches of the evaluation on episodes have a mask, `batch["mask"]`, which is False for
+padding. These rows are no part of the statistics, and their losses are zero. Batches of
+training have no mask.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from reverie.api import Batch
@@ -98,10 +102,13 @@ class ProjectionLoss(RepresentationLoss):
     ) -> dict[str, Tensor]:
         projected = self.projection(feat).float()
         (name,) = self.loss_names
-        return {name: self.loss(projected, embed.detach().float())}
+        return {name: self.loss(projected, embed.detach().float(), batch.get("mask"))}
 
     def loss(
-        self, projected: Float[Tensor, "B T E"], embed: Float[Tensor, "B T E"]
+        self,
+        projected: Float[Tensor, "B T E"],
+        embed: Float[Tensor, "B T E"],
+        mask: Bool[Tensor, "B T"] | None = None,
     ) -> Tensor:
         """Return the loss: a scalar, or one value per step `(B, T)`."""
         raise NotImplementedError
@@ -122,8 +129,13 @@ class Barlow(ProjectionLoss):
     loss_names = ("barlow",)
 
     def loss(
-        self, projected: Float[Tensor, "B T E"], embed: Float[Tensor, "B T E"]
+        self,
+        projected: Float[Tensor, "B T E"],
+        embed: Float[Tensor, "B T E"],
+        mask: Bool[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, ""]:
+        if mask is not None:
+            return barlow_loss(projected[mask], embed[mask])
         gathered = [all_gather_with_grad(x.flatten(0, 1)) for x in (projected, embed)]
         return barlow_loss(*gathered)
 
@@ -134,15 +146,20 @@ class InfoNCE(ProjectionLoss):
     loss_names = ("infonce",)
 
     def loss(
-        self, projected: Float[Tensor, "B T E"], embed: Float[Tensor, "B T E"]
+        self,
+        projected: Float[Tensor, "B T E"],
+        embed: Float[Tensor, "B T E"],
+        mask: Bool[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T"]:
         size, length = projected.shape[:2]
         local = local_sequences()
         first = local.start * length if local else 0
         index = torch.arange(first, first + size * length, device=embed.device)
         logits = projected.flatten(0, 1) @ all_gather_with_grad(embed.flatten(0, 1)).T
-        loss = F.cross_entropy(logits, index, reduction="none")
-        return loss.view(size, length)
+        if mask is not None:
+            logits = logits.masked_fill(~mask.flatten(), -torch.inf)
+        loss = F.cross_entropy(logits, index, reduction="none").view(size, length)
+        return loss if mask is None else torch.where(mask, loss, 0.0)
 
 
 def barlow_loss(
@@ -160,6 +177,8 @@ def barlow_loss(
 
 def _standardized(x: Float[Tensor, "N E"]) -> Float[Tensor, "N E"]:
     """Return rows with mean 0 and standard deviation 1 in every dimension."""
+    # the variance of a single row, an episode of one step, is 0
+    variance = x.var(0, correction=min(1, len(x) - 1))
     # clamped, because the gradient of the root is infinite at a variance of 0
-    deviation = x.var(0).clamp(min=1e-20).sqrt()
+    deviation = variance.clamp(min=1e-20).sqrt()
     return (x - x.mean(0)) / (deviation + EPS)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from dreamer_helpers import TINY, RandomFeed, changed, flatten, make
+from dreamer_helpers import ACT, OBS, TINY, RandomFeed, changed, flatten, make
 
-from reverie.agents.dreamer.config import REPRESENTATION_LOSSES
-from reverie.api import UserError
+from reverie.agents.dreamer.config import REPRESENTATION_LOSSES, LossScales
+from reverie.agents.dreamer.loss_scales import check_names
+from reverie.api import UserError, WorldLoss
+from reverie.nets.rng import Rng
 from reverie.run.used_settings import resolve_for_command
+from reverie.spaces import agent_obs_space
 from reverie.worlds import prototypes
+from reverie.worlds.rssm.config import RSSMConfig
+from reverie.worlds.rssm.world import RSSM
 
 
 @pytest.mark.parametrize("name", ["barlow", "infonce", "prototypes"])
@@ -55,6 +61,128 @@ def test_a_detached_decoder_trains_no_other_network(optimizers):
     fresh = make(replace(config, draw=True)).world.dec.state_dict()
     assert changed(flatten(fresh), flatten(dict(detached.world.dec.state_dict())))
     assert "openloop/image" in detached.report(feed)
+
+
+@pytest.mark.parametrize("name", ["barlow", "prototypes"])
+def test_training_is_the_same_with_and_without_a_detached_decoder(name):
+    config = replace(TINY, representation=name)
+    agents = [make(replace(config, draw=draw), seed=3) for draw in (False, True)]
+    feeds = [RandomFeed(agent) for agent in agents]
+    for _ in range(2):
+        plain, detached = (
+            {"train": agent.train(feed), "report": agent.report(feed)}
+            for agent, feed in zip(agents, feeds, strict=True)
+        )
+        for part, metrics in plain.items():
+            for key, value in metrics.items():
+                if not key.startswith("opt/"):  # includes the decoder
+                    assert torch.equal(value, detached[part][key]), (part, key)
+    plain, detached = (agent.components() for agent in agents)
+    assert [*detached] == ["enc", "dyn", "dec", *[*plain][2:]]
+    for key, module in plain.items():
+        other = detached[key].state_dict()
+        torch.testing.assert_close(module.state_dict(), other, rtol=0, atol=0)
+    seeds = [make(agents[1].config, seed=seed).world.dec for seed in (3, 3, 4)]
+    weights = [decoder.imgout.weight for decoder in seeds]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def padded_batch(lengths, rows):
+    """Return episodes of these lengths; padding repeats the last row."""
+    rng, episodes = np.random.default_rng(0), []
+    for length in lengths:
+        spaces = {**OBS, **ACT}.items()
+        episode = {k: torch.tensor(s.sample(rng, length)) for k, s in spaces}
+        for key in ("is_first", "is_last", "is_terminal"):
+            episode[key] = torch.zeros(length, dtype=torch.bool)
+        episode["is_first"][0] = True
+        index = torch.arange(rows).clamp(max=length - 1)
+        episodes.append({k: x[index] for k, x in episode.items()})
+        episodes[-1]["mask"] = torch.arange(rows) < length
+        episodes[-1]["is_first"] = torch.arange(rows) == 0
+    return {k: torch.stack([e[k] for e in episodes]) for k in episodes[0]}
+
+
+@pytest.mark.parametrize("name", ["decoder", "barlow", "infonce", "prototypes"])
+def test_held_out_losses_do_not_depend_on_padding(name):
+    agent = make(replace(TINY, representation=name), random_heads=True)
+    short, long = (agent.episode_losses(padded_batch((4, 6), rows)) for rows in (6, 20))
+    assert short[0].keys() >= {*REPRESENTATION_LOSSES.get(name, ("image",))}
+    for key, loss in short[0].items():
+        torch.testing.assert_close(loss[short[1]], long[0][key][long[1]])
+    if name == "prototypes":
+        assert (long[0]["proto_norm"][:, 0] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["barlow", "infonce", "prototypes"])
+def test_an_episode_of_one_row_has_finite_losses(name):
+    agent = make(replace(TINY, representation=name))
+    losses, mask = agent.episode_losses(padded_batch((1,), 3))
+    assert all(x[mask].isfinite().all() for x in losses.values())
+
+
+def test_the_best_checkpoint_is_selected_without_the_detached_decoder():
+    scales = LossScales(rec=3.0, infonce=0.5, rep=0.25)
+    config = replace(TINY, loss_scales=scales)
+    agent = make(replace(config, representation="infonce", draw=True))
+    names = ("image", "vector", "infonce", "rep", "dyn")
+    found = [agent.episode_loss_scale(name) for name in names]
+    assert found == [0, 0, 0.5, 0.25, 1]
+    decoder = make(config)
+    assert [decoder.episode_loss_scale(x) for x in ("image", "rep")] == [3, 0.25]
+
+
+class IncompleteWorld(RSSM):
+    """Does not pass the embedding to the losses of the representation."""
+
+    Config = RSSMConfig
+
+    def loss(self, state, batch, rng):
+        states, _ = self._observe(state, batch, rng)
+        return WorldLoss(self.prediction_losses(states, batch), states, {})
+
+
+class WorldWithoutViews(IncompleteWorld):
+    """Computes the losses of prototypes without augmented views."""
+
+    def loss(self, state, batch, rng):
+        embed = self.enc(batch, self.dtype)
+        states, _ = self._infer(state, embed, batch, rng)
+        return WorldLoss(self.prediction_losses(states, batch, embed), states, {})
+
+
+@pytest.mark.parametrize(
+    ("world", "name", "message"),
+    [
+        (IncompleteWorld, "barlow", "IncompleteWorld .* without the embedding"),
+        (WorldWithoutViews, "prototypes", "without the two views"),
+    ],
+)
+def test_incomplete_losses_of_a_plugin_world_are_an_error(world, name, message):
+    networks = make(replace(TINY, representation=name)).world.networks
+    own = world(OBS, ACT, TINY.rssm, networks)
+    batch = padded_batch((4, 4), 4)
+    batch["prevact"] = {"action": batch["action"]}
+    rng = Rng(0, "test", torch.device("cpu"))
+    with pytest.raises(UserError, match=rf"{message}(.|\n)*Fix: call super\(\)\.loss"):
+        own.loss(own.initial(2), batch, rng)
+
+
+@pytest.mark.parametrize(
+    ("config", "signal"),
+    [
+        (replace(TINY, world="vta"), "boundary_rate"),
+        (replace(TINY, dec=replace(TINY.dec, cnn_keys="none")), "image"),
+    ],
+)
+def test_a_priority_of_a_loss_that_is_not_computed_is_an_error(config, signal):
+    with pytest.raises(UserError, match="not a loss of each step") as error:
+        check_names(agent_obs_space(OBS), replace(config, priosignal=signal))
+    assert signal not in str(error.value).partition("Fix:")[2]
+    vta = replace(config.vta, boundary_rate=0.2)
+    computed = replace(config, vta=vta, dec=TINY.dec, priosignal=signal)
+    check_names(agent_obs_space(OBS), computed)
 
 
 def test_prototypes_are_frozen_at_first_and_the_encoder_has_a_slow_copy(monkeypatch):

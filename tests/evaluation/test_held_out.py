@@ -14,8 +14,14 @@ from reverie.datasets.action_units import check_same_actions
 from reverie.datasets.episodes import open_episodes
 from reverie.datasets.feed import EpisodeFeed
 from reverie.datasets.images import ImageConfig, ImageCrop
-from reverie.evaluation.held_out import HeldOutConfig, open_loop_errors
+from reverie.evaluation.held_out import (
+    HeldOutConfig,
+    evaluate_held_out,
+    open_loop_errors,
+    to_metrics,
+)
 from reverie.evaluation.recordings import eval_recordings
+from reverie.evaluation.rollout_ensembles import RolloutEnsembleConfig
 from reverie.run import checkpoint
 from reverie.run.config import resolve
 from reverie.run.load import open_run
@@ -223,6 +229,27 @@ def test_the_best_checkpoint_is_the_one_with_the_lowest_loss(
     (best,) = (run / "best").iterdir()
     loop = checkpoint.read_part(best, "loop")
     assert (loop["clock"]["step"], loop["best_loss"]) == (2, 1.0)
+
+
+def test_the_best_checkpoint_is_selected_by_the_sum_of_scaled_losses(
+    folder, dreamer, monkeypatch
+):
+    scales = {"first": 1.0, "second": 0.25, "shown": 0.0}
+
+    def losses(batch):
+        ones = torch.ones(batch["mask"].shape)
+        values = {"first": 2 * ones, "second": 4 * ones, "shown": torch.nan * ones}
+        return values, batch["mask"]
+
+    monkeypatch.setattr(dreamer, "episode_losses", losses)
+    monkeypatch.setattr(dreamer, "episode_loss_scale", scales.__getitem__)
+    feed = EpisodeFeed(open_episodes(folder), {})
+    images = ImageCrop(ImageConfig(), SPACES)
+    config = HeldOutConfig(video=False, ensemble=RolloutEnsembleConfig(samples=0))
+    metrics = to_metrics(evaluate_held_out(dreamer, feed, images, config))
+    assert metrics["loss"] == pytest.approx(2 + 0.25 * 4)
+    assert metrics["loss/second"] == pytest.approx(4)  # not scaled
+    feed.close()
 
 
 def test_an_environment_with_other_actions_is_refused():

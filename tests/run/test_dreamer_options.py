@@ -65,11 +65,40 @@ def test_curious_replay_samples_in_proportion_to_priorities_only():
         ({"dreamer.harmony_opt.lr": 0.1}, "--dreamer.harmony True"),
         ({"dreamer.priosignal": "model"}, "--configs curious_replay"),
         ({"dreamer.loss_scales.boundary": 2.0}, "the world model is 'rssm'"),
+        (
+            {"dreamer.world": "vta", "dreamer.loss_scales.boundary_rate": 2.0},
+            r"--dreamer\.vta\.boundary_rate",
+        ),
+        *(
+            (
+                {"dreamer.repval_loss": False, f"dreamer.{name}": value},
+                r"add --dreamer\.repval_loss True",
+            )
+            for name, value in {
+                "loss_scales.repval": 2.0,
+                "repl_loss.lam": 0.5,
+                "repval_grad": False,
+            }.items()
+        ),
     ],
 )
 def test_settings_without_effect_are_refused(flags, message):
     with pytest.raises(UserError, match=message):
         resolve_for_command("train", flags=flags)
+
+
+def test_scales_of_losses_that_are_computed_are_accepted():
+    flags = {"dreamer.loss_scales.repval": 2.0, "dreamer.repl_loss.lam": 0.5}
+    resolve_for_command("train", flags=flags)
+    rate = {"dreamer.vta.boundary_rate": 0.2, "dreamer.loss_scales.boundary_rate": 2.0}
+    resolve_for_command("train", flags={"dreamer.world": "vta", **rate})
+
+
+@pytest.mark.parametrize("value", [-1.0, "nan", "inf"])
+def test_loss_scales_must_be_finite_and_not_negative(value):
+    with pytest.raises(UserError, match=r"loss_scales\.rew must be .*(.|\n)*Fix: --"):
+        resolve(flags={"dreamer.loss_scales.rew": value})
+    resolve(flags={"dreamer.loss_scales.rew": 0.0})
 
 
 def test_offline_training_refuses_priorities():

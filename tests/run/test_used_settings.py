@@ -279,6 +279,7 @@ def test_an_evaluation_in_an_environment_reads_no_recordings():
         "dreamer.harmony_opt.lr": "3",
         "dreamer.priosignal": "model",
         "dreamer.representation": "barlow",
+        "dreamer.draw": "True",
     }.items():
         with pytest.raises(UserError, match="an evaluation does not train"):
             with_used_flags(config, "eval", [(name, value)], unused)

@@ -44,6 +44,18 @@ def test_infonce_identifies_each_row_among_all_rows():
 
 
 @pytest.mark.parametrize("make", [Barlow, InfoNCE])
+def test_rows_outside_of_the_mask_are_not_used(make):
+    representation = make(3, 3, make_encoder=lambda: None)
+    representation.projection.initialize(torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(1)
+    feat, embed = (torch.randn(1, 6, 3, generator=generator) for _ in range(2))
+    (wanted,) = representation(feat[:, :4], embed[:, :4], {}).values()
+    mask = torch.arange(6)[None] < 4
+    (found,) = representation(feat, embed, {"mask": mask}).values()
+    torch.testing.assert_close(found[:, :4] if found.ndim else found, wanted)
+
+
+@pytest.mark.parametrize("make", [Barlow, InfoNCE])
 def test_embeddings_get_no_gradients(make):
     torch.manual_seed(0)
     representation = make(3, 2, make_encoder=lambda: None)
@@ -103,7 +115,7 @@ def test_prototype_losses_are_those_of_the_formulas_without_the_first_step():
     for name, weight in weights.items():
         module = getattr(representation, name)
         module.weight.data.copy_(torch.tensor(weight))
-    batch = {"slow": torch.tensor(slow).float()}
+    batch = {"slow": torch.tensor(slow).float(), prototypes.VIEW: torch.arange(4) % 2}
     inputs = torch.tensor(feat).float(), torch.tensor(embed).float()
     losses = representation(*inputs, batch)
 

@@ -38,10 +38,12 @@ from reverie.agents.dreamer.config import REPRESENTATION_LOSSES, DreamerConfig
 from reverie.agents.dreamer.explorer import Explorer, ExplorerUpdate, join_metrics
 from reverie.agents.dreamer.factory import ACTOR_CRITICS, UPDATES, make_world
 from reverie.agents.dreamer.harmony import Harmony
+from reverie.agents.dreamer.initialize import initialize_weights
 from reverie.agents.dreamer.loss_scales import (
     check_names,
     gradient_norms,
     scaled_means,
+    selection_scale,
     step_priorities,
 )
 from reverie.agents.dreamer.sections import dreamer_sections
@@ -53,7 +55,7 @@ from reverie.agents.export_steps import IS_FIRST, StepModule, latent_world_steps
 from reverie.agents.open_loop import open_loop_videos
 from reverie.agents.options import BuildOptions
 from reverie.agents.trained import TrainedAgent
-from reverie.agents.weights import init_generator, trainable_parameters
+from reverie.agents.weights import trainable_parameters
 from reverie.agents.world_model_env import LatentWorldModelEnv
 from reverie.api import (
     Action,
@@ -72,7 +74,6 @@ from reverie.api import (
 from reverie.capabilities import ExportStep, Stateful, Statistics, WorldModelEnv
 from reverie.kernels.accelerate import Accelerator
 from reverie.nets import standardize
-from reverie.nets.blocks import initialize
 from reverie.nets.heads import PolicyHead, check_actions
 from reverie.nets.optim.optimizer import Optimizer
 from reverie.nets.rng import Rng
@@ -132,7 +133,7 @@ class Dreamer(TrainedAgent):
         if config.harmony:
             names = REPRESENTATION_LOSSES.get(config.representation, self.obs_space)
             self.harmony = Harmony(names).to(device)
-        self._initialize(seed)
+        initialize_weights(self, seed)
         accelerator = Accelerator(options.compile, device, options.overlap)
         self.accelerator = accelerator
         modules: list[nn.Module] = [self.world, self.actor_critic]
@@ -411,14 +412,22 @@ class Dreamer(TrainedAgent):
     def episode_losses(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """Return the world model losses of full episodes.
 
-        Losses that are one scalar per batch are left out. The random seed is fixed, so
-        that results are comparable.
+        Every row has the value of losses that are one number per batch. The random seed
+        is fixed, so that results are comparable.
         """
         rows = {**batch, "prevact": previous_actions(batch, self.act_space)}
         start = self.world.initial(len(batch["is_first"]))
         rng = Rng(0, "episode_losses", self.device)
         losses = self.world.eval().loss(start, rows, rng).losses
-        return {key: x for key, x in losses.items() if x.ndim}, batch["mask"]
+        mask = batch["mask"]
+        return {
+            k: x if x.ndim else x.expand(mask.shape) for k, x in losses.items()
+        }, mask
+
+    def episode_loss_scale(self, name: str) -> float:
+        """Return the scale of a loss in the sum that selects the best checkpoint."""
+        scales, detached = self.config.loss_scales, self.detached_decoder_losses
+        return selection_scale(name, scales, detached)
 
     def world_model_env(self, seed: int = 0) -> WorldModelEnv:
         def act(state: Any, rng: Rng, greedy: bool) -> dict[str, Tensor]:
@@ -483,16 +492,3 @@ class Dreamer(TrainedAgent):
 
     def _complete_weights(self, loaded: list[str]) -> None:
         copy_slow_weights(self, loaded)
-
-    def _initialize(self, seed: int) -> None:
-        generator, actor_critic = init_generator(seed), self.actor_critic
-        for module in (self.world, actor_critic.pol, actor_critic.val):
-            initialize(module, generator)
-        actor_critic.slowval.load_state_dict(actor_critic.val.state_dict())
-        if self.config.representation != "decoder":
-            self.world.initialize_slow()
-        self.world.to(self.device)
-        actor_critic.to(self.device)
-        if self.explorer:
-            self.explorer.initialize_weights(generator)
-            self.explorer.to(self.device)

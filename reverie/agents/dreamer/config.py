@@ -3,6 +3,7 @@
 # ruff: noqa: RUF009 (the nested defaults are frozen, so sharing them is safe)
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -129,6 +130,15 @@ class LossScales:
     """Critic loss on imagined trajectories."""
     repval: float = 0.3
     """Critic loss on replayed trajectories."""
+
+    def __post_init__(self) -> None:
+        for name, scale in vars(self).items():
+            if not (math.isfinite(scale) and scale >= 0):
+                raise UserError(
+                    f"dreamer.loss_scales.{name} must be a number of at least 0, not "
+                    f"{scale}.\n  Fix: --dreamer.loss_scales.{name} 1, or 0 to disable "
+                    "the loss."
+                )
 
 
 WORLDS = ("rssm", "vta", "dreamerv3_torch")
@@ -335,6 +345,11 @@ class DreamerConfig(AgentConfig):
         if others and self.world != "vta":
             for name in ("boundary", "boundary_rate"):
                 unused.append(UnusedSetting(f"dreamer.loss_scales.{name}", world))
+        if self.world == "vta" and not self.vta.boundary_rate:
+            reason = "dreamer.vta.boundary_rate is 0"
+            fix = "add --dreamer.vta.boundary_rate with a target rate."
+            name = "dreamer.loss_scales.boundary_rate"
+            unused.append(UnusedSetting(name, reason, fix))
         if self.actor_critic == "dreamerv3":
             reason = "the actor-critic is 'dreamerv3'"
             unused.append(UnusedSetting("dreamer.dreamerv3_torch_ac.", reason))
@@ -360,6 +375,13 @@ class DreamerConfig(AgentConfig):
                 UnusedSetting(f"dreamer.{name}", reason, fix)
                 for name in ACTOR_CRITIC_SETTINGS
             ]
+        elif not self.repval_loss:
+            reason = "dreamer.repval_loss is False"
+            # the actor-critic dreamerv3_torch cannot have this loss
+            has_loss = self.actor_critic == "dreamerv3"
+            fix = "add --dreamer.repval_loss True." if has_loss else ""
+            for name in ("loss_scales.repval", "repl_loss.", "repval_grad"):
+                unused.append(UnusedSetting(f"dreamer.{name}", reason, fix))
         return tuple(unused)
 
     def _unused_by_representation(self) -> list[UnusedSetting]:

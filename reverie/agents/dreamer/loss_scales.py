@@ -16,6 +16,7 @@ from reverie.agents.dreamer.config import (
 )
 from reverie.api import Metrics, UserError
 from reverie.distributed.collective import mean_contribution
+from reverie.nets.encoder import split_keys
 from reverie.spaces import Spaces
 
 ACTOR_CRITIC_LOSSES = ("policy", "value", "repval")
@@ -36,21 +37,25 @@ def check_names(obs_space: Spaces, config: DreamerConfig) -> None:
             f"The observation key {key!r} is reserved for a loss or batch key.\n"
             "  Fix: rename it in the environment."
         )
-    signals = ["model", *sorted(_step_losses(obs_space, config))]
-    if config.world in WORLDS and config.priosignal not in ("", *signals):
-        raise _unknown_signal(config.priosignal, signals)
+    if config.priosignal and config.world in WORLDS:
+        signals = ["model", *sorted(_step_losses(obs_space, config))]
+        if config.priosignal not in signals:
+            raise _unknown_signal(config.priosignal, signals)
 
 
 def _step_losses(obs_space: Spaces, config: DreamerConfig) -> set[str]:
     """Return the names of the losses with a value for each step."""
     names = {"rew", "con", "dyn", "rep"}
     if config.representation == "decoder" or config.has_detached_decoder:
-        names |= obs_space.keys()
+        for decoded in split_keys(obs_space, config.dec.cnn_keys, config.dec.mlp_keys):
+            names |= decoded.keys()
     names |= {*REPRESENTATION_LOSSES.get(config.representation, ())}
     if config.behaviour:
         names |= {*ACTOR_CRITIC_LOSSES}
     if config.world == "vta":
-        names |= {"boundary", "boundary_rate"}
+        names.add("boundary")
+        if config.vta.boundary_rate:
+            names.add("boundary_rate")
     return names - {*WITHOUT_STEP_VALUES}
 
 
@@ -67,6 +72,20 @@ def scaled_means(
         k: scales.get(k, scales["rec"]) * mean_contribution(x)
         for k, x in losses.items()
     }
+
+
+def selection_scale(
+    name: str, config: LossScales, detached: Collection[str] = ()
+) -> float:
+    """Return the scale of a world model loss in the sum that selects a checkpoint.
+
+    It is 0 for the losses of a detached decoder, whose names are in `detached`. The
+    learned scales of HarmonyDream are not used, because they differ between the
+    checkpoints that are compared.
+    """
+    if name in detached:
+        return 0.0
+    return float(vars(config).get(name, config.rec))
 
 
 def step_priorities(
