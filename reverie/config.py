@@ -207,11 +207,8 @@ def read_config_file(path: Path) -> dict[str, Any]:
         data = parse_json(text) if path.suffix == ".json" else parse_yaml(text)
     except (yaml.YAMLError, ValueError) as error:
         subject = "it " if isinstance(error, InvalidFile) else ""
-        reason = subject + " ".join(str(error).split())
-        raise ConfigError(
-            f"The config file {path} is not valid: {reason}\n"
-            "  Fix: correct the line named above."
-        ) from None
+        reason = f"{subject}{' '.join(str(error).split())}\n  Fix: correct it."
+        raise ConfigError(f"The config file {path} is not valid: {reason}") from None
     if data is None:
         return {}
     if not isinstance(data, dict):
