@@ -197,18 +197,19 @@ def read_config_file(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:  # `InvalidFile` needs a subject: "it is"
         text = f"{'' if isinstance(error, UnicodeDecodeError) else 'it '}{error}"
         reason = getattr(error, "strerror", None) or text
-        fix = "give the path of a YAML or JSON file."
-        if path.parent != PRESETS_FOLDER and str(path) in presets():
-            fix = f"--configs {path}, which is a preset."
+        is_preset = path.parent != PRESETS_FOLDER and str(path) in presets()
+        fix = f"--configs {path}" if is_preset else "give the path of a YAML file."
         raise ConfigError(
             f"Cannot read the config file {path}: {reason}.\n  Fix: {fix}"
         ) from None
     try:
         data = parse_json(text) if path.suffix == ".json" else parse_yaml(text)
     except (yaml.YAMLError, ValueError) as error:
-        subject = "it " if isinstance(error, InvalidFile) else ""
-        reason = f"{subject}{' '.join(str(error).split())}\n  Fix: correct it."
-        raise ConfigError(f"The config file {path} is not valid: {reason}") from None
+        subject = "it " * isinstance(error, InvalidFile)
+        reason = subject + " ".join(str(error).split())
+        raise ConfigError(
+            f"The config file {path} is not valid: {reason}\n  Fix: correct it."
+        ) from None
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -216,8 +217,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
             f"The config file {path} contains a {type(data).__name__}, not a mapping."
             "\n  Fix: write one `name: value` per line."
         )
-    references = sorted(set(re.findall(r"\$\{[^}]*\}", text)))
-    if references:
+    if references := sorted(set(re.findall(r"\$\{[^}]*\}", text))):
         raise ConfigError(
             f"The config file {path} contains {references[0]}, a reference of Hydra.\n"
             "  Fix: write the value instead of each reference `${...}`."

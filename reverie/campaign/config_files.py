@@ -55,6 +55,6 @@ def _checksum(path: Path) -> str:
 
 
 def _file_of(value: str) -> Path:
-    """Return the path in a value such as `configs.yaml:crafter` (dreamerv3-torch)."""
+    """Return the path in a value such as `configs.yaml:crafter`, a part of a file."""
     path = Path(value)
     return path if path.exists() else Path(value.split(":")[0])

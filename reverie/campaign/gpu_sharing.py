@@ -34,7 +34,7 @@ measured while no other run uses the GPU. The sum may exceed 1, because a kernel
 runs may use only a part of the GPU. There is no such limit with MPS, where runs that
 each have a utilization of 1 are faster together."""
 MIN_CORES = 2
-"""Minimum number of CPU cores per run."""
+"""Minimum number of CPU cores for each process of a run."""
 MAX_RUNS = 4
 """Maximum number of runs per GPU."""
 
@@ -121,7 +121,10 @@ class GpuSharing:
                 cores = cpu_cores() / (self.gpu_sets * self.gpus_per_run)
                 per_gpu = runs_per_gpu(measured, total, cores, self.mps is not None)
                 self.is_fixed, self.num_slots = True, per_gpu * self.gpu_sets
-                print_message(f"{per_gpu} runs per GPU, after measuring the first run")
+                plural = "s" * (per_gpu > 1)
+                print_message(
+                    f"{per_gpu} run{plural} per GPU, after measuring the first run"
+                )
         return self.num_slots
 
 

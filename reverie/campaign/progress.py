@@ -80,8 +80,8 @@ class Progress:
     def _print_changes(self, statuses: Sequence[RunStatus]) -> None:
         """Print a line for each run whose state has changed since the last call.
 
-        Also print the failures since then of a run that was already started again. The
-        first call prints a failure only if the run has not been started again.
+        Also print failures since the last call if the run has been restarted. The first
+        call prints a failure only if the run has not been started again.
         """
         for status in statuses:
             key = status.run.name

@@ -57,7 +57,7 @@ CHECKSUMS = "config_sha256"
 MIN_STALE_SECONDS = 20.0
 """Four times the time between two heartbeats (`worker.py`), which may be late."""
 OPTION_SIMILARITY = 0.65
-"""Similarity that a suggested option of the campaign needs, from 0 to 1."""
+"""Minimum similarity (`difflib`, 0 to 1) for suggesting an option of the campaign."""
 
 FILE_EXAMPLES = {"tasks": "tasks: [catch, memory]", "seeds": "seeds: 3"}
 """Lines of a YAML file, for error messages."""
@@ -81,7 +81,7 @@ class CampaignConfig:
     workers: int = 0
     """Number of runs at the same time on a machine without GPUs; 0 means 1."""
     retries: int = 2
-    """How often a run that failed is started again."""
+    """Maximum number of times that a failed run is restarted."""
     stale_seconds: float = 60.0
     """Time without a heartbeat after which a run of another machine is taken over; at
     least 20."""
@@ -129,16 +129,15 @@ class CampaignSpec:
     """Size preset of methods without a size, chosen when the campaign was created."""
     runs: tuple[QueuedRun, ...] = ()
     processes: int = 1
-    """Maximum number of processes of a run (`--devices`)."""
+    """Largest number of processes of any run (`--devices`)."""
     gpus_per_run: int = 1
-    """Maximum number of processes of a run that is not limited to a CPU."""
+    """Largest number of GPUs of any run, one per process; 1 if all runs use a CPU."""
     device: str = "auto"
     """The setting `device` of all runs; auto if they differ."""
     config_sha256: dict[str, str] = field(default_factory=dict)
     """Checksums of the config files, by path."""
     is_saved: bool = False
-    """True if only the file in the folder of the campaign defines the runs, and no
-    flags."""
+    """True if the file in the campaign folder defines the runs, without flags."""
 
     def to_yaml(self) -> str:
         """Return the YAML file of everything that defines the runs."""
@@ -266,8 +265,9 @@ def plan_runs(spec: CampaignSpec, resolve: ResolveCommand) -> CampaignSpec:
                 check_processes(config)
             except UserError as error:
                 method = f" with {label}" if label else ""
-                text = _suggest_option(error) or str(error)
-                raise UserError(f"Task {task}{method}: {text}") from None
+                text = _suggest_option(error) or str(error)  # includes the fix
+                message = f"Task {task}{method}: {text}"
+                raise UserError(message) from None
             frames = _total_frames(task, config)
             processes = max(processes, config.processes)
             if config.device != "cpu":
@@ -332,7 +332,7 @@ def check_extends(
 
     `runs` are those of the campaign; `old` has the status of each run in the folder.
     Tasks, seeds and methods can be added; settings of existing runs cannot change. With
-    `is_saved`, the file in the folder defines `runs`, so the error is a change of it.
+    `is_saved`, a difference means that the file in the folder was edited.
     """
     new = {run.name: run for run in runs}
     for status in old:
@@ -379,7 +379,8 @@ def _check_keys(origin: str, data: dict[str, Any], options: set[str]) -> None:
 def _suggest_option(error: UserError) -> str:
     """Return the message for an unknown flag that is similar to a campaign option.
 
-    It is empty for other errors, and if the flag is the last part of a setting's name.
+    It is empty for other errors, and if the flag is the last part of a setting's name,
+    because the error already suggests that setting.
     """
     if not isinstance(error, configs.UnknownSetting):
         return ""

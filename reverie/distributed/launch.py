@@ -45,15 +45,16 @@ def master_address(environ: Mapping[str, str] | None = None) -> tuple[str, int]:
     port = env.get("MASTER_PORT", str(MASTER_PORT))
     if not (port.isdecimal() and 0 < int(port) < 65536):
         raise UserError(
-            f"MASTER_PORT is {port!r}, which is not the number of a port.\n"
+            f"MASTER_PORT is {port!r}, which is not a valid port number.\n"
             f"  Fix: export MASTER_PORT={MASTER_PORT}, or another free port."
         )
     return env.get("MASTER_ADDR", "127.0.0.1"), int(port)
 
 
 def describe_separate_task(environ: Mapping[str, str] | None = None) -> str:
-    """Return a message if this is one of several tasks of `srun` that are not ranks.
+    """Return a message if `srun` started several tasks without MASTER_ADDR.
 
+    Each of them then trains a separate run. Otherwise, return an empty string.
     `environ` replaces `os.environ`.
     """
     env = os.environ if environ is None else environ
@@ -61,8 +62,8 @@ def describe_separate_task(environ: Mapping[str, str] | None = None) -> str:
     if "MASTER_ADDR" in env or not tasks.isdecimal() or int(tasks) < 2:
         return ""
     return (
-        f"task {rank} of the {tasks} tasks of srun trains a run of its own; set "
-        "MASTER_ADDR to train one run together"
+        f"srun task {rank} of {tasks} trains a separate run; set MASTER_ADDR to train "
+        "one run with all tasks"
     )
 
 
@@ -89,12 +90,12 @@ def find_launch(environ: Mapping[str, str] | None = None) -> Launch:
     except ValueError as error:
         raise UserError(
             f"RANK, WORLD_SIZE or a SLURM variable is not a number: {error}.\n"
-            "  Fix: start the run by torchrun, srun or `reverie train --devices 2`."
+            "  Fix: start the run with torchrun, srun or `reverie train --devices 2`."
         ) from None
     if not 0 <= launch.rank < launch.world_size:
         raise UserError(
             f"RANK is {launch.rank}, but WORLD_SIZE is {launch.world_size}.\n"
-            "  Fix: start the run by torchrun, srun or `reverie train --devices 2`."
+            "  Fix: start the run with torchrun, srun or `reverie train --devices 2`."
         )
     if launch.world_size == 1:
         return Launch()

@@ -1,4 +1,4 @@
-"""The store through which the processes of a data-parallel run find each other.
+"""The `TCPStore` through which the processes of a data-parallel run find each other.
 
 It is a server at MASTER_ADDR and MASTER_PORT, in rank 0 or in the launcher. PyTorch
 waits for it, and for the other ranks, inside of C++ functions, which signals do not
@@ -28,7 +28,7 @@ AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 """Environment variable that torchrun sets to `True` if it hosts the store. Otherwise,
 rank 0 hosts it."""
 STARTED = "started"
-"""Key of the store for each rank that has started."""
+"""Prefix of the keys `started/RANK`, which each rank sets when it has started."""
 
 
 def open_store(launch: Launch, timeout: timedelta, show: Callable[[str], None]) -> Any:
@@ -61,7 +61,7 @@ def connect_store(timeout: timedelta, is_host: bool = False) -> Any:
         if is_host:
             raise UserError(
                 f"Rank 0 cannot open port {port}, through which the ranks connect: it "
-                "is in use, or not allowed.\n"
+                "is in use, or this user may not open it.\n"
                 "  Fix: set MASTER_PORT to a free port, the same on all ranks."
             ) from error
         raise
@@ -74,7 +74,7 @@ def with_prefix(store: Any) -> Any:
 
 
 def host_store() -> Any:
-    """Return a store for processes on this machine; its port is `store.port`."""
+    """Start a server for processes on this machine, on a free port (`store.port`)."""
     return dist.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1", 0, is_master=True, wait_for_workers=False
     )
@@ -90,7 +90,7 @@ def store_variables(port: int) -> dict[str, str]:
 
 
 class _Deadline:
-    """Ends waiting after `START_TIMEOUT`, and prints one message before."""
+    """A timeout of `START_TIMEOUT`; prints one message after `MESSAGE_SECONDS`."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self.show = show
@@ -98,11 +98,11 @@ class _Deadline:
         self.has_printed = False
 
     def wait(self, reason: str) -> bool:
-        """Sleep; return False if the time is over. `reason` is printed once."""
+        """Sleep; return False after the timeout. `reason` is printed once."""
         elapsed = time.monotonic() - self.start
         if elapsed > MESSAGE_SECONDS and not self.has_printed:
             self.has_printed = True
-            self.show(f"{reason} Waiting up to {START_TIMEOUT:.0f} seconds.")
+            self.show(f"{reason} The timeout is {START_TIMEOUT:.0f} seconds.")
         time.sleep(POLL_SECONDS)
         return elapsed < START_TIMEOUT
 
@@ -125,11 +125,11 @@ def _wait_for_server(rank: int, deadline: _Deadline) -> None:
 
 
 def _wait_for_ranks(store: Any, count: int, deadline: _Deadline) -> None:
-    """Wait until every rank has set its key `STARTED`."""
+    """Wait until every rank has set its key `started/RANK`."""
     while missing := _missing_ranks(store, range(count)):
-        names = f"rank {', '.join(map(str, missing))}"
+        names = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
         address, port = master_address()
-        if not deadline.wait(f"No sign of {names} yet at {address}:{port}."):
+        if not deadline.wait(f"Waiting for {names} to connect to {address}:{port}."):
             raise UserError(
                 f"The run needs {count} ranks, but {names} did not connect to "
                 f"{address}:{port} within {START_TIMEOUT:.0f} seconds.\n"

@@ -107,7 +107,7 @@ def _import_triton() -> None:
     """Import Triton, if it is installed, before the simulator loads an OpenGL driver.
 
     Triton and Mesa contain different versions of LLVM. The process crashes if Triton is
-    imported after Mesa has created a context, as some functions of PyTorch do.
+    imported after Mesa has created a context; some functions of PyTorch import it.
     Processes that have not imported PyTorch, such as workers, do not need Triton.
     """
     if "torch" in sys.modules:

@@ -68,8 +68,10 @@ class HeldOutConfig:
 
 @runtime_checkable
 class ScalesEpisodeLosses(Protocol):
-    """An agent with scales for the sum of its losses that selects a checkpoint. Without
-    this method, all scales are 1."""
+    """An agent that scales its losses in the sum that selects the best checkpoint.
+
+    The losses of other agents have the scale 1.
+    """
 
     def episode_loss_scale(self, name: str) -> float:
         """Return the scale of a loss of `episode_losses`; 0 leaves it out."""

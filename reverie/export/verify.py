@@ -37,7 +37,8 @@ TOLERANCE = 1e-4
 TIE = 1e-5
 """Largest margin of a decision that counts as a tie; see `DecisionMargins`."""
 ROUNDED_STEPS = 8
-"""Number of steps with random rounding that estimate the rounding errors of outputs."""
+"""Number of repetitions of a step, with random rounding, that estimate the rounding
+errors of its outputs."""
 ROUNDING_FACTOR = 4.0
 """Largest allowed difference of an output, in standard deviations of its rounding."""
 REPEATS = 50
@@ -54,7 +55,7 @@ LoadStep = Callable[[Path, dict[str, Any]], ExportedStep]
 
 
 class Comparison(NamedTuple):
-    """Differences of an exported step to the agent."""
+    """Differences between an exported step and the agent."""
 
     error: float = 0.0
     """Largest difference, without ties and `rounding`; relative for values above 1."""
@@ -80,7 +81,7 @@ class Comparison(NamedTuple):
 
 
 class StepComparison(NamedTuple):
-    """Differences of one exported step to the agent; see `Comparison`."""
+    """Differences between one exported step and the agent; see `Comparison`."""
 
     error: float
     tied: np.ndarray
@@ -124,8 +125,8 @@ class DecisionMargins(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Changes the result of every operation by a random relative error.
 
-    It is the spacing of the floating-point numbers of the result at 1, such as 2^-23
-    for float32. This simulates another order of operations, as in other libraries.
+    The error is plus or minus `torch.finfo(dtype).eps`, such as 2^-23 for float32. This
+    simulates another order of operations, as in other libraries.
     """
 
     def __init__(self, seed: int):

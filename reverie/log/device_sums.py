@@ -14,7 +14,7 @@ from reverie.api import Metrics
 
 
 class DeviceSums:
-    """Sums and counts of the elements of a vector on a device, with few kernels."""
+    """Running elementwise sums and counts of vectors on a device, without NaN."""
 
     def __init__(self) -> None:
         self.sum: Tensor | None = None
@@ -22,7 +22,8 @@ class DeviceSums:
 
     def add(self, values: Tensor) -> None:
         dtype = torch.float32 if values.device.type == "mps" else torch.float64
-        # The sums are changed in place, also outside of the inference mode.
+        # Not inference tensors: later calls change the sums in place, possibly
+        # outside of the inference mode.
         with torch.inference_mode(False), torch.no_grad():
             counted = values == values  # False for NaN
             if self.sum is None:
@@ -58,7 +59,7 @@ class RepeatedScalars(NamedTuple):
     """All other metrics by their full names."""
 
     def matches(self, metrics: Metrics) -> bool:
-        """True if `metrics` has the same keys, in the same order, and values."""
+        """True if `metrics` has the same keys, in this order, and objects."""
         return (
             len(metrics) == len(self.metrics)
             and all(map(is_, metrics.values(), self.metrics.values()))

@@ -33,7 +33,7 @@ INTERRUPT_SECONDS = 2.0
 def run_processes(count: int, arguments: Sequence[str]) -> int:
     """Run `reverie` with these arguments in `count` processes; return the exit code."""
     store = host_store()  # in this process, so that it still responds if rank 0 hangs
-    # no C++ stack traces of lost connections, of which the ranks print a message
+    # hide C++ stack traces of lost connections; the ranks print a message
     quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
     shared = {**quiet, **os.environ, **store_variables(store.port)}
     command = [sys.executable, "-m", "reverie", *arguments]
@@ -95,7 +95,8 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> tuple[int, str]:
         codes = [process.poll() for process in processes]
         failed = [code for code in codes if code]
         if failed and first_failure is None:
-            # the others fail because they lose the connection to a rank that was killed
+            # A negative code means killed by a signal, which is the cause: the others
+            # fail because they lose the connection to this rank.
             first_failure = min(failed)
             if first_failure < 0 and ended_at is None:
                 rank, name = codes.index(first_failure), signal_name(-first_failure)
@@ -104,7 +105,7 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> tuple[int, str]:
                     killed = f"{killed[:-1]}, for example because memory ran out."
             if codes[0] is not None:
                 for process in processes[1:]:
-                    process.terminate()  # has no effect on ranks that had started
+                    process.terminate()  # ranks that have started ignore it
         if None not in codes:
             code = first_failure or codes[0] or 0
             # negative if a signal ended the process; convert it as a shell does

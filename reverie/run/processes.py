@@ -155,8 +155,8 @@ def slot_environment(
 ) -> dict[str, str]:
     """Return environment variables that assign CPU threads and GPUs to a slot.
 
-    The threads are those of each of the `processes` in the slot. Each slot gets this
-    number of `gpus`, if there are enough for several slots.
+    The CPU cores are divided evenly among all processes of all slots. Each slot gets
+    this number of `gpus`; with too few GPUs for two slots, the variable is not set.
     """
     variables: dict[str, str] = {}
     if not any(name in os.environ for name in THREAD_VARIABLES):

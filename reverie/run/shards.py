@@ -103,8 +103,8 @@ class ShardFeed:
 class OtherShards:
     """On rank 0: sends commands to the other ranks and returns their answers.
 
-    `call` returns the context of a command, which yields a function that sends the
-    command. The answers must be received inside this context.
+    `call` returns a context manager that yields a function to send a command. The
+    answers must be received inside it.
     """
 
     def __init__(self, call: Callable[[], AbstractContextManager[Send]], group: Any):
@@ -125,7 +125,9 @@ class OtherShards:
 
     def begin_collect(self, step: int) -> None:
         """Let the other ranks act in their environments; `step` is the agent step."""
-        with ExitStack() as stack:  # explains an error of `send`, too
+        with (
+            ExitStack() as stack
+        ):  # an error of `send` is explained by this context, too
             send = stack.enter_context(self._call())
             send(COLLECT, step)
             self._collecting = stack.pop_all()
@@ -198,6 +200,7 @@ class FollowerShard:
         overlap = pick_overlap(config.run.overlap, device, config.deterministic)
         count, first = shard.envs(config.run.envs)
         self.envs = parts.open_envs(config, count, first, make_env, overlap)
+        # raises if they differ from those of rank 0
         common_spaces([(x.obs_space, x.act_space) for x in (spaces, self.envs)])
         self.replay = parts.open_replay(
             config,
@@ -295,7 +298,7 @@ class FollowerShard:
             self.agent.policy_rng().load_state_dict(acting["policy_rng"])
 
     def _delete_unused_files(self, kept: list[str], saved: str) -> None:
-        """Delete replay files of this rank; arguments as in `OtherShards`, as text."""
+        """Delete unused files; arguments as in `OtherShards`, with paths as text."""
         if saved:
             self._replay_states[saved] = self._saved_state
         try:

@@ -40,7 +40,7 @@ def _describe_updates(run: OnlineRun) -> str:
         steps = schedule.env_steps_left
         if math.isinf(steps):
             return ""
-        return f"  updates start after {steps:,} agent steps\n"
+        return f"  updates start after {steps:,} actions\n"
     if schedule is None and window and run.config.run.train_ratio:
         rows = window.batch * window.length
         return (
@@ -57,6 +57,6 @@ def describe_unbounded_actions(act_space: Spaces) -> str:
         return ""
     return (
         f"\n  warning: entries of the action {' and '.join(names)} have no finite "
-        "bounds. They are not rescaled, and agents act in about [-1, 1].\n"
+        "bounds. They are not rescaled; agents output values of about [-1, 1].\n"
         "  Fix: set finite bounds in the action space of the environment."
     )

@@ -1,13 +1,12 @@
 """Load the kernels of the first update while the run collects its first steps.
 
 On a GPU, the first update takes seconds, because kernels are loaded and cuDNN measures
-which of its convolution algorithms are fastest. Meanwhile, the loop would wait. Before
-the first update, it also has to collect as many steps as a batch has, or to load the
-replay buffer of the run that it resumes. So a thread runs the kernels on a batch of
-zeros at the same time.
+which of its convolution algorithms are fastest. Before this update, the training loop
+has to collect the steps of a batch, or to load the replay buffer of a resumed run.
+During this time, a thread runs the kernels on a batch of zeros.
 
-cuDNN remembers its choices per thread. Those for backward passes are used by the run,
-because PyTorch computes all backward passes in one thread.
+cuDNN's choices are cached per thread. The run benefits from those of backward passes,
+which PyTorch always computes in its own thread; those of forward passes are made again.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from reverie.capabilities import CanWarmUp
 from reverie.replay.buffer import Replay
 
 SWITCH_SECONDS = 2e-4
-"""Switch interval of Python's threads during the warm-up. With the default of 5 ms, the
-main thread would wait that long after each call that releases the lock of Python."""
+"""Python's thread switch interval during the warm-up. With the default of 5 ms, the
+main thread would wait that long after each call that releases the GIL."""
 MIN_FREE_BYTES = 24 << 30
-"""With less free GPU memory, there is no warm-up: it needs the memory of an update, and
-kernels are then not compiled in advance, either (`precompile.py`)."""
+"""With less free GPU memory, there is no warm-up, because it needs as much memory as an
+update. `precompile.py` has the same limit."""
 
 
 class WarmUp:

@@ -81,8 +81,8 @@ class Prototypes(RepresentationLoss):
         self.slow_from_embed = Projection(embed_width, PROTOTYPE_DIM)
         for module in (self.slow_encoder, self.slow_from_embed):
             module.requires_grad_(False)
-        # A parameter without gradients, not a buffer: buffers that the loss changes are
-        # restored after a skipped update, while `update_slow` runs on another stream.
+        # A parameter without gradients, not a buffer: after a skipped update, the agent
+        # restores buffers while `update_slow` changes this number on another stream.
         self.updates = nn.Parameter(torch.zeros(()), requires_grad=False)
 
     def make_views(self, batch: Batch, rng: Rng) -> Batch:

@@ -15,8 +15,8 @@ pixels, if there is noise in the background, or if important objects are small.
 All statistics are computed over the global batch of a data-parallel run.
 
 Batches of the evaluation on episodes have a mask, `batch["mask"]`, which is False for
-padding. These rows are no part of the statistics, and their losses are zero. Batches of
-training have no mask.
+padding. These rows are not part of the statistics, and their losses are zero. Training
+batches have no mask.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def test_an_invalid_port_is_refused(port):
 
 def test_tasks_of_srun_without_an_address_are_named():
     env = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "1"}
-    assert "task 1 of the 2 tasks" in describe_separate_task(env)
+    assert "srun task 1 of 2" in describe_separate_task(env)
     assert not describe_separate_task({**env, "MASTER_ADDR": "node1"})
     assert not describe_separate_task({**env, "SLURM_STEP_NUM_TASKS": "1"})
     assert not describe_separate_task({})
@@ -47,10 +47,10 @@ def test_tasks_of_srun_without_an_address_are_named():
 
 def test_ranks_that_do_not_start_are_named(port):
     shown = []
-    with pytest.raises(UserError, match=r"3 ranks, but rank 1, 2 did not connect"):
+    with pytest.raises(UserError, match=r"3 ranks, but ranks 1, 2 did not connect"):
         store.open_store(Launch(0, 3, 0, 3), TIMEOUT, shown.append)
     (message,) = shown
-    assert f"rank 1, 2 yet at 127.0.0.1:{port}" in message
+    assert f"ranks 1, 2 to connect to 127.0.0.1:{port}" in message
 
 
 def test_a_rank_without_a_server_names_its_address(port):

@@ -26,7 +26,7 @@ from reverie.spaces import Space
             "iris_tiny --iris.schedule.first_steps 70",
             [
                 "  3 epochs, at most 10 agent steps of 1 frame each, in 2 environments",
-                "  updates start after 70 agent steps",
+                "  updates start after 70 actions",
             ],
         ),
     ],

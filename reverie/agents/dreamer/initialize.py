@@ -23,7 +23,8 @@ def initialize_weights(agent: Dreamer, seed: int) -> None:
     )
     decoder = None
     if agent.config.has_detached_decoder:
-        # with its own generator, so that `draw` does not change the other networks
+        # with its own generator, so that the setting `dreamer.draw` does not change
+        # the initial weights of the other networks
         world.dec, decoder = None, world.dec
         initialize(
             decoder, Rng(seed, "detached_decoder", torch.device("cpu")).generator

@@ -29,7 +29,7 @@ def compute_gradients(agent: Dreamer, batch: Batch) -> None:
     try:
         with torch.enable_grad():
             _, state, rows = agent.prepare_batch("train", batch)
-            # in the mode of training, so that modules need not change their mode
+            # in training mode, so that modules need not switch modes
             loss = agent.loss(state, rows, rng, training=True)
             total = agent.total_loss(loss.losses)
             torch.autograd.grad(total, agent.opt.leaves, allow_unused=True)

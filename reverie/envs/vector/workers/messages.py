@@ -34,9 +34,9 @@ POLL_SECONDS = 0.005
 class Connection:
     """One end of the socket between the main process and a worker.
 
-    With `polls`, the process asks for the next message again and again for
-    `POLL_SECONDS` before it sleeps. This uses a CPU core, but waking up a sleeping
-    process takes longer than many messages need: 0.04 to 0.1 ms on a virtual machine.
+    With `polls`, the process busy-waits for the next message for `POLL_SECONDS` before
+    it sleeps. This occupies a CPU core, but saves the time to wake up a process (0.04
+    to 0.1 ms on a virtual machine), which is longer than many messages take.
     """
 
     def __init__(self, sock: socket.socket, polls: bool = False):
@@ -93,8 +93,8 @@ def should_poll(workers: int) -> bool:
 
     The main process and each worker may then use a core all the time, and as many cores
     must be left for other threads and processes. The ranks of a data-parallel run share
-    the cores. Variables that limit the number of threads of this process, as in
-    parallel runs on one machine, count as its cores.
+    the cores. If `OMP_NUM_THREADS` limits the threads of this process, as in parallel
+    runs on one machine, it also limits the number of cores that count.
     """
     if not hasattr(select, "poll"):
         return False
