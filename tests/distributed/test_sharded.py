@@ -45,7 +45,7 @@ def run_with_warnings(logdir: str, steps: int, task: str) -> tuple[list[str], in
 
 @pytest.mark.extended
 def test_rank_0_reports_what_happens_on_other_ranks(ranks, tmp_path):
-    task, logdir = "failing_env:FailingEnv", tmp_path / "run"
+    task, logdir = "env_failing_on_rank:FailingEnv", tmp_path / "run"
     (_, errors), _ = ranks.launch(2, run_with_warnings, str(logdir), 40, task)
     assert errors == 1
     shutil.rmtree(logdir / "replay" / "rank1")
