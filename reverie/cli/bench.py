@@ -11,12 +11,6 @@ from reverie.cli.arguments import explain_path_errors, parse_arguments, to_confi
 from reverie.cli.explain import explain
 from reverie.distributed.launch import find_launch
 
-LOOP_SETTINGS = (
-    *("run.steps", "run.clock", "run.train_ratio"),
-    *("run.log_every", "run.save_every", "run.report_every", "run.eval_every"),
-)
-"""Settings of the training loop, which only `--end-to-end` uses."""
-
 
 def bench(argv: list[str]) -> int:
     """Measure the speed of updates or of environments on this machine."""
@@ -80,6 +74,7 @@ def parse_bench_arguments(argv: list[str]) -> tuple[Any, Callable[..., Any]]:
     The function takes presets and settings to add to those of the command line.
     """
     from reverie.bench.update import BenchFlags
+    from reverie.run.unused_by_command import BENCH_UPDATES
     from reverie.run.used_settings import check_flags_used, resolve_for_command
 
     aliases = {"--compare": "--bench.compare", "--end-to-end": "--bench.end_to_end"}
@@ -94,16 +89,10 @@ def parse_bench_arguments(argv: list[str]) -> tuple[Any, Callable[..., Any]]:
         flags = [*settings.items(), *arguments.flags]
         files = arguments.files
         config = resolve_for_command("bench", all_presets, files, flags, check=False)
-        check_flags_used(config, "bench", arguments.flags)
+        unused = () if options.end_to_end else BENCH_UPDATES
+        check_flags_used(config, "bench", arguments.flags, unused)
         return config
 
-    for name, _ in arguments.flags:
-        if name.replace("-", "_") in LOOP_SETTINGS and not options.end_to_end:
-            raise UserError(
-                f"--{name} has no effect: the benchmark measures updates without a "
-                "training loop.\n"
-                f"  Fix: remove --{name}, or add --end-to-end to measure a whole run."
-            )
     return options, resolve
 
 

@@ -125,9 +125,7 @@ class OtherShards:
 
     def begin_collect(self, step: int) -> None:
         """Let the other ranks act in their environments; `step` is the agent step."""
-        with (
-            ExitStack() as stack
-        ):  # an error of `send` is explained by this context, too
+        with ExitStack() as stack:  # closes the context if `send` raises an error
             send = stack.enter_context(self._call())
             send(COLLECT, step)
             self._collecting = stack.pop_all()

@@ -80,6 +80,19 @@ BENCH = (
 )
 """Settings that `reverie bench` does not use."""
 
+BENCH_UPDATES = tuple(
+    UnusedSetting(
+        name,
+        "the benchmark measures updates without a training loop",
+        f"remove --{name}, or add --end-to-end to measure a whole run.",
+    )
+    for name in (
+        *("run.steps", "run.clock", "run.train_ratio", "run.log_every"),
+        *("run.save_every", "run.report_every", "run.eval_every"),
+    )
+)
+"""Settings of the training loop, which only `reverie bench --end-to-end` uses."""
+
 IN_ENVIRONMENT = tuple(
     UnusedSetting(name, "the agent is evaluated in an environment")
     for name in ("offline.", "sequences.", "explore.")

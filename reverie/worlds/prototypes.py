@@ -50,8 +50,8 @@ FROZEN_UPDATES = 10_000
 """Updates before prototypes are trained."""
 MAX_SHIFT = 3
 """Largest shift of a view in pixels."""
-VIEW = "prototypes/view"
-"""Batch key with the index of the view of each sequence."""
+SHIFT = "prototypes/shift"
+"""Batch key with the random shift of each sequence, which `make_views` adds."""
 
 
 class Prototypes(RepresentationLoss):
@@ -93,14 +93,13 @@ class Prototypes(RepresentationLoss):
         offset = MAX_SHIFT * (2 * rng.uniform(zeros) - 1)  # (x, y) in pixels
         for key in self.image_keys:
             views[key] = shift_images(views[key], offset)
-        index = torch.arange(self.views, device=zeros.device)
-        views[VIEW] = index.repeat(size // self.views)
+        views[SHIFT] = offset
         return views
 
     def forward(
         self, feat: Float[Tensor, "B T F"], embed: Float[Tensor, "B T E"], batch: Batch
     ) -> dict[str, Tensor]:
-        if VIEW not in batch:
+        if SHIFT not in batch:
             raise UserError(
                 "The world computes the losses of the representation 'prototypes' on a "
                 "batch without the two views of each sequence.\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from datetime import timedelta
 
 import pytest
@@ -68,18 +67,16 @@ def test_a_port_in_use_is_an_error_with_a_fix(port):
 
 def test_a_rank_that_starts_later_is_waited_for(port, monkeypatch):
     monkeypatch.setattr(store, "START_TIMEOUT", 60.0)
-    opened, shown = {}, []
+    stores, is_waiting = {}, threading.Event()
 
-    def open_rank(rank):
-        launch = Launch(rank, 2, rank, 2)
-        opened[rank] = store.open_store(launch, TIMEOUT, shown.append)
+    def open_rank_1():
+        launch = Launch(1, 2, 1, 2)
+        stores[1] = store.open_store(launch, TIMEOUT, lambda text: is_waiting.set())
 
-    threads = [threading.Thread(target=open_rank, args=(rank,)) for rank in (1, 0)]
-    for thread in threads:
-        thread.start()
-        time.sleep(0.5)
-    for thread in threads:
-        thread.join()
-    opened[0].set("key", "value")
-    assert opened[1].get("key") == b"value"
-    assert shown
+    thread = threading.Thread(target=open_rank_1)
+    thread.start()
+    assert is_waiting.wait(60)
+    stores[0] = store.open_store(Launch(0, 2, 0, 2), TIMEOUT, print)
+    thread.join()
+    stores[0].set("key", "value")
+    assert stores[1].get("key") == b"value"

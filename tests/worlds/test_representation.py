@@ -115,7 +115,7 @@ def test_prototype_losses_are_those_of_the_formulas_without_the_first_step():
     for name, weight in weights.items():
         module = getattr(representation, name)
         module.weight.data.copy_(torch.tensor(weight))
-    batch = {"slow": torch.tensor(slow).float(), prototypes.VIEW: torch.arange(4) % 2}
+    batch = {"slow": torch.tensor(slow).float(), prototypes.SHIFT: torch.zeros(4, 2)}
     inputs = torch.tensor(feat).float(), torch.tensor(embed).float()
     losses = representation(*inputs, batch)
 

@@ -419,10 +419,9 @@ class Dreamer(TrainedAgent):
         start = self.world.initial(len(batch["is_first"]))
         rng = Rng(0, "episode_losses", self.device)
         losses = self.world.eval().loss(start, rows, rng).losses
-        mask = batch["mask"]
-        return {
-            k: x if x.ndim else x.expand(mask.shape) for k, x in losses.items()
-        }, mask
+        shape = batch["mask"].shape
+        by_row = {k: x if x.ndim else x.expand(shape) for k, x in losses.items()}
+        return by_row, batch["mask"]
 
     def episode_loss_scale(self, name: str) -> float:
         """Return the scale of a loss in the sum that selects the best checkpoint."""

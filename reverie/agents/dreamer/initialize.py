@@ -16,19 +16,14 @@ if TYPE_CHECKING:
 
 def initialize_weights(agent: Dreamer, seed: int) -> None:
     """Initialize the weights of all networks, and move them to the agent's device."""
-    generator, world, actor_critic = (
-        init_generator(seed),
-        agent.world,
-        agent.actor_critic,
-    )
-    decoder = None
+    world, actor_critic = agent.world, agent.actor_critic
+    generator, decoder = init_generator(seed), None
     if agent.config.has_detached_decoder:
         # with its own generator, so that the setting `dreamer.draw` does not change
         # the initial weights of the other networks
         world.dec, decoder = None, world.dec
-        initialize(
-            decoder, Rng(seed, "detached_decoder", torch.device("cpu")).generator
-        )
+        rng = Rng(seed, "detached_decoder", torch.device("cpu"))
+        initialize(decoder, rng.generator)
     for module in (world, actor_critic.pol, actor_critic.val):
         initialize(module, generator)
     if decoder is not None:
